@@ -1,0 +1,72 @@
+# Everything a developer or CI types. The environment is .venv, made from constraints.txt (every package by its hash);
+# the tests run against the wheel that is built from this tree and installed there.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+# The first Python of 3.11 or later that really runs; `make PYTHON=…` names another.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	"$$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
+	&& command -v "$$python" && break; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+DEPENDENCIES := $(VENV)/.dependencies
+WHEEL := $(VENV)/.wheel
+# Folders as well: a file that is gone shows in its folder's time only.
+SOURCES := pyproject.toml README.md LICENSE $(shell find storage concurrent_loader -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name py.typed \) -print)
+ARGS ?=
+
+.PHONY: help demo test check bench lock clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*##/\t/' | expand -t 10
+
+demo: $(WHEEL)  ## train from a bucket and from the local drive, side by side (ARGS="--latency 0" …)
+	$(BIN)/python -m benchmarks.demo $(ARGS)
+
+test: $(WHEEL)  ## all tests, against the wheel (ARGS="-k cache" …)
+	$(BIN)/pytest $(ARGS)
+
+check: $(DEPENDENCIES)  ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(WHEEL)  ## remote against local, as figures (ARGS="--json out.json" …)
+	$(BIN)/python -m benchmarks.remote_vs_local $(ARGS)
+
+# -- the environment ---------------------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@[[ -n "$(PYTHON)" ]] || { echo "no Python from 3.11 to 3.13 found: install one, or name it with make PYTHON=…" >&2; exit 1; }
+	"$(PYTHON)" -m venv $(VENV) || { echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu, install python3-venv" >&2; exit 1; }
+
+# Wheels only: building a source distribution would fetch build tools that nobody pinned.
+$(DEPENDENCIES): constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar=off --quiet \
+		--require-hashes --only-binary :all: -r constraints.txt
+	@touch $@
+
+# Built with the pinned setuptools, in a clean folder: setuptools would put what is left of an old build into the wheel.
+$(WHEEL): $(SOURCES) $(DEPENDENCIES)
+	@rm -rf build dist *.egg-info
+	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-index --no-deps --force-reinstall dist/*.whl
+	@rm -rf build *.egg-info
+	@touch $@
+
+lock:  ## constraints.txt anew from pyproject.toml, newest versions (needs uv)
+	@command -v uv >/dev/null || { echo "make lock needs uv: pip install uv" >&2; exit 1; }
+	@locked=$$(mktemp); trap 'rm -f "$$locked"' EXIT; \
+	echo 'setuptools>=77' | uv pip compile pyproject.toml - --extra dev --universal --python-version 3.11 --upgrade \
+		--generate-hashes --no-emit-index-url --no-emit-build-options --no-header --quiet >"$$locked"; \
+	sed -E -e '/^ *# +via -r /d' -e '/^ *# +-r /d' "$$locked" >constraints.txt
+
+clean:  ## what can be made again, .venv included; built servers stay in the user's cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
