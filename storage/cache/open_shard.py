@@ -1,0 +1,148 @@
+"""A whole shard at hand, in a cache file or in memory: any value of any row, verified, without another request."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from storage.errors import CorruptData, DigestMismatch
+from storage.shards.columns import ColumnKind
+from storage.shards.index import ShardIndex
+from storage.shards.layout import HEADER_BYTES, parse_header
+from storage.shards.manifest import ShardEntry
+
+__all__ = ["FileShard", "MemoryShard", "OpenShard"]
+
+
+class OpenShard(ABC):
+    """A shard whose bytes are all local.
+
+    Thread-safety: reading methods may be called from any number of threads until `close`.
+    """
+
+    def __init__(self, entry: ShardEntry) -> None:
+        self.entry = entry
+        parse_header(self.read(0, HEADER_BYTES), shard=entry.key)
+        self.index = ShardIndex.parse(
+            self.read(entry.tail_start, entry.size), tail_start=entry.tail_start, size=entry.size, shard=entry.key
+        )
+        if self.index.num_samples != entry.num_samples:
+            raise CorruptData(
+                "the shard does not hold as many samples as its manifest says",
+                shard=entry.key, expected=entry.num_samples, got=self.index.num_samples,
+            )  # fmt: skip
+
+    @property
+    @abstractmethod
+    def cached(self) -> bool:
+        """Whether the bytes come from a file that may have decayed, and that can be thrown away and fetched again."""
+
+    @abstractmethod
+    def read(self, start: int, end: int) -> bytes | memoryview:
+        """Returns exactly the bytes [start, end) of the shard, not yet verified."""
+
+    def payload(self, column: str, rows: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
+        """Returns the stored bytes of a payload column for some rows, each checked against its digest.
+
+        Args:
+            column: A column of kind PAYLOAD.
+            rows: (n,) int64, row numbers in the shard, in any order.
+
+        Raises:
+            DigestMismatch: A value is not what was written; names shard, row and column.
+        """
+        index = self.index
+        starts = index.payload_starts(column)[rows].tolist()
+        ends = index.payload_ends(column)[rows].tolist()
+        digests = index.payload_digests(column)[rows].tolist()
+        values = []
+        for position, (start, end, digest) in enumerate(zip(starts, ends, digests, strict=True)):
+            data = self.read(start, end)
+            got = xxhash.xxh3_64_intdigest(data)
+            if got != digest:
+                raise DigestMismatch(
+                    "a sample is not what was written",
+                    shard=self.entry.key, sample=int(rows[position]), column=column, start=start, end=end,
+                    expected=f"{digest:016x}", got=f"{got:016x}",
+                )  # fmt: skip
+            values.append(data)
+        return values
+
+    def values(self, column: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.generic] | Sequence[object]:
+        """Returns one column's values for some rows: what `Column.decode` gives, images as their encoded bytes.
+
+        Returns:
+            FIXED columns: an array (n, *shape) of the column's dtype. Others: a list of n values.
+        """
+        spec = self.index.schema[column]
+        if spec.kind is ColumnKind.PAYLOAD:
+            return [spec.decode(data) for data in self.payload(column, rows)]
+        whole = self.index.column(column)
+        if isinstance(whole, np.ndarray):
+            return whole[rows]
+        return [whole[row] for row in rows.tolist()]
+
+    def close(self) -> None:
+        """Lets go of the bytes."""
+
+
+class MemoryShard(OpenShard):
+    """A shard in memory, as the transfer chunks that it came in."""
+
+    def __init__(self, entry: ShardEntry, chunks: Sequence[memoryview], *, chunk_bytes: int) -> None:
+        self._chunks = chunks
+        self._chunk_bytes = chunk_bytes
+        super().__init__(entry)
+
+    @property
+    def cached(self) -> bool:
+        return False
+
+    def read(self, start: int, end: int) -> memoryview:
+        first, last = start // self._chunk_bytes, max(start, end - 1) // self._chunk_bytes
+        if first == last:
+            base = first * self._chunk_bytes
+            return self._chunks[first][start - base : end - base] if start < end else memoryview(b"")
+        joined = bytearray()
+        for number in range(first, last + 1):
+            base = number * self._chunk_bytes
+            joined += self._chunks[number][max(0, start - base) : end - base]
+        return memoryview(joined).toreadonly()
+
+
+class FileShard(OpenShard):
+    """A shard in a local file.
+
+    Values are read by ``pread`` into memory of their own, not mapped: resident memory stays independent of how much
+    of a data set is local, and a file that is truncated under us is an error instead of a SIGBUS.
+    """
+
+    def __init__(self, entry: ShardEntry, fd: int) -> None:
+        self._fd = fd
+        try:
+            super().__init__(entry)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def cached(self) -> bool:
+        return True
+
+    def read(self, start: int, end: int) -> bytes:
+        data = os.pread(self._fd, end - start, start)
+        if len(data) != end - start:
+            raise CorruptData(
+                "the cached file is shorter than the shard", shard=self.entry.key, start=start, end=end, got=len(data)
+            )
+        return data
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

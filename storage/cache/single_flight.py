@@ -1,0 +1,50 @@
+"""One call for many callers: whoever asks for a key that is being fetched waits for that fetch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+__all__ = ["SingleFlight"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class _Call(Generic[V]):
+    task: asyncio.Task[V]
+    num_callers: int = 0
+
+
+class SingleFlight(Generic[K, V]):
+    """Joins concurrent calls for the same key, on one event loop.
+
+    Cancellation: A cancelled caller leaves the others waiting; when the last one leaves, the call itself is cancelled
+    and has unwound before the caller's CancelledError goes on.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[K, _Call[V]] = {}
+
+    async def run(self, key: K, make: Callable[[], Awaitable[V]]) -> V:
+        """Returns the result of ``make()``, or of the call for this key that is already under way."""
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = _Call(asyncio.ensure_future(_start(make)))
+            call.task.add_done_callback(lambda _: self._calls.pop(key, None))
+        call.num_callers += 1
+        try:
+            return await asyncio.shield(call.task)
+        finally:
+            call.num_callers -= 1
+            if not call.num_callers and not call.task.done():
+                self._calls.pop(key, None)
+                call.task.cancel()
+                await asyncio.wait({call.task})
+
+
+async def _start(make: Callable[[], Awaitable[V]]) -> V:
+    return await make()

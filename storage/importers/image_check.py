@@ -1,0 +1,63 @@
+"""Whether an encoded image can be trusted to decode: asked of every file before it becomes a sample. No I/O."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import zlib
+from typing import Literal, get_args
+
+from PIL import Image
+
+from storage.errors import ConfigurationError, SchemaError
+from storage.shards.columns import Column
+
+__all__ = ["Verification", "check_verification", "image_fault"]
+
+Verification = Literal["decode", "header", "none"]
+
+# What Pillow raises for damaged files, format by format; its own classes are OSErrors. A Warning is raised where the
+# caller's filters make errors of them.
+_FAULTS = (OSError, SyntaxError, ValueError, TypeError, EOFError, IndexError, KeyError, OverflowError, MemoryError,
+           struct.error, zlib.error, Image.DecompressionBombError, Warning)  # fmt: skip
+
+
+_BUFFER = re.compile(r"<_io\.BytesIO object at 0x[0-9a-f]+>")  # reasons are kept in manifests: no addresses in them
+
+
+def check_verification(verify: str) -> Verification:
+    """Returns the option if it is one.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    for known in get_args(Verification):
+        if verify == known:
+            return known  # type: ignore[no-any-return]
+    raise ConfigurationError("verify is 'decode', 'header' or 'none'", got=verify)
+
+
+def image_fault(data: bytes, *, column: Column, verify: Verification) -> str | None:
+    """Says what is wrong with an encoded image, or None.
+
+    Args:
+        data: The whole file.
+        column: That it is meant for; decides which formats are welcome.
+        verify: ``"decode"`` decodes every pixel, ``"header"`` reads format and size, ``"none"`` only the first bytes.
+    """
+    if not data:
+        return "the file is empty"
+    try:
+        column.encode(data)
+    except SchemaError as error:
+        return f"not a {column.type} ({error.got})" if error.got else str(error)
+    if verify == "none":
+        return None
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP")) as image:
+            if verify == "decode":
+                image.load()
+    except _FAULTS as error:
+        return f"it does not decode: {_BUFFER.sub('the data', str(error)) or type(error).__name__}"
+    return None

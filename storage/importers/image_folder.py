@@ -1,0 +1,214 @@
+"""A folder of images in any store, one sub-folder a class: each file becomes a sample (image, label, path)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from storage.errors import ConfigurationError, InvalidRange, NotFound, ObjectChanged
+from storage.fetch import FetchEngine
+from storage.importers.image_check import check_verification, image_fault
+from storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
+from storage.shards.columns import Column
+from storage.shards.manifest import Manifest
+from storage.sizes import Size, format_size, parse_size
+from storage.stores.protocol import Store
+
+__all__ = ["ImageFolder"]
+
+_JPEG = frozenset({"jpg", "jpeg"})
+_IMAGES = _JPEG | {"png", "webp"}
+_MAX_IMAGE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    key: str
+    size: int
+
+
+class ImageFolder:
+    """Imports ``root/class/…/name.jpg``.
+
+    Files end in jpg, jpeg, png or webp, in any case; others, and whatever has a name with a leading dot on its path,
+    are ignored. Classes are the folders right below the root that hold an image, in the order of their names' bytes;
+    label i is the i-th. Appending keeps the numbers that the data set has and adds new classes behind them.
+
+    Args:
+        store: The root. Closed by `close`.
+        classes: False: any depth, no ``label`` column.
+        shuffle_seed: Order of the samples: by the hash of their path under this seed, so that neighbours in a shard are
+            of different classes (a loader's window shuffle depends on it). None: sorted by path.
+        image_type: ``"jpeg"`` or ``"image"`` (JPEG, PNG and WebP mixed); None: jpeg if all files are called so.
+        verify: ``"decode"`` every file, its ``"header"``, or ``"none"`` but its first bytes.
+        in_flight: Files fetched at once.
+        bytes_in_flight: Of files fetched and not yet taken; a larger single one works, alone.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        classes: bool = True,
+        shuffle_seed: int | None = 0,
+        image_type: str | None = None,
+        verify: str = "decode",
+        in_flight: int = 32,
+        bytes_in_flight: Size = "256MiB",
+    ) -> None:
+        if image_type not in (None, "jpeg", "image"):
+            raise ConfigurationError("image_type is 'jpeg' or 'image'", got=image_type)
+        if shuffle_seed is not None and not 0 <= shuffle_seed < 2**64:
+            raise ConfigurationError("shuffle_seed has 64 bits, without a sign", got=shuffle_seed)
+        self._store = store
+        self._with_classes = classes
+        self._shuffle_seed = shuffle_seed
+        self._image_type = image_type
+        self._verify = check_verification(verify)
+        self._in_flight = in_flight
+        self._max_bytes = parse_size(bytes_in_flight, name="bytes_in_flight")
+        self._engine = FetchEngine(store, in_flight=in_flight, bytes_in_flight=self._max_bytes)
+        self._files: list[_File] = []
+        self._labels: dict[str, int] = {}
+        self._column = Column("image", "image")
+
+    @property
+    def url(self) -> str:
+        """The root."""
+        return self._store.url
+
+    async def scan(self, onto: Manifest | None = None) -> ImportScan:
+        """Lists the files and numbers the classes.
+
+        Raises:
+            NotFound: No image at all.
+            ConfigurationError: Images that lie in no class folder.
+        """
+        found = await self._engine.insist(self._list, "")
+        self._files = [file for file in found if _is_image(file.key)]
+        if not self._files:
+            raise NotFound("no jpg, jpeg, png or webp file here", url=self.url)
+        self._column = Column("image", self._choose_type(onto))
+        columns = {"image": self._column.type, "label": "int64", "path": "str"}
+        metadata: dict[str, Any] = {}
+        if self._with_classes:
+            names = self._number_classes(onto)
+            metadata["classes"] = {"label": names}
+        else:
+            del columns["label"]
+        self._files.sort(key=self._place)
+        return ImportScan(
+            columns=columns,
+            num_samples=len(self._files),
+            num_bytes=sum(file.size for file in self._files),
+            num_ignored=len(found) - len(self._files),
+            metadata=metadata,
+        )
+
+    async def read(self) -> AsyncGenerator[ImportedSample | ImportProblem, None]:
+        """Yields every file in order; many are fetched and verified ahead, in a bounded window.
+
+        Cancellation: closing the generator cancels what is under way and waits for it.
+        """
+        ahead: deque[tuple[asyncio.Task[ImportedSample | ImportProblem], int]] = deque()
+        ahead_bytes = 0
+        with ThreadPoolExecutor(os.cpu_count(), "import-verify") as threads:
+            try:
+                for file in self._files:
+                    # Twice as many as requests: some are being decoded while others are on the wire.
+                    while ahead and (len(ahead) >= 2 * self._in_flight or ahead_bytes + file.size > self._max_bytes):
+                        task, size = ahead.popleft()
+                        ahead_bytes -= size
+                        yield await task
+                    ahead.append((asyncio.create_task(self._import(file, threads)), file.size))
+                    ahead_bytes += file.size
+                while ahead:
+                    yield await ahead.popleft()[0]
+            finally:
+                for task, _ in ahead:
+                    task.cancel()
+                await asyncio.gather(*(task for task, _ in ahead), return_exceptions=True)
+
+    async def close(self) -> None:
+        """Closes the store."""
+        await self._store.close()
+
+    # -- scanning ------------------------------------------------------------------------------------------------------
+
+    async def _list(self) -> list[_File]:
+        return [
+            _File(meta.key, meta.size)
+            async for meta in self._store.list("")
+            if not any(segment.startswith(".") for segment in meta.key.split("/"))
+        ]
+
+    def _choose_type(self, onto: Manifest | None) -> str:
+        if self._image_type is not None:
+            return self._image_type
+        if onto is not None and onto.schema.get("image") in ("jpeg", "image"):
+            return onto.schema["image"]
+        return "jpeg" if all(_extension(file.key) in _JPEG for file in self._files) else "image"
+
+    def _number_classes(self, onto: Manifest | None) -> list[str]:
+        stray = next((file.key for file in self._files if "/" not in file.key), None)
+        if stray is not None:
+            raise ConfigurationError(
+                "an image lies in no class folder; import without classes, or move it", url=self.url, key=stray
+            )
+        names = _known_classes(onto)
+        here = {file.key.partition("/")[0] for file in self._files}
+        names += sorted(here.difference(names), key=lambda name: name.encode(errors="surrogatepass"))
+        self._labels = {name: number for number, name in enumerate(names)}
+        return names
+
+    def _place(self, file: _File) -> tuple[int, bytes]:
+        key = file.key.encode(errors="surrogatepass")
+        return (0 if self._shuffle_seed is None else xxhash.xxh3_64_intdigest(key, self._shuffle_seed)), key
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def _import(self, file: _File, threads: ThreadPoolExecutor) -> ImportedSample | ImportProblem:
+        if file.size > _MAX_IMAGE_BYTES:
+            return ImportProblem(name=file.key, reason=f"larger than {format_size(_MAX_IMAGE_BYTES)}")
+        try:
+            result = await self._engine.fetch(file.key, 0, file.size, object_size=file.size)
+        except (NotFound, ObjectChanged, InvalidRange) as error:
+            return ImportProblem(name=file.key, reason=f"it was removed or replaced meanwhile: {error.what}")
+        except ConfigurationError as error:
+            return ImportProblem(name=file.key, reason=error.what)
+        data = bytes(result.data)
+        loop = asyncio.get_running_loop()
+        fault = await loop.run_in_executor(threads, self._fault, data)
+        if fault is not None:
+            return ImportProblem(name=file.key, reason=fault)
+        values: dict[str, object] = {"image": data, "path": file.key}
+        if self._with_classes:
+            values["label"] = self._labels[file.key.partition("/")[0]]
+        return ImportedSample(name=file.key, values=values, num_bytes=file.size)
+
+    def _fault(self, data: bytes) -> str | None:
+        return image_fault(data, column=self._column, verify=self._verify)
+
+
+def _extension(key: str) -> str:
+    return key.rpartition("/")[2].rpartition(".")[2].lower()
+
+
+def _is_image(key: str) -> bool:
+    return "." in key.rpartition("/")[2] and _extension(key) in _IMAGES
+
+
+def _known_classes(onto: Manifest | None) -> list[str]:
+    """Class names of the data set that is appended to, in the order of their numbers."""
+    classes = onto.metadata.get("classes") if onto is not None else None
+    names = classes.get("label") if isinstance(classes, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return []
+    return list(names)

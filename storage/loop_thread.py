@@ -1,0 +1,121 @@
+"""The event loop's thread: the only bridge between synchronous callers and the asyncio code below them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from storage.errors import StoreClosed
+
+__all__ = ["LoopThread"]
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An asyncio event loop that runs on a thread of its own, started by the first call.
+
+    Thread-safety: every method may be called from any thread but the loop's own. A process forked from the one that
+    started the thread gets `StoreClosed`, never a hang: threads do not survive a fork.
+
+    Args:
+        name: Of the thread, as debuggers show it.
+    """
+
+    def __init__(self, name: str = "storage-loop") -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+        self._closed = False
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Starts a coroutine on the loop; cancelling the future cancels it there.
+
+        Raises:
+            StoreClosed: After `close`, or in a forked process.
+        """
+        try:
+            loop = self._running_loop()
+        except StoreClosed:
+            coroutine.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
+        """Runs a coroutine to its end and returns its result; a KeyboardInterrupt or a time-out cancels it.
+
+        Raises:
+            StoreClosed: As for `submit`.
+            TimeoutError: It took longer than ``timeout_s``.
+        """
+        if self._thread is threading.current_thread():
+            coroutine.close()
+            raise RuntimeError("LoopThread.run was called from its own loop; await the coroutine instead")
+        future = self.submit(coroutine)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call_soon(self, function: Any, *args: Any) -> None:
+        """Calls a plain function on the loop; a loop that has closed meanwhile is no error: nobody is left to tell."""
+        with self._lock:
+            if self._loop is not None and not self._closed and self._pid == os.getpid():
+                self._loop.call_soon_threadsafe(function, *args)
+
+    def close(self) -> None:
+        """Cancels what still runs, waits for it to unwind, and joins the thread. Idempotent."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            already, self._closed = self._closed, True
+        if already or loop is None or thread is None or self._pid != os.getpid():
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        if thread is not threading.current_thread():
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._closed:
+                raise StoreClosed("the event loop is closed")
+            if self._loop is not None and self._pid != os.getpid():
+                raise StoreClosed(
+                    "opened before a fork; open it again in the child, or start workers by 'spawn' or 'forkserver'"
+                )
+            if self._loop is None:
+                self._pid = os.getpid()
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
+                self._thread.start()
+            return self._loop
+
+    @staticmethod
+    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()

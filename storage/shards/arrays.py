@@ -1,0 +1,142 @@
+"""How arrays become the bytes that a shard stores, and come back: of one shape for all samples, or each of its own.
+
+Numbers are little-endian, C order. An array goes in only if none of its numbers can change, and comes out as a
+read-only view of the bytes that were read.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import FormatError, SchemaError
+from storage.shards.values import max_exact_integer, misfit
+from storage.stores.protocol import Buffer
+
+__all__ = ["MAX_DIMS", "FixedArrayCodec", "RaggedArrayCodec"]
+
+MAX_DIMS = 32
+"""NumPy 1 has no more."""
+
+_MAX_ARRAY_BYTES = (1 << 63) - 1
+
+
+class FixedArrayCodec:
+    """Arrays of one dtype and shape: the raw numbers, C order, little-endian."""
+
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self._dtype = dtype
+        self._shape = shape
+        self._num_bytes = math.prod(shape) * dtype.itemsize
+
+    def encode(self, value: object) -> bytes:
+        """Returns the numbers of an array (or nested list) of exactly this shape."""
+        array = _to_array(value, self._dtype)
+        if array.shape != self._shape:
+            raise SchemaError("the array does not have the column's shape", expected=self._shape, got=array.shape)
+        return array.tobytes()
+
+    def decode(self, data: Buffer) -> npt.NDArray[Any]:
+        """Returns a read-only array, without a copy where the memory is aligned."""
+        if len(data) != self._num_bytes:
+            raise FormatError("an array does not have its length", expected=self._num_bytes, got=len(data))
+        return _view(data, self._dtype, self._shape, 0)
+
+
+class RaggedArrayCodec:
+    """Arrays of one dtype and any shape: u8 number of dimensions, 7 zero bytes, u64 each dimension, the raw numbers."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+
+    def encode(self, value: object) -> bytes:
+        """Returns the shape and the numbers of an array (or nested list)."""
+        array = _to_array(value, self._dtype)
+        if array.ndim > MAX_DIMS:
+            raise SchemaError("the array has too many dimensions", expected=f"<= {MAX_DIMS}", got=array.ndim)
+        return struct.pack(f"<B7x{array.ndim}Q", array.ndim, *array.shape) + array.tobytes()
+
+    def decode(self, data: Buffer) -> npt.NDArray[Any]:
+        """Returns a read-only array, without a copy where the memory is aligned."""
+        num_dims = data[0] if len(data) else 0
+        start = 8 + 8 * num_dims
+        if num_dims > MAX_DIMS or len(data) < start or bytes(data[1:8]) != bytes(7):
+            raise FormatError("a ragged array does not begin with its shape", got=bytes(data[:8]))
+        shape = struct.unpack_from(f"<{num_dims}Q", data, 8)
+        # Zeros count as ones here: NumPy refuses shapes whose other dimensions overflow, whatever the product is.
+        if math.prod(max(1, dim) for dim in shape) * self._dtype.itemsize > _MAX_ARRAY_BYTES:
+            raise FormatError("a ragged array's shape is impossible", got=shape)
+        expected = start + math.prod(shape) * self._dtype.itemsize
+        if len(data) != expected:
+            raise FormatError("a ragged array is not as long as its shape", expected=expected, got=len(data))
+        return _view(data, self._dtype, shape, start)
+
+
+def _view(data: Buffer, dtype: np.dtype[Any], shape: tuple[int, ...], start: int) -> npt.NDArray[Any]:
+    count = math.prod(shape)
+    # frombuffer refuses an empty rest of a buffer.
+    flat = np.frombuffer(data, dtype=dtype, count=count, offset=start) if count else np.empty(0, dtype)
+    if dtype.kind == "b" and count and flat.view(np.uint8).max() > 1:
+        raise FormatError("a bool is one byte, 0 or 1")
+    array = (flat if flat.flags.aligned else flat.copy()).reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def _to_array(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Makes a C-ordered array of exactly this dtype, or raises SchemaError where a number could change.
+
+    Arrays (and what offers ``__array__``, tensors for one) must convert whatever they hold: same kind, no narrowing.
+    Python numbers and nested lists have no dtype to respect: their integers must fit, their floats are rounded.
+    """
+    if isinstance(value, list | tuple | bool | int | float) and not isinstance(value, np.generic):
+        try:
+            array = np.array(value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise misfit("the list is not a rectangular array of numbers", value, expected=dtype.name) from error
+        array = _cast_python_numbers(array, dtype)
+    elif hasattr(value, "__array__"):
+        if np.ma.isMaskedArray(value):
+            raise misfit("a masked array would lose its mask", value)
+        array = np.asarray(value)
+        if not _converts_whatever_it_holds(array.dtype, dtype):
+            raise SchemaError("the array's dtype does not convert safely", expected=dtype.name, got=str(array.dtype))
+        array = array.astype(dtype, order="C", copy=False)
+    else:
+        raise misfit("an array column takes arrays and nested lists of numbers", value, expected=dtype.name)
+    if dtype.kind == "b":
+        array = array.view(np.uint8) != 0  # a view of other bytes may hold a True that is not 1
+    return array
+
+
+def _converts_whatever_it_holds(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    if source.kind not in "biuf" or (source.kind == "b") != (target.kind == "b"):
+        return False
+    if source.kind in "iu" and target.kind == "f" and source.itemsize == 8:
+        return False  # NumPy calls int64 to float64 safe; above 2**53 it is not
+    return bool(np.can_cast(source, target, "safe"))
+
+
+def _cast_python_numbers(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if not array.size:
+        return np.empty(array.shape, dtype)  # NumPy calls [] float64
+    kinds = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[dtype.kind]
+    if array.dtype.kind not in kinds:
+        raise SchemaError("the list's numbers are of another kind", expected=dtype.name, got=str(array.dtype))
+    if array.dtype.kind in "iu":
+        low, high = int(array.min()), int(array.max())
+        if dtype.kind == "f":
+            fits = max(-low, high) <= max_exact_integer(dtype)
+        else:
+            fits = np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max
+        if not fits:
+            raise SchemaError("integers of the list are out of range", expected=dtype.name, got=f"{low} to {high}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(dtype, order="C")
+    if dtype.kind == "f" and bool((np.isfinite(array) & ~np.isfinite(cast)).any()):
+        raise SchemaError("numbers of the list are out of range", expected=dtype.name)
+    return cast

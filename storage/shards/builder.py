@@ -1,0 +1,240 @@
+"""Samples become the bytes of one shard: the way in, as `storage.shards.index` is the way out. No I/O.
+
+The same samples give the same bytes (with the same zstd library, where a column is compressed).
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from storage.errors import SchemaError
+from storage.shards.columns import ColumnKind, Schema
+from storage.shards.layout import (
+    CHUNK_BYTES,
+    FOOTER_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    MAX_SMALL_COLUMN_BYTES,
+    Block,
+    Footer,
+    encode_descriptor,
+    encode_footer,
+    pad,
+    padded,
+)
+from storage.shards.small_column import encode_column
+
+__all__ = ["FinishedShard", "ShardBuilder"]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedShard:
+    """The bytes of a shard and what a manifest says about them.
+
+    Attributes:
+        parts: The file, in order; payload values are the buffers that `ShardBuilder.add` took, not copies.
+        size: Of all parts together, bytes.
+        num_samples: In the shard.
+        tail_start: Where everything that is not payload begins.
+        payload_bytes: Of the values alone.
+        chunk_digests: xxh3_64 of each 8 MiB of the file, the last one shorter.
+        digest: xxh3_128 of the file, 32 hex digits.
+    """
+
+    parts: list[bytes | memoryview]
+    size: int
+    num_samples: int
+    tail_start: int
+    payload_bytes: int
+    chunk_digests: tuple[int, ...]
+    digest: str
+
+    def tobytes(self) -> bytes:
+        """Joins the parts: one copy of the shard."""
+        return b"".join(self.parts)
+
+
+class ShardBuilder:
+    """Collects samples in memory and lays them out.
+
+    Thread-safety: not thread-safe; one writer, one builder.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._keys = frozenset(schema.names)
+        self._num_samples = 0
+        self._payload: list[bytes] = []
+        self._payload_bytes = 0
+        self._payload_ends = array("Q")
+        self._payload_digests = array("Q")
+        self._fixed: dict[str, bytearray] = {column.name: bytearray() for column in schema.fixed}
+        self._small: dict[str, list[bytes]] = {column.name: [] for column in schema.small}
+        self._small_bytes = dict.fromkeys(self._small, 0)
+        self._encoders = [(column.name, column.kind, column.encode) for column in schema]
+
+    @property
+    def schema(self) -> Schema:
+        """Of every sample."""
+        return self._schema
+
+    @property
+    def num_samples(self) -> int:
+        """Added so far."""
+        return self._num_samples
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of the payload values added so far."""
+        return self._payload_bytes
+
+    @property
+    def estimated_bytes(self) -> int:
+        """The shard's size if it were finished now, before compression; a little too high rather than too low."""
+        small = sum(self._small_bytes.values()) + 4 * (self._num_samples + 1) * len(self._small)
+        fixed = sum(map(len, self._fixed.values()))
+        index = 16 * self._num_samples * len(self._schema.payload)
+        table = 256 * (len(self._schema) + 2)
+        return HEADER_BYTES + self._payload_bytes + fixed + small + index + table + FOOTER_BYTES
+
+    def add(self, sample: Mapping[str, object]) -> None:
+        """Adds one sample; a sample that does not fit leaves the builder as it was.
+
+        Args:
+            sample: A value for every column and for nothing else. ``bytes`` are kept, not copied; what is mutable is.
+
+        Raises:
+            SchemaError: Names the column, what it takes and what it got.
+        """
+        if sample.keys() != self._keys:
+            self._schema.check_sample_keys(sample)
+        encoded = [(name, kind, encode(sample[name])) for name, kind, encode in self._encoders]
+        if self._small:
+            self._check_room(encoded)
+        # Nothing fails from here on.
+        for name, kind, data in encoded:
+            if kind is ColumnKind.PAYLOAD:
+                self._payload.append(data)
+                self._payload_bytes += len(data)
+                self._payload_ends.append(HEADER_BYTES + self._payload_bytes)
+                self._payload_digests.append(xxhash.xxh3_64_intdigest(data))
+            elif kind is ColumnKind.FIXED:
+                self._fixed[name] += data
+            else:
+                self._small[name].append(data)
+                self._small_bytes[name] += len(data)
+        self._num_samples += 1
+
+    def extend_fixed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Adds many samples at once to a schema of fixed columns alone: the values need no encoding one by one.
+
+        Args:
+            arrays: For every column one of shape (n, *shape) and of the column's dtype, in any byte order.
+
+        Raises:
+            SchemaError: Other columns, dtypes or shapes, or arrays of different lengths; the builder is as it was.
+        """
+        if arrays.keys() != self._fixed.keys() or len(arrays) != len(self._schema.columns):
+            raise SchemaError("only a schema of fixed columns is extended, by all of them", got=sorted(arrays))
+        num_samples = len(next(iter(arrays.values())))
+        for name, values in arrays.items():
+            column = self._schema[name]
+            expected = (num_samples, *(column.shape or ()))
+            if values.dtype.newbyteorder("<") != column.dtype or values.shape != expected:
+                raise SchemaError(
+                    "an array does not fit its column", column=name,
+                    expected=f"{column.dtype}{list(expected)}", got=f"{values.dtype}{list(values.shape)}",
+                )  # fmt: skip
+        for name, values in arrays.items():
+            self._fixed[name] += values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+        self._num_samples += num_samples
+
+    def _check_room(self, encoded: Sequence[tuple[str, ColumnKind, bytes]]) -> None:
+        for name, kind, data in encoded:
+            if kind is ColumnKind.SMALL and self._small_bytes[name] + len(data) > MAX_SMALL_COLUMN_BYTES:
+                raise SchemaError(
+                    "the column's values no longer fit into one shard",
+                    column=name,
+                    expected=f"<= {MAX_SMALL_COLUMN_BYTES}",
+                )
+
+    def fixed_values(self, name: str) -> npt.NDArray[Any]:
+        """Returns a fixed column of all samples added so far: shape (n, *shape), a copy.
+
+        Raises:
+            SchemaError: No such column, or not a fixed one.
+        """
+        column = self._schema[name]
+        if column.dtype is None or column.shape is None or column.kind is not ColumnKind.FIXED:
+            raise SchemaError("not a fixed-width column", column=name, got=column.type)
+        return np.frombuffer(bytes(self._fixed[name]), column.dtype).reshape(self._num_samples, *column.shape)
+
+    def finish(self) -> FinishedShard:
+        """Lays out what was added; the builder itself does not change."""
+        tail_start = padded(HEADER_BYTES + self._payload_bytes)
+        parts: list[bytes | memoryview] = [HEADER, *self._payload, pad(self._payload_bytes)]
+        blocks: list[Block] = []
+        at = tail_start
+        for kind, name, codec, data in self._blocks():
+            stored = b"".join((data, pad(len(data))))
+            blocks.append(Block(kind, name, codec, at, len(data), xxhash.xxh3_64_intdigest(stored)))
+            parts.append(stored)
+            at += len(stored)
+        descriptor = encode_descriptor(self._schema, self._num_samples, blocks)
+        stored = descriptor + pad(len(descriptor))
+        size = at + len(stored) + FOOTER_BYTES
+        digest = xxhash.xxh3_64_intdigest(stored)
+        parts += [stored, encode_footer(Footer(tail_start, at, len(descriptor), digest, self._num_samples, size))]
+        chunk_digests, file_digest = _digests(parts)
+        return FinishedShard(
+            parts, size, self._num_samples, tail_start, self._payload_bytes, tuple(chunk_digests), file_digest
+        )
+
+    def _blocks(self) -> Iterator[tuple[str, str, str, bytes]]:
+        """Yields kind, column, codec and data of every block, in the order of the file."""
+        for name, values in self._fixed.items():
+            yield "fixed", name, "raw", bytes(values)
+        for name, texts in self._small.items():
+            encoded = encode_column(texts)
+            if encoded.dictionary is not None:
+                yield "dictionary", name, "raw", encoded.dictionary
+            yield "small", name, encoded.codec, encoded.data
+        if self._schema.payload:
+            yield "payload_ends", "", "raw", _little_endian(self._payload_ends)
+            yield "payload_digests", "", "raw", _little_endian(self._payload_digests)
+
+
+def _little_endian(numbers: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        numbers = numbers[:]
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _digests(parts: Sequence[bytes | memoryview]) -> tuple[list[int], str]:
+    """Digests the file and each chunk of it in one pass over the parts."""
+    whole = xxhash.xxh3_128()
+    chunk = xxhash.xxh3_64()
+    room = CHUNK_BYTES
+    chunks: list[int] = []
+    for part in parts:
+        whole.update(part)
+        rest = memoryview(part)
+        while len(rest) >= room:
+            chunk.update(rest[:room])
+            chunks.append(chunk.intdigest())
+            rest = rest[room:]
+            chunk, room = xxhash.xxh3_64(), CHUNK_BYTES
+        chunk.update(rest)
+        room -= len(rest)
+    if room < CHUNK_BYTES:
+        chunks.append(chunk.intdigest())
+    return chunks, whole.hexdigest()

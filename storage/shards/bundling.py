@@ -1,0 +1,74 @@
+"""The FIXED columns of many shards, gathered while they are written: runs of samples that become bundles. No I/O.
+
+A bundle is a shard file without payload. With them a reader has one column of all samples after a few range GETs,
+where the shards themselves would take one each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.shards.builder import FinishedShard, ShardBuilder
+from storage.shards.columns import Schema
+
+__all__ = ["MAX_BUNDLE_BYTES", "MAX_BUNDLE_SAMPLES", "BundleGatherer", "fixed_row_bytes"]
+
+MAX_BUNDLE_SAMPLES = 1_000_000
+MAX_BUNDLE_BYTES = 64 << 20  # wide columns make more bundles, not larger ones: a writer holds one in memory
+
+FixedArrays = Mapping[str, npt.NDArray[Any]]
+
+
+class BundleGatherer:
+    """Takes the FIXED columns of shard after shard and cuts them into runs.
+
+    Args:
+        schema: Of the data set.
+        max_samples: Of a run.
+        max_bytes: Of a run's values.
+    """
+
+    def __init__(
+        self, schema: Schema, *, max_samples: int = MAX_BUNDLE_SAMPLES, max_bytes: int = MAX_BUNDLE_BYTES
+    ) -> None:
+        self._schema = Schema(schema.fixed) if schema.fixed else None
+        self._run_samples = max(1, min(max_samples, max_bytes // max(1, fixed_row_bytes(schema))))
+        self._waiting: list[FixedArrays] = []
+        self._num_waiting = 0
+
+    def add(self, arrays: FixedArrays, num_samples: int) -> Iterator[FinishedShard]:
+        """Takes the columns of further samples, arrays of shape (n, ...); yields the runs that are full."""
+        if self._schema is None:
+            return
+        while num_samples:
+            taken = min(num_samples, self._run_samples - self._num_waiting)
+            self._waiting.append({name: values[:taken] for name, values in arrays.items()})
+            self._num_waiting += taken
+            arrays = {name: values[taken:] for name, values in arrays.items()}
+            num_samples -= taken
+            if self._num_waiting == self._run_samples:
+                yield from self.flush()
+
+    def flush(self) -> Iterator[FinishedShard]:
+        """Yields what is left as a last, shorter run."""
+        if self._schema is None or not self._num_waiting:
+            return
+        builder = ShardBuilder(self._schema)
+        builder.extend_fixed(
+            {name: np.concatenate([arrays[name] for arrays in self._waiting]) for name in self._schema.names}
+        )
+        self._waiting.clear()
+        self._num_waiting = 0
+        yield builder.finish()
+
+
+def fixed_row_bytes(schema: Schema) -> int:
+    """Returns how many bytes the FIXED columns of one sample take."""
+    return sum(
+        column.dtype.itemsize * math.prod(column.shape or ()) for column in schema.fixed if column.dtype is not None
+    )

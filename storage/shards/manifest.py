@@ -1,0 +1,379 @@
+"""The immutable snapshot of a data set: which shards, pinned by size and digest. From the store to the
+reader.
+
+A data set is a folder of content-addressed shards plus numbered manifests. A manifest is written last, by
+put-if-absent, and never changes: readers see a whole snapshot or none. docs/format.md ("Manifest") specifies the file.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import xxhash
+
+from storage.errors import AlreadyExists, CommitConflict, ConfigurationError, FormatError, NotFound
+from storage.fetch import FetchEngine, RetryPolicy
+from storage.shards.manifest_rules import check_manifest
+from storage.shards.uploading import Uploader
+from storage.stores.protocol import Buffer, Store
+
+__all__ = [
+    "BundleEntry",
+    "Manifest",
+    "ShardEntry",
+    "bundle_key",
+    "commit",
+    "decode",
+    "encode",
+    "latest_snapshot",
+    "list_snapshots",
+    "load_manifest",
+    "manifest_key",
+    "shard_key",
+]
+
+MAGIC = b"CLMANIF\n"
+FORMAT_VERSION = 1
+MAX_MANIFEST_BYTES = 256 * 1024 * 1024
+MAX_SNAPSHOT = 9_999_999_999
+
+_HEADER = struct.Struct("<8sIIQQ")  # magic, version, flags, bytes of the body, xxh3_64 of the body
+_KEY = re.compile(r"manifests/(\d{10})\.clm\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardEntry:
+    """One shard as the manifest pins it.
+
+    Attributes:
+        key: Below the dataset's URL.
+        size: Of the whole file, in bytes.
+        num_samples: In it.
+        tail_start: Where payload ends and columns, index and footer begin: one range GET brings the rest.
+        digest: xxh3_128 of the file, 32 hex digits.
+        chunk_digests: xxh3_64 of every piece of the 8 MiB grid.
+        payload_bytes: Sum of the payload values' lengths.
+    """
+
+    key: str
+    size: int
+    num_samples: int
+    tail_start: int
+    digest: str
+    chunk_digests: tuple[int, ...]
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleEntry:
+    """A shard file that repeats the FIXED columns of a run of samples, so that all labels are a few range GETs.
+
+    Attributes:
+        key: Below the dataset's URL.
+        size: Of the whole file, in bytes.
+        tail_start: As for a shard; there is no payload before it.
+        digest: xxh3_128 of the file, 32 hex digits.
+        chunk_digests: xxh3_64 of every piece of the 8 MiB grid.
+        first_sample: Of the run, counted through the dataset.
+        num_samples: Of the run.
+    """
+
+    key: str
+    size: int
+    tail_start: int
+    digest: str
+    chunk_digests: tuple[int, ...]
+    first_sample: int
+    num_samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """An immutable snapshot of a data set.
+
+    Attributes:
+        snapshot: 1 for the first, then one more with each commit.
+        schema: Column name → type, in the columns' order.
+        shards: In the order of the samples.
+        bundles: By first sample; they do not overlap and need not cover every sample.
+        statistics: Column name → facts about its values (`storage.shards.statistics`).
+        metadata: Free-form JSON; an importer keeps class names under ``classes``.
+        parent: Digest of the manifest that this one was made on top of; None for snapshot 1.
+        format_version: Of the file.
+    """
+
+    snapshot: int
+    schema: dict[str, str]
+    shards: tuple[ShardEntry, ...] = ()
+    bundles: tuple[BundleEntry, ...] = ()
+    statistics: dict[str, dict[str, int | float | None]] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    parent: str | None = None
+    format_version: int = FORMAT_VERSION
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Of all shards."""
+        return sum(entry.num_samples for entry in self.shards)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Sum of the shards' sizes; bundles repeat what is in them and are not counted."""
+        return sum(entry.size for entry in self.shards)
+
+    @cached_property
+    def digest(self) -> str:
+        """xxh3_128 of the manifest's file, 32 hex digits."""
+        return xxhash.xxh3_128_hexdigest(encode(self))
+
+    @property
+    def fingerprint(self) -> int:
+        """63 bits of the digest: names the snapshot in loader states and seeds."""
+        return int(self.digest[:16], 16) >> 1
+
+
+def shard_key(digest: str) -> str:
+    """Where a shard lies: content addressed, so concurrent writers cannot collide."""
+    return f"shards/{digest}.cls"
+
+
+def bundle_key(digest: str) -> str:
+    """Where a bundle of FIXED columns lies."""
+    return f"columns/{digest}.cls"
+
+
+def manifest_key(snapshot: int) -> str:
+    """Where a snapshot's manifest lies.
+
+    Raises:
+        ConfigurationError: Not a snapshot's number.
+    """
+    if isinstance(snapshot, bool) or not isinstance(snapshot, int) or not 1 <= snapshot <= MAX_SNAPSHOT:
+        raise ConfigurationError("a snapshot is an integer from 1", got=snapshot)
+    return f"manifests/{snapshot:010d}.clm"
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]  # what every JSON reader keeps exactly
+_Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z", max_length=32)]
+_Chunks = Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{16})*\Z")]
+_Key = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class _ShardBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: _Key
+    size: _Count
+    num_samples: _Count
+    tail_start: _Count
+    digest: _Digest
+    chunk_digests: _Chunks
+    payload_bytes: _Count
+
+
+class _BundleBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: _Key
+    size: _Count
+    tail_start: _Count
+    digest: _Digest
+    chunk_digests: _Chunks
+    first_sample: _Count
+    num_samples: _Count
+
+
+class _ColumnBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    type: str
+
+
+class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    snapshot: Annotated[int, msgspec.Meta(ge=1, le=MAX_SNAPSHOT)]
+    parent: _Digest | None
+    num_samples: _Count
+    num_bytes: _Count
+    columns: Annotated[list[_ColumnBody], msgspec.Meta(max_length=256)]  # a list: JSON objects have no order
+    shards: list[_ShardBody]
+    bundles: list[_BundleBody]
+    statistics: dict[str, dict[str, int | float | None]]
+    metadata: dict[str, Any]
+
+
+_BodyT = TypeVar("_BodyT", _ShardBody, _BundleBody)
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+_DECODER = msgspec.json.Decoder(_Body)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Returns the manifest's file; equal manifests give equal bytes.
+
+    Raises:
+        FormatError: It contradicts itself, or is larger than 256 MiB (use larger shards).
+    """
+    check_manifest(manifest)
+    body = _ENCODER.encode(
+        _Body(
+            snapshot=manifest.snapshot,
+            parent=manifest.parent,
+            num_samples=manifest.num_samples,
+            num_bytes=manifest.num_bytes,
+            columns=[_ColumnBody(name, kind) for name, kind in manifest.schema.items()],
+            shards=[_to_body(_ShardBody, entry) for entry in manifest.shards],
+            bundles=[_to_body(_BundleBody, entry) for entry in manifest.bundles],
+            statistics=manifest.statistics,
+            metadata=manifest.metadata,
+        )
+    )
+    if _HEADER.size + len(body) > MAX_MANIFEST_BYTES:
+        raise FormatError("the manifest is too large; write larger shards", expected=MAX_MANIFEST_BYTES, got=len(body))
+    return _HEADER.pack(MAGIC, FORMAT_VERSION, 0, len(body), xxhash.xxh3_64_intdigest(body)) + body
+
+
+def decode(data: Buffer, *, url: str | None = None) -> Manifest:
+    """Reads a manifest's file, believing nothing of it.
+
+    Raises:
+        FormatError: Not a manifest, damaged, of a later version, or contradicting itself.
+    """
+    body = _checked_body(memoryview(data).cast("B"), url)
+    try:
+        parsed = _DECODER.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise FormatError(f"the manifest's body is not what the format says: {error}", url=url) from error
+    schema = {column.name: column.type for column in parsed.columns}
+    if len(schema) != len(parsed.columns):
+        raise FormatError("the manifest names a column twice", url=url)
+    manifest = Manifest(
+        snapshot=parsed.snapshot,
+        schema=schema,
+        shards=tuple(ShardEntry(**_from_body(entry)) for entry in parsed.shards),
+        bundles=tuple(BundleEntry(**_from_body(entry)) for entry in parsed.bundles),
+        statistics=parsed.statistics,
+        metadata=parsed.metadata,
+        parent=parsed.parent,
+    )
+    check_manifest(manifest, url=url)
+    for name in ("num_samples", "num_bytes"):
+        if getattr(parsed, name) != getattr(manifest, name):
+            raise FormatError(
+                f"{name} is not the sum over the shards", url=url,
+                expected=getattr(manifest, name), got=getattr(parsed, name),
+            )  # fmt: skip
+    manifest.__dict__["digest"] = xxhash.xxh3_128_hexdigest(data)  # of the very bytes: another writer's JSON may differ
+    return manifest
+
+
+def _checked_body(data: memoryview, url: str | None) -> memoryview:
+    if len(data) < _HEADER.size:
+        raise FormatError("the manifest is cut off", url=url, expected=_HEADER.size, got=len(data))
+    magic, version, flags, num_bytes, digest = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise FormatError("not a manifest", url=url, expected=MAGIC, got=magic)
+    if version != FORMAT_VERSION or flags:
+        raise FormatError(
+            "a manifest of a version that this library does not know; upgrade it", url=url,
+            expected=(FORMAT_VERSION, 0), got=(version, flags),
+        )  # fmt: skip
+    body = data[_HEADER.size :]
+    if len(body) != num_bytes:
+        raise FormatError("the manifest is not as long as it says", url=url, expected=num_bytes, got=len(body))
+    if xxhash.xxh3_64_intdigest(body) != digest:
+        raise FormatError("the manifest's digest disagrees with its bytes", url=url, expected=f"{digest:016x}")
+    return body
+
+
+def _to_body(kind: type[_BodyT], entry: ShardEntry | BundleEntry) -> _BodyT:
+    values = {name: getattr(entry, name) for name in kind.__struct_fields__}
+    return kind(**{**values, "chunk_digests": "".join(f"{digest:016x}" for digest in entry.chunk_digests)})
+
+
+def _from_body(body: _ShardBody | _BundleBody) -> dict[str, Any]:
+    text = body.chunk_digests
+    digests = tuple(int(text[start : start + 16], 16) for start in range(0, len(text), 16))
+    return {**msgspec.structs.asdict(body), "chunk_digests": digests}
+
+
+# -- in the store ------------------------------------------------------------------------------------------------------
+
+
+async def list_snapshots(source: Store | FetchEngine) -> list[int]:
+    """Returns the numbers of all committed snapshots, ascending; none where there is no data set."""
+
+    async def list_manifests() -> list[int]:
+        found = [_KEY.match(meta.key) async for meta in engine.store.list("manifests/")]
+        return sorted(int(match[1]) for match in found if match is not None and int(match[1]) > 0)
+
+    engine = _engine(source)
+    return await engine.insist(list_manifests, "manifests/")
+
+
+async def latest_snapshot(source: Store | FetchEngine) -> int | None:
+    """Returns the number of the newest snapshot, or None where there is no data set."""
+    snapshots = await list_snapshots(source)
+    return snapshots[-1] if snapshots else None
+
+
+async def load_manifest(source: Store | FetchEngine, snapshot: int | None = None) -> Manifest:
+    """Reads one snapshot of a data set.
+
+    Args:
+        source: Where the data set is.
+        snapshot: Its number; the newest by default.
+
+    Raises:
+        NotFound: No data set here, or no such snapshot.
+        FormatError: The manifest is damaged, or is another snapshot's.
+    """
+    engine = _engine(source)
+    url = engine.store.url
+    if snapshot is None:
+        snapshot = await latest_snapshot(engine)
+        if snapshot is None:
+            raise NotFound("no data set here: it has no manifest", url=url, key="manifests/")
+    key = manifest_key(snapshot)
+    try:
+        size = (await engine.insist(lambda: engine.store.head(key), key)).size
+        if size > MAX_MANIFEST_BYTES:
+            raise FormatError("too large for a manifest", url=url, key=key, expected=MAX_MANIFEST_BYTES, got=size)
+        data = (await engine.fetch_object(key)).data
+    except NotFound as error:
+        raise NotFound("no such snapshot", url=url, key=key) from error
+    try:
+        manifest = decode(data, url=url)
+    except FormatError as error:
+        error.locate(key=key)
+        raise
+    if manifest.snapshot != snapshot:
+        raise FormatError("a manifest under another's name", url=url, key=key, expected=snapshot, got=manifest.snapshot)
+    return manifest
+
+
+async def commit(source: Store | FetchEngine, manifest: Manifest, *, retry: RetryPolicy | None = None) -> None:
+    """Makes a snapshot visible, if nobody else has made one of the same number.
+
+    Args:
+        source: Where the data set is.
+        manifest: To be committed; what it names must be in the store.
+        retry: When to insist.
+
+    Raises:
+        CommitConflict: Somebody has; the data set is as they left it.
+    """
+    store = _engine(source).store
+    try:
+        await Uploader(store=store, retry=retry or RetryPolicy()).put_once(
+            manifest_key(manifest.snapshot), encode(manifest)
+        )
+    except AlreadyExists as error:
+        raise CommitConflict(
+            "another writer committed this snapshot first; commit(rebase=True) puts the new shards on top of it",
+            url=store.url, key=manifest_key(manifest.snapshot),
+        ) from error  # fmt: skip
+
+
+def _engine(source: Store | FetchEngine) -> FetchEngine:
+    return source if isinstance(source, FetchEngine) else FetchEngine(source)

@@ -1,0 +1,104 @@
+"""How the writer's bytes reach the store: insisting where another attempt can help, and never writing a key twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from storage.errors import AlreadyExists, DeadlineExceeded, NotFound, StorageError
+from storage.fetch.retry import RetryPolicy, attempt_timeout_s, retry_delay_s
+from storage.stores.protocol import Buffer, Store
+
+__all__ = ["Uploader"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploader:
+    """Writes objects that must not exist yet.
+
+    Attributes:
+        store: Where to.
+        retry: When to insist. Its deadline is meant for ranges of a few MiB; a larger object may take as much longer
+            as its bytes justify.
+        clock: Monotonic seconds.
+        sleep: Awaitable pause.
+        dice: Uniform numbers in [0, 1).
+    """
+
+    store: Store
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    dice: Callable[[], float] = random.random
+
+    async def put_once(self, key: str, data: Buffer) -> None:
+        """Writes an object under a new key.
+
+        An attempt that failed may have written it all the same (its answer was lost): an object that a further
+        attempt finds there with exactly these bytes counts as ours.
+
+        Raises:
+            AlreadyExists: Somebody else's object is there.
+            StorageError: The last attempt's, with ``attempts`` filled in.
+        """
+
+        async def put(attempt: int) -> None:
+            try:
+                await self.store.put_if_absent(key, data)
+            except AlreadyExists:
+                if attempt == 1 or (await self.store.get(key)).data != data:
+                    raise
+
+        await self._insist(put, key, len(data))
+
+    async def put_content_addressed(self, key: str, data: Buffer) -> None:
+        """Writes an object whose key is made from its bytes: one that is there already is the same, and stays.
+
+        Not replacing it keeps its ETag, which readers of older snapshots may hold on to.
+
+        Raises:
+            StorageError: The last attempt's, with ``attempts`` filled in.
+        """
+
+        async def put(_attempt: int) -> None:
+            try:
+                await self.store.put_if_absent(key, data)
+            except AlreadyExists:
+                # Another size is what some other tool left behind; it contradicts every manifest, so nobody reads it.
+                if await self._size(key) != len(data):
+                    await self.store.put(key, data)
+
+        await self._insist(put, key, len(data))
+
+    async def _size(self, key: str) -> int | None:
+        try:
+            return (await self.store.head(key)).size
+        except NotFound:
+            return None
+
+    async def _insist(self, put: Callable[[int], Awaitable[None]], key: str, num_bytes: int) -> None:
+        policy = replace(self.retry, deadline_s=self.retry.deadline_s + num_bytes / self.retry.min_bytes_per_s)
+        began = self.clock()
+        attempts = 0
+        while True:
+            attempts += 1
+            allowed_s = attempt_timeout_s(policy, num_bytes=num_bytes, elapsed_s=self.clock() - began)
+            try:
+                return await _within(allowed_s, put(attempts))
+            except StorageError as error:
+                elapsed_s = self.clock() - began
+                delay_s = retry_delay_s(policy, error, attempts=attempts, elapsed_s=elapsed_s, dice=self.dice())
+                if delay_s is None:
+                    raise error.locate(url=self.store.url, key=key, attempts=attempts) from error.__cause__
+            await self.sleep(delay_s)
+
+
+async def _within(allowed_s: float, put: Awaitable[None]) -> None:
+    try:
+        async with asyncio.timeout(allowed_s):
+            await put
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"the upload was not done within {allowed_s:.3g} s") from error

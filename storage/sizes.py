@@ -1,0 +1,50 @@
+"""Sizes as people write them: ``"64MiB"`` anywhere that a number of bytes is an option."""
+
+from __future__ import annotations
+
+import re
+
+from storage.errors import ConfigurationError
+
+__all__ = ["Size", "format_size", "parse_size"]
+
+Size = int | str
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGTP", start=1):
+    _UNITS[f"{_letter}iB"] = _UNITS[_letter] = 1024**_power
+    _UNITS[f"{_letter}B"] = 1000**_power
+_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_UNITS_FOLDED = {unit.lower(): factor for unit, factor in _UNITS.items()}
+
+
+def parse_size(size: Size, *, name: str = "size") -> int:
+    """Returns a number of bytes.
+
+    Args:
+        size: A non-negative int, or a string: ``"64MiB"`` (powers of 1024), ``"64MB"`` (powers of 1000), ``"4096"``.
+        name: What the size is, for the error.
+
+    Raises:
+        ConfigurationError: Not a size.
+    """
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise ConfigurationError(f"{name} must be an int or a string such as '64MiB'", got=size)
+    if isinstance(size, int):
+        if size < 0:
+            raise ConfigurationError(f"{name} must not be negative", got=size)
+        return size
+    match = _PATTERN.fullmatch(size)
+    factor = _UNITS_FOLDED.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ConfigurationError(f"{name} must look like '64MiB', '1.5GB' or '4096'", got=size)
+    return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def format_size(num_bytes: float) -> str:
+    """Writes a number of bytes for a person: ``"7.9 MiB"``."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(num_bytes) < 1024 or unit == "TiB":
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    raise AssertionError

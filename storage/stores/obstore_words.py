@@ -1,0 +1,63 @@
+"""obstore tells most failures in words only: they are read here, once.
+
+The tests against scripted answers (tests/storage/stores/test_wire_faults.py) notice when the words change.
+"""
+
+from __future__ import annotations
+
+import re
+
+from obstore.exceptions import AlreadyExistsError, InvalidPathError, PreconditionError
+
+from storage.errors import (
+    AlreadyExists,
+    ConfigurationError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    NotFound,
+    ObjectChanged,
+    ProtocolViolation,
+    StorageError,
+    StoreError,
+    TruncatedBody,
+)
+from storage.stores.answers import refusal
+
+__all__ = ["translate"]
+
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_REGION = re.compile(r"<Region>([\w-]+)</Region>")
+_HTTP_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+_VIOLATIONS = ("UnexpectedRange", "NoContentRange", "ParseContentRange", "NotPartial")
+
+
+def translate(error: Exception, *, writing: bool) -> StorageError:
+    """Says in `storage.errors`'s words what obstore raised; the caller fills in where it happened."""
+    words = str(error)
+    code = found[1] if (found := _CODE.search(words)) else ""
+    if (status := _STATUS.search(words)) is not None:
+        region = found[1] if (found := _REGION.search(words)) else None
+        return refusal(int(status[1]), code, writing=writing, region=region)
+    kind = found[1] if (found := _HTTP_KIND.search(words)) else None
+    match error:
+        case FileNotFoundError():
+            return NotFound("no such key or bucket")
+        case AlreadyExistsError():
+            return AlreadyExists("the key exists")
+        case PreconditionError():
+            return ObjectChanged("the object is another one now")
+        case InvalidPathError():
+            return StoreError("an object lies here under a key that obstore cannot name")
+        case _ if any(violation in words for violation in _VIOLATIONS):
+            return ProtocolViolation("the answer is not one to this request")
+        case _ if "redirect without LOCATION" in words or "BareRedirect" in words:
+            return ConfigurationError("the region or endpoint is wrong")
+        case _ if kind == "Timeout":
+            return DeadlineExceeded("the store did not answer in time")
+        case _ if "response body error" in words or kind in ("Interrupted", "Decode"):
+            return TruncatedBody("the body ended early")
+        case _ if kind is not None:
+            return ConnectionFailed("the connection failed", got=kind)
+        case _:
+            return StoreError("the client failed", got=type(error).__name__)

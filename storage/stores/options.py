@@ -1,0 +1,189 @@
+"""Options of the stores behind a network, checked once, before anything is sent; secrets never show in a repr."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from storage.errors import ConfigurationError
+from storage.sizes import Size, parse_size
+
+__all__ = ["AzureOptions", "CloudOptions", "GoogleOptions", "S3Options", "parse_options"]
+
+MIB = 1 << 20
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str | None": (str, type(None)),
+    "bool": (bool,),
+    "bool | None": (bool, type(None)),
+    "int": (int,),
+    "Size": (int, str),
+}
+OptionsT = TypeVar("OptionsT", bound="CloudOptions")
+
+
+def parse_options(kind: type[OptionsT], options: Mapping[str, Any], *, url: str) -> OptionsT:
+    """Makes typed options of what a user wrote.
+
+    Raises:
+        ConfigurationError: An unknown option, one of the wrong type, or options that contradict each other. It lists
+            the valid names and never repeats a value, which may be a secret.
+    """
+    known = {option.name: option for option in fields(kind)}
+    for name, value in options.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ConfigurationError(
+                f"unknown option {name!r}{hint}; the options are {', '.join(sorted(known))}", url=url
+            )
+        types = _TYPES[str(known[name].type)]
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise ConfigurationError(
+                f"option {name!r} has the wrong type", url=url, expected=known[name].type, got=type(value).__name__
+            )
+    try:
+        return kind(**options)
+    except ConfigurationError as error:
+        error.locate(url=url)
+        raise
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CloudOptions:
+    """What all object stores have in common.
+
+    Attributes:
+        endpoint_url: ``http://`` or ``https://`` address of a server other than the provider's own.
+        anonymous: Send no credentials.
+        verify_tls: Check the server's certificate.
+        max_connections: Connections kept open for the next request; with aiobotocore also the most at a time.
+        multipart_bytes: Objects larger than this go up in parts.
+        part_bytes: Size of a part, at least 5 MiB (S3's minimum).
+        parts_in_flight: Parts of one object uploaded at a time.
+        list_page_keys: Keys a page of a listing, at most 1,000; obstore always asks for full pages.
+    """
+
+    endpoint_url: str | None = None
+    anonymous: bool = False
+    verify_tls: bool = True
+    max_connections: int = 256
+    multipart_bytes: Size = 64 * MIB
+    part_bytes: Size = 16 * MIB
+    parts_in_flight: int = 4
+    list_page_keys: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("multipart_bytes", "part_bytes"):
+            object.__setattr__(self, name, parse_size(getattr(self, name), name=name))
+        if self.num_part_bytes < 5 * MIB:
+            raise ConfigurationError("part_bytes is at least 5 MiB", got=self.part_bytes)
+        if self.num_multipart_bytes > 5 * 1024 * MIB:
+            raise ConfigurationError("multipart_bytes is at most 5 GiB", got=self.multipart_bytes)
+        if self.max_connections < 1 or self.parts_in_flight < 1:
+            raise ConfigurationError("max_connections and parts_in_flight are at least 1")
+        if not 1 <= self.list_page_keys <= 1000:
+            raise ConfigurationError("list_page_keys is 1 to 1000", got=self.list_page_keys)
+        if self.endpoint_url is not None and not self.endpoint_url.startswith(("http://", "https://")):
+            raise ConfigurationError("endpoint_url starts with http:// or https://")
+        if self.endpoint_url is not None and "@" in self.endpoint_url:
+            raise ConfigurationError("endpoint_url has no credentials in it; they are options of their own")
+
+    @property
+    def num_multipart_bytes(self) -> int:
+        """`multipart_bytes` as a number."""
+        return int(self.multipart_bytes)
+
+    @property
+    def num_part_bytes(self) -> int:
+        """`part_bytes` as a number."""
+        return int(self.part_bytes)
+
+    def part_bytes_for(self, size: int) -> int:
+        """The part size for an object: as asked for, or larger where that would make more than S3's 10,000 parts."""
+        return max(self.num_part_bytes, -(-size // 10_000))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class S3Options(CloudOptions):
+    """Options of the S3 stores, the same for every client.
+
+    Without keys, profile or ``anonymous`` the standard AWS chain applies: environment, shared files, SSO, container and
+    instance roles; ``AWS_ENDPOINT_URL`` and a region from there too.
+
+    Attributes:
+        region: Name of the bucket's region.
+        profile: Of the shared AWS configuration files.
+        access_key_id: Needs ``secret_access_key``.
+        secret_access_key: Never shown.
+        session_token: With temporary keys; never shown.
+        path_style: ``endpoint/bucket/key`` instead of ``bucket.endpoint/key``; None: if there is an endpoint_url.
+    """
+
+    region: str | None = None
+    profile: str | None = None
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    path_style: bool | None = None
+
+    def __post_init__(self) -> None:
+        CloudOptions.__post_init__(self)
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise ConfigurationError("access_key_id and secret_access_key go together")
+        if self.session_token is not None and self.access_key_id is None:
+            raise ConfigurationError("session_token needs access_key_id and secret_access_key")
+        ways = {
+            "keys": self.access_key_id is not None,
+            "profile": self.profile is not None,
+            "anonymous": self.anonymous,
+        }
+        if sum(ways.values()) > 1:
+            raise ConfigurationError("only one of access_key_id, profile and anonymous can be given")
+
+    @property
+    def region_or_environment(self) -> str | None:
+        """The region given, or ``AWS_REGION``, which botocore alone of all AWS clients does not read."""
+        return self.region or os.environ.get("AWS_REGION") or None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GoogleOptions(CloudOptions):
+    """Options of ``gs://``; without any the application default credentials apply.
+
+    Attributes:
+        service_account: Path of a service account's JSON file.
+        service_account_key: That JSON itself; never shown.
+        bearer_token: An access token; never shown.
+    """
+
+    service_account: str | None = None
+    service_account_key: str | None = field(default=None, repr=False)
+    bearer_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AzureOptions(CloudOptions):
+    """Options of ``az://``; without any the standard ``AZURE_*`` variables and managed identities apply.
+
+    Attributes:
+        account_name: Storage account.
+        account_key: Never shown.
+        sas_key: Shared access signature; never shown.
+        bearer_token: An access token; never shown.
+        tenant_id: Of a service principal.
+        client_id: Of a service principal.
+        client_secret: Of a service principal; never shown.
+        use_azure_cli: Take the token of the ``az`` command line.
+    """
+
+    account_name: str | None = None
+    account_key: str | None = field(default=None, repr=False)
+    sas_key: str | None = field(default=None, repr=False)
+    bearer_token: str | None = field(default=None, repr=False)
+    tenant_id: str | None = None
+    client_id: str | None = None
+    client_secret: str | None = field(default=None, repr=False)
+    use_azure_cli: bool = False

@@ -1,0 +1,334 @@
+"""Where bytes live, as seen by everything above: the one async protocol that all stores speak.
+
+A store is rooted at a URL (a bucket, a prefix in it, a folder); keys are relative to that root. Public methods check
+arguments and results once, here; a backend implements the underscored ones and translates its vendor's errors into
+`storage.errors`, ``from`` the original. No store retries, coalesces or sets deadlines: `storage.fetch` owns those.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from storage.errors import (
+    ConfigurationError,
+    InvalidRange,
+    ObjectChanged,
+    ProtocolViolation,
+    StoreClosed,
+    StoreError,
+    TruncatedBody,
+)
+
+__all__ = ["Buffer", "GetResult", "ObjectMeta", "Store", "Write", "check_key", "check_match"]
+
+# Every backend hands out something that supports the buffer protocol and is contiguous bytes. (PEP 688's
+# collections.abc.Buffer needs Python 3.12.)
+Buffer = bytes | bytearray | memoryview
+
+# Takes (position in the object, piece) of a range that arrives piece by piece.
+Write = Callable[[int, memoryview], Awaitable[None]]
+
+_MAX_KEY_BYTES = 1024  # S3's limit
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectMeta:
+    """What a store says about an object without its bytes.
+
+    Attributes:
+        key: Relative to the store's root.
+        size: In bytes.
+        etag: Changes whenever the bytes do; opaque; None where the backend has nothing of the kind.
+        last_modified: With a time zone; None where unknown.
+    """
+
+    key: str
+    size: int
+    etag: str | None = None
+    last_modified: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetResult:
+    """The bytes of an object or of a range of it.
+
+    Attributes:
+        data: Contiguous, read-only by convention, of exactly the length asked for.
+        meta: Of the whole object (``meta.size`` is the object's size, not the range's).
+    """
+
+    data: memoryview
+    meta: ObjectMeta
+
+
+def check_key(key: str, *, url: str | None = None) -> str:
+    """Returns the key if every backend can hold it.
+
+    Raises:
+        ConfigurationError: Empty, longer than 1,024 bytes, with a leading or trailing slash, an empty, ``.`` or ``..``
+            segment, a control character, or not encodable as UTF-8.
+    """
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigurationError("a key must be valid Unicode", url=url, key=repr(key)) from error
+    if not 0 < size <= _MAX_KEY_BYTES:
+        raise ConfigurationError("a key has 1 to 1024 bytes", url=url, key=key[:80], got=size)
+    if any(segment in ("", ".", "..") for segment in key.split("/")):
+        raise ConfigurationError("a key has no empty, '.' or '..' segment", url=url, key=key)
+    if re.search(r"[\x00-\x1f\x7f]", key):
+        raise ConfigurationError("a key has no control characters", url=url, key=key)
+    return key
+
+
+def check_match(meta: ObjectMeta, if_match: str | None, *, url: str) -> None:
+    """Compares an object with the ETag that its reader pinned; for stores whose backend cannot do it.
+
+    Raises:
+        ObjectChanged: The object has an ETag, and it is another one.
+    """
+    if if_match is not None and meta.etag is not None and meta.etag != if_match:
+        raise ObjectChanged("the object is another one now", url=url, key=meta.key, expected=if_match, got=meta.etag)
+
+
+class Store(ABC):
+    """Bytes under keys below one URL.
+
+    Usable from one event loop at a time; clients are made lazily, in the process and loop that first use them. A store
+    pickles as its options (see `storage.open_store`), never with a live client. Any number of calls may run
+    concurrently. Cancelling a call releases its connection; a cancelled put leaves the old object or the new one,
+    never a part.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._closed = False
+        self._pid: int | None = None
+
+    @property
+    def url(self) -> str:
+        """The root, without credentials and without a trailing slash."""
+        return self._url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url!r})"
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError(f"{type(self).__name__} does not say how it is opened again, so it cannot be pickled")
+
+    # -- public protocol -------------------------------------------------------------------------------------------
+
+    async def get(self, key: str, *, if_match: str | None = None) -> GetResult:
+        """Fetches a whole object.
+
+        Raises:
+            NotFound: No such key.
+            ObjectChanged: ``if_match`` is given and is not the object's ETag (backends without ETags ignore it).
+            TransientError: Worth another attempt.
+        """
+        self._check(key)
+        result = await self._get(key, None, if_match)
+        if len(result.data) != result.meta.size:
+            raise TruncatedBody(
+                "the body is not as long as the object",
+                url=self.url,
+                key=key,
+                expected=result.meta.size,
+                got=len(result.data),
+            )
+        return result
+
+    async def get_range(self, key: str, start: int, end: int, *, if_match: str | None = None) -> GetResult:
+        """Fetches exactly the bytes ``start`` (included) to ``end`` (excluded).
+
+        A zero-length range gives no bytes; it is answered from the object's head, so a missing key is still an error.
+
+        Raises:
+            InvalidRange: ``0 <= start <= end`` does not hold, or the object ends before ``end``: never fewer bytes.
+            NotFound, ObjectChanged, TransientError: As for `get`.
+        """
+        self._check(key)
+        if not 0 <= start <= end:
+            raise InvalidRange("a range needs 0 <= start <= end", url=self.url, key=key, start=start, end=end)
+        if start == end:
+            meta = await self._head(key)
+            check_match(meta, if_match, url=self.url)
+            if start > meta.size:
+                raise InvalidRange("the object is shorter", url=self.url, key=key, start=start, end=end, got=meta.size)
+            return GetResult(memoryview(b""), meta)
+        result = await self._get(key, (start, end), if_match)
+        self._check_long_enough(result.meta, start, end)
+        self._check_body(len(result.data), key, start, end)
+        return result
+
+    async def get_range_into(
+        self, key: str, start: int, end: int, write: Write, *, if_match: str | None = None
+    ) -> ObjectMeta:
+        """Fetches a range as `get_range` does, and hands it on piece by piece instead of holding it.
+
+        Args:
+            key: The object.
+            start: First byte.
+            end: One past the last byte; after ``start``.
+            write: Awaited with (position in the object, piece), in order; a piece must not be kept. What it raises
+                goes through unchanged and ends the transfer.
+            if_match: As for `get_range`.
+
+        Raises:
+            As `get_range`, perhaps after some pieces have been written, but never after a byte beyond ``end``.
+        """
+        self._check(key)
+        if not 0 <= start < end:
+            raise InvalidRange("a range to write needs 0 <= start < end", url=self.url, key=key, start=start, end=end)
+        meta, pieces = await self._stream(key, (start, end), if_match)
+        async with aclosing(pieces):
+            self._check_long_enough(meta, start, end)
+            position = start
+            async for piece in pieces:
+                if position + len(piece) > end:
+                    self._check_body(position + len(piece) - start, key, start, end)
+                await write(position, piece)
+                position += len(piece)
+        self._check_body(position - start, key, start, end)
+        return meta
+
+    def _check_long_enough(self, meta: ObjectMeta, start: int, end: int) -> None:
+        if meta.size < end:
+            raise InvalidRange("the object is shorter", url=self.url, key=meta.key, start=start, end=end, got=meta.size)
+
+    def _check_body(self, got: int, key: str, start: int, end: int) -> None:
+        if got != end - start:
+            error = TruncatedBody if got < end - start else ProtocolViolation
+            raise error(
+                "the body is not as long as the range",
+                url=self.url,
+                key=key,
+                start=start,
+                end=end,
+                expected=end - start,
+                got=got,
+            )
+
+    async def put(self, key: str, data: Buffer) -> ObjectMeta:
+        """Writes an object, replacing what was there; visible whole or not at all. Large ones go up in parts."""
+        self._check(key)
+        return await self._put(key, memoryview(data).cast("B"), if_absent=False)
+
+    async def put_if_absent(self, key: str, data: Buffer) -> ObjectMeta:
+        """Writes an object unless the key exists: of any number of concurrent callers exactly one succeeds.
+
+        Raises:
+            AlreadyExists: The key exists.
+
+        Note:
+            A `ConnectionFailed` leaves open whether the bytes arrived: whoever tries again and is told `AlreadyExists`
+            must look whose bytes they are.
+        """
+        self._check(key)
+        return await self._put(key, memoryview(data).cast("B"), if_absent=True)
+
+    async def head(self, key: str) -> ObjectMeta:
+        """Says what is under a key, without its bytes.
+
+        Raises:
+            NotFound: No such key.
+        """
+        self._check(key)
+        return await self._head(key)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectMeta]:
+        """Yields every object whose key starts with a prefix, in ascending order of the key's UTF-8 bytes.
+
+        A prefix is plain text, not a folder: ``"a"`` lists ``"a/b"`` and ``"ab"``. No match is no error. Folder markers
+        (empty objects whose key ends with a slash, as S3 consoles make them) are left out.
+
+        Raises:
+            StoreError: An object lies there under a key that no call can name (``"a//b"``): never skipped in silence.
+        """
+        self._check_open()
+        async for meta in self._list(prefix):
+            try:
+                check_key(meta.key)
+            except ConfigurationError as error:
+                raise StoreError(
+                    "an object has a key that this store cannot name", url=self.url, key=meta.key
+                ) from error
+            yield meta
+
+    async def delete(self, key: str) -> None:
+        """Removes an object; a missing key is no error (as in S3)."""
+        self._check(key)
+        await self._delete(key)
+
+    async def close(self) -> None:
+        """Releases connections; further calls raise `StoreClosed`. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            # After a fork the connections belong to the parent.
+            if self._pid in (None, os.getpid()):
+                await self._close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- for backends ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _get(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
+        """Fetches a whole object, or a non-empty span of it; may return fewer bytes where the object or body ends."""
+
+    async def _stream(
+        self, key: str, span: tuple[int, int], if_match: str | None
+    ) -> tuple[ObjectMeta, AsyncGenerator[memoryview, None]]:
+        """Begins to fetch a non-empty span piece by piece; by default it is one piece."""
+        result = await self._get(key, span, if_match)
+        return result.meta, _one_piece(result.data)
+
+    @abstractmethod
+    async def _put(self, key: str, data: memoryview, *, if_absent: bool) -> ObjectMeta: ...
+
+    @abstractmethod
+    async def _head(self, key: str) -> ObjectMeta: ...
+
+    @abstractmethod
+    def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]: ...
+
+    @abstractmethod
+    async def _delete(self, key: str) -> None: ...
+
+    async def _close(self) -> None:
+        """Releases what the backend holds; nothing by default."""
+
+    def _check(self, key: str) -> None:
+        self._check_open()
+        check_key(key, url=self.url)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("this store is closed", url=self.url)
+        # Neither obstore's runtime nor aiohttp's connections survive a fork: refuse instead of hanging.
+        if self._pid is None:
+            self._pid = os.getpid()
+        elif self._pid != os.getpid():
+            raise StoreClosed(
+                "this store was first used before a fork; open it again in the child, or start workers by 'spawn' or "
+                "'forkserver'",
+                url=self.url,
+            )
+
+
+async def _one_piece(data: memoryview) -> AsyncGenerator[memoryview, None]:
+    yield data

@@ -1,0 +1,317 @@
+"""S3 by aiobotocore: the client with the fullest credential chain and the exact multipart upload.
+
+botocore believes what a server answers. So every answer to a range is checked here against the question: the status,
+Content-Range, Content-Length, and the bytes that really came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import aiohttp
+import botocore
+import botocore.exceptions
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
+
+from storage.errors import (
+    ConfigurationError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    ProtocolViolation,
+    StorageError,
+    StoreClosed,
+    StoreError,
+    TruncatedBody,
+)
+from storage.stores.answers import refusal
+from storage.stores.aws_chain import chain_error, with_shared_models
+from storage.stores.location import Location
+from storage.stores.options import S3Options
+from storage.stores.protocol import GetResult, ObjectMeta, Store
+
+__all__ = ["S3Store", "translate"]
+
+_log = logging.getLogger(__name__)
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_CONNECT_TIMEOUT_S = 10
+# For callers without a deadline of their own: between two reads from a socket. `storage.fetch` is stricter.
+_SILENCE_TIMEOUT_S = 120
+_ABORT_TIMEOUT_S = 10
+
+
+class S3Store(Store):
+    """``s3://bucket/prefix`` by aiobotocore.
+
+    The client belongs to the event loop that first used it. When that loop has ended, the next one gets a new client;
+    while it runs, a second loop is refused.
+    """
+
+    def __init__(self, url: str, options: S3Options | None = None) -> None:
+        self._location = Location.parse(url)
+        super().__init__(self._location.url)
+        self._options = options or S3Options()
+        self._bound: _BoundClient | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._url, self._options)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    async def _get(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
+        request = self._at(key)
+        if span is not None:
+            request["Range"] = f"bytes={span[0]}-{span[1] - 1}"
+        if if_match is not None:
+            request["IfMatch"] = if_match
+        client = await self._client()
+        with self._translated(key, span):
+            response = await client.get_object(**request)
+            # Leaving the block gives the connection back, or closes it where bytes are left: an unread body would
+            # occupy a place in the pool for ever.
+            async with response["Body"] as body:
+                size = self._check_answer(response, key, span)
+                data = await body.read()
+        if len(data) != response["ContentLength"]:
+            raise TruncatedBody(
+                "the body is not as long as announced",
+                url=self.url,
+                key=key,
+                expected=response["ContentLength"],
+                got=len(data),
+            )
+        return GetResult(memoryview(data), ObjectMeta(key, size, response.get("ETag"), response.get("LastModified")))
+
+    def _check_answer(self, response: Mapping[str, Any], key: str, span: tuple[int, int] | None) -> int:
+        """Returns the object's size, or raises if the answer is not one to this question."""
+        status, length = response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentLength")
+        if span is None:
+            if status != 200 or length is None:
+                raise self._violation("not an answer to a request for the whole object", key, span, got=status)
+            return int(length)
+        if status != 206:
+            raise self._violation("not an answer to a request for a range", key, span, got=status)
+        announced = response.get("ContentRange") or ""
+        found = _CONTENT_RANGE.fullmatch(announced)
+        if found is None:
+            raise self._violation("the answer does not say which range it is", key, span, got=announced)
+        first, last, size = (int(number) for number in found.groups())
+        if first != span[0] or last + 1 != min(span[1], size):
+            raise self._violation("the answer is another range", key, span, got=announced)
+        if length != last + 1 - first:
+            raise self._violation("the announced length is not the range's", key, span, got=length)
+        return size
+
+    def _violation(self, what: str, key: str, span: tuple[int, int] | None, *, got: object) -> ProtocolViolation:
+        start, end = span or (None, None)
+        return ProtocolViolation(what, url=self.url, key=key, start=start, end=end, got=got)
+
+    async def _head(self, key: str) -> ObjectMeta:
+        client = await self._client()
+        with self._translated(key):
+            response = await client.head_object(**self._at(key))
+        return ObjectMeta(key, response["ContentLength"], response.get("ETag"), response.get("LastModified"))
+
+    async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+        client = await self._client()
+        request = {
+            "Bucket": self._location.bucket,
+            "Prefix": self._location.full(prefix),
+            "MaxKeys": self._options.list_page_keys,
+        }
+        while True:
+            with self._translated(None):
+                page = await client.list_objects_v2(**request)
+            for entry in page.get("Contents", ()):
+                if entry["Key"].endswith("/") and entry["Size"] == 0:
+                    continue
+                key = self._location.relative(entry["Key"])
+                yield ObjectMeta(key, entry["Size"], entry.get("ETag"), entry.get("LastModified"))
+            if not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    async def _put(self, key: str, data: memoryview, *, if_absent: bool) -> ObjectMeta:
+        client = await self._client()
+        condition = {"IfNoneMatch": "*"} if if_absent else {}
+        with self._translated(key, writing=if_absent):
+            if len(data) <= self._options.num_multipart_bytes:
+                response = await client.put_object(**self._at(key), Body=_body(data), **condition)
+            else:
+                response = await self._put_in_parts(client, key, data, condition)
+        return ObjectMeta(key, len(data), response.get("ETag"))
+
+    async def _put_in_parts(
+        self, client: Any, key: str, data: memoryview, condition: dict[str, str]
+    ) -> Mapping[str, Any]:
+        created = await client.create_multipart_upload(**self._at(key))
+        upload = {**self._at(key), "UploadId": created["UploadId"]}
+        places = asyncio.Semaphore(self._options.parts_in_flight)
+        part_bytes = self._options.part_bytes_for(len(data))
+
+        async def put_part(number: int, part: memoryview) -> dict[str, object]:
+            async with places:
+                response = await client.upload_part(**upload, PartNumber=number, Body=_body(part))
+            return {"PartNumber": number, "ETag": response["ETag"]}
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(put_part(number, data[start : start + part_bytes]))
+                    for number, start in enumerate(range(0, len(data), part_bytes), start=1)
+                ]
+            parts = [task.result() for task in tasks]
+            completed: Mapping[str, Any] = await client.complete_multipart_upload(
+                **upload, MultipartUpload={"Parts": parts}, **condition
+            )
+        except BaseException as error:
+            await self._abort(client, upload)
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from error
+            raise
+        return completed
+
+    async def _abort(self, client: Any, upload: dict[str, str]) -> None:
+        """Gives up an upload, so that its parts cost no storage; on failure the bucket's lifecycle rule must do it."""
+        try:
+            async with asyncio.timeout(_ABORT_TIMEOUT_S):
+                await client.abort_multipart_upload(**upload)
+        except (TimeoutError, botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+            _log.warning("%s: an upload of %r was left behind: %s", self.url, upload["Key"], error)
+
+    async def _delete(self, key: str) -> None:
+        client = await self._client()
+        with self._translated(key):
+            await client.delete_object(**self._at(key))
+
+    # -- client ----------------------------------------------------------------------------------------------------
+
+    def _at(self, key: str) -> dict[str, Any]:
+        return {"Bucket": self._location.bucket, "Key": self._location.full(key)}
+
+    async def _client(self) -> Any:
+        loop = asyncio.get_running_loop()
+        bound = self._bound
+        if bound is None or bound.loop is not loop:
+            if bound is not None and bound.loop.is_running():
+                raise StoreClosed("this store is in use by another event loop; open it once for each", url=self.url)
+            self._bound, stale = _BoundClient(loop), bound
+            if stale is not None:
+                await stale.close()
+            bound = self._bound
+        with self._translated(None):
+            return await bound.get(self._options)
+
+    async def _close(self) -> None:
+        if self._bound is not None:
+            bound, self._bound = self._bound, None
+            await bound.close()
+
+    @contextlib.contextmanager
+    def _translated(
+        self, key: str | None, span: tuple[int, int] | None = None, *, writing: bool = False
+    ) -> Iterator[None]:
+        start, end = span or (None, None)
+        try:
+            yield
+        except (
+            botocore.exceptions.ClientError,
+            botocore.exceptions.BotoCoreError,
+            aiohttp.ClientError,
+            OSError,
+        ) as error:
+            raise translate(error, writing=writing).locate(url=self.url, key=key, start=start, end=end) from error
+
+
+class _BoundClient:
+    """A client and the one event loop that it works in."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._making = asyncio.Lock()
+        self._stack = contextlib.AsyncExitStack()
+        self._client: Any = None
+
+    async def get(self, options: S3Options) -> Any:
+        if self._client is None:
+            async with self._making:
+                if self._client is None:
+                    self._client = await self._stack.enter_async_context(_make_client(options))
+        return self._client
+
+    async def close(self) -> None:
+        async with self._making:
+            self._client = None
+            await self._stack.aclose()
+
+
+def _make_client(options: S3Options) -> Any:
+    path_style = {None: "auto", True: "path", False: "virtual"}[options.path_style]
+    config = AioConfig(
+        # Retry and deadline belong to `storage.fetch`; two owners would multiply attempts.
+        retries={"total_max_attempts": 1},
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        read_timeout=_SILENCE_TIMEOUT_S,
+        max_pool_connections=options.max_connections,
+        # "auto" is path style whenever there is an endpoint of one's own, wherever it was configured.
+        s3={"addressing_style": path_style},
+        # The payload's SHA-256 is signed, and readers verify digests: no CRC trailers, which some servers refuse.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        **({"signature_version": botocore.UNSIGNED} if options.anonymous else {}),
+    )
+    return with_shared_models(AioSession(profile=options.profile)).create_client(
+        "s3",
+        region_name=options.region_or_environment,
+        endpoint_url=options.endpoint_url,
+        aws_access_key_id=options.access_key_id,
+        aws_secret_access_key=options.secret_access_key,
+        aws_session_token=options.session_token,
+        # None lets AWS_CA_BUNDLE and the shared files speak.
+        verify=None if options.verify_tls else False,
+        config=config,
+    )
+
+
+def _body(data: memoryview) -> bytes:
+    # botocore takes bytes only; copy just where the view is not exactly a bytes object.
+    whole = data.obj
+    return whole if isinstance(whole, bytes) and len(whole) == len(data) else bytes(data)
+
+
+def translate(error: Exception, *, writing: bool) -> StorageError:
+    """Says in `storage.errors`'s words what botocore or aiohttp raised; the caller fills in where it happened."""
+    if (known := chain_error(error)) is not None:
+        return known
+    match error:
+        case botocore.exceptions.ClientError():
+            answer: Any = error.response
+            said, meta = answer.get("Error", {}), answer.get("ResponseMetadata", {})
+            region = said.get("Region") or meta.get("HTTPHeaders", {}).get("x-amz-bucket-region")
+            return refusal(meta.get("HTTPStatusCode", 0), str(said.get("Code", "")), writing=writing, region=region)
+        case botocore.exceptions.ReadTimeoutError() | botocore.exceptions.ConnectTimeoutError() | TimeoutError():
+            return DeadlineExceeded("the store did not answer in time")
+        case (
+            aiohttp.ClientPayloadError()
+            | botocore.exceptions.ResponseStreamingError()
+            | botocore.exceptions.IncompleteReadError()
+        ):
+            return TruncatedBody("the body ended early")
+        case (
+            botocore.exceptions.ConnectionError()
+            | botocore.exceptions.HTTPClientError()
+            | aiohttp.ClientError()
+            | OSError()
+        ):
+            return ConnectionFailed("the connection failed", got=type(error).__name__)
+        case botocore.exceptions.ParamValidationError() | botocore.exceptions.UnsupportedS3ConfigurationError():
+            return ConfigurationError("the client refused the request", got=str(error))
+        case _:
+            return StoreError("the client failed", got=type(error).__name__)

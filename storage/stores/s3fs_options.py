@@ -1,0 +1,49 @@
+"""The common S3 options in s3fs's names, so that a user changes the client and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from storage.stores.options import S3Options, parse_options
+
+__all__ = ["for_s3fs"]
+
+
+def for_s3fs(options: Mapping[str, Any], *, url: str) -> tuple[dict[str, Any], int]:
+    """Returns what s3fs takes, and the size of an upload's parts; names that are not ours pass as they are.
+
+    Raises:
+        ConfigurationError: Options of ours that cannot work.
+    """
+    common = {option.name for option in fields(S3Options)}
+    known = parse_options(S3Options, {k: v for k, v in options.items() if k in common}, url=url)
+    others = {name: value for name, value in options.items() if name not in common}
+    config = {
+        "retries": {"total_max_attempts": 1},
+        "max_pool_connections": known.max_connections,
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+        **(
+            {"s3": {"addressing_style": "path" if known.path_style else "virtual"}}
+            if known.path_style is not None
+            else {}
+        ),
+        **others.pop("config_kwargs", {}),
+    }
+    client = {
+        **({"region_name": known.region_or_environment} if known.region_or_environment else {}),
+        **({} if known.verify_tls else {"verify": False}),
+        **others.pop("client_kwargs", {}),
+    }
+    translated = {
+        "endpoint_url": known.endpoint_url,
+        "key": known.access_key_id,
+        "secret": known.secret_access_key,
+        "token": known.session_token,
+        "anon": known.anonymous or None,
+        "profile": known.profile,
+    }
+    given = {name: value for name, value in translated.items() if value is not None}
+    return {**given, "config_kwargs": config, "client_kwargs": client, **others}, known.num_part_bytes

@@ -1,0 +1,28 @@
+"""What users test with, too: a local S3 server, the network in front of it, stores that fail on demand.
+
+The conformance suite for stores of your own is `storage.testing.store_tests.StoreTests`; importing it needs pytest.
+"""
+
+from __future__ import annotations
+
+from storage.testing.detached import DetachedS3, running_s3, start_s3, stop_s3
+from storage.testing.failures import ServerFailed, ToolUnavailable
+from storage.testing.leaks import no_leaks
+from storage.testing.local_s3 import LocalS3, local_s3
+from storage.testing.s3_requests import measure_latency
+from storage.testing.toxiproxy import Toxiproxy, toxiproxy
+
+__all__ = [
+    "DetachedS3",
+    "LocalS3",
+    "ServerFailed",
+    "ToolUnavailable",
+    "Toxiproxy",
+    "local_s3",
+    "measure_latency",
+    "no_leaks",
+    "running_s3",
+    "start_s3",
+    "stop_s3",
+    "toxiproxy",
+]

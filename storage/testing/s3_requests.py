@@ -1,0 +1,136 @@
+"""The few requests that a local server needs before any store is opened: is it up, is it ours, make a bucket.
+
+Signed by botocore, sent by the standard library: no client, no connection pool, no settings from the environment (a
+proxy that the environment names would not find a server on the loopback).
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import statistics
+import time
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from storage.errors import AccessDenied, ConfigurationError, ConnectionFailed, StoreError
+
+__all__ = ["Answer", "create_bucket", "list_buckets", "measure_latency", "send"]
+
+_TIMEOUT_S = 10.0
+_LOCATION = "<CreateBucketConfiguration><LocationConstraint>{}</LocationConstraint></CreateBucketConfiguration>"
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server said: its status and the whole body."""
+
+    status: int
+    body: bytes
+
+    @property
+    def code(self) -> str:
+        """The ``<Code>`` of an S3 error; empty if there is none."""
+        found = re.search(rb"<Code>([^<]+)</Code>", self.body)
+        return found[1].decode(errors="replace") if found else ""
+
+
+def send(
+    method: str, url: str, *, headers: dict[str, str] | None = None, body: bytes = b"", timeout_s: float = _TIMEOUT_S
+) -> Answer:
+    """Sends one request on a connection of its own.
+
+    Raises:
+        ConnectionFailed: There is no HTTP server behind the URL, or it does not answer in time.
+    """
+    parts = urlsplit(url)
+    connection = _connect(parts, timeout_s)
+    try:
+        connection.request(method, parts.path or "/", body=body, headers=headers or {})
+        response = connection.getresponse()
+        return Answer(response.status, response.read())
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionFailed(f"no answer to {method}", url=url, got=repr(error)) from error
+    finally:
+        connection.close()
+
+
+def list_buckets(endpoint_url: str, credentials: Credentials, *, region: str, timeout_s: float = _TIMEOUT_S) -> Answer:
+    """Asks for the list of buckets: the request that only the server with these credentials grants."""
+    return _send_signed("GET", f"{endpoint_url}/", credentials, region=region, timeout_s=timeout_s)
+
+
+def create_bucket(endpoint_url: str, name: str, credentials: Credentials, *, region: str) -> None:
+    """Creates a bucket; one that is there already and ours is no error.
+
+    Raises:
+        ConfigurationError: The name is none for a bucket.
+        AccessDenied: The credentials do not allow it, or the bucket is somebody else's.
+        StoreError: The server refused.
+    """
+    if not _BUCKET.fullmatch(name):
+        raise ConfigurationError("a bucket's name has 3 to 63 lower-case letters, digits, dots and hyphens", got=name)
+    body = b""
+    if region != "us-east-1":  # the one region that must not be named
+        body = _LOCATION.format(region).encode()
+    answer = _send_signed("PUT", f"{endpoint_url}/{name}", credentials, region=region, body=body)
+    if answer.status == 200 or answer.code == "BucketAlreadyOwnedByYou":
+        return
+    error = AccessDenied if answer.status == 403 or answer.code == "BucketAlreadyExists" else StoreError
+    raise error("the bucket was not created", url=endpoint_url, key=name, got=f"{answer.status} {answer.code}".strip())
+
+
+def measure_latency(endpoint_url: str, *, num_requests: int = 15) -> float:
+    """Measures what really stands between a request and the first byte of its answer.
+
+    One request after the other on one connection, small and unsigned, the first not counted: the connection's set-up is
+    no part of it.
+
+    Args:
+        endpoint_url: Any HTTP server, an S3 endpoint in particular.
+        num_requests: How many are measured.
+
+    Returns:
+        The median, in milliseconds.
+
+    Raises:
+        ConnectionFailed: Nothing answers there.
+    """
+    parts = urlsplit(endpoint_url)
+    connection = _connect(parts, _TIMEOUT_S)
+    try:
+        waits_s = [_first_byte_s(connection) for _ in range(num_requests + 1)][1:]
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionFailed("no answer", url=endpoint_url, got=repr(error)) from error
+    finally:
+        connection.close()
+    return statistics.median(waits_s) * 1000
+
+
+def _first_byte_s(connection: http.client.HTTPConnection) -> float:
+    begun = time.perf_counter()
+    connection.request("GET", "/")
+    response = connection.getresponse()
+    took_s = time.perf_counter() - begun
+    response.read()
+    return took_s
+
+
+def _send_signed(
+    method: str, url: str, credentials: Credentials, *, region: str, body: bytes = b"", timeout_s: float = _TIMEOUT_S
+) -> Answer:
+    request = AWSRequest(method, url, data=body, headers={"Host": urlsplit(url).netloc})
+    S3SigV4Auth(credentials, "s3", region).add_auth(request)
+    return send(method, url, headers=dict(request.headers.items()), body=body, timeout_s=timeout_s)
+
+
+def _connect(parts: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError("an endpoint is http://host:port or https://host:port", got=parts.geturl())
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname, parts.port, timeout=timeout_s)

@@ -1,0 +1,185 @@
+"""The part of the conformance suite about a store's life: concurrency, cancellation, closing, pickling, forking.
+
+See `storage.testing.store_tests`, which inherits it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import warnings
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import ClassVar
+
+import pytest
+import pytest_asyncio
+
+from storage.errors import StoreClosed, TransientError
+from storage.stores.protocol import Store
+
+__all__ = ["StoreLifeTests", "keys_of", "pattern"]
+
+
+def pattern(num_bytes: int, seed: int = 0) -> bytes:
+    """Bytes that differ everywhere within reach of an off-by-one: no two neighbours and no two blocks are equal."""
+    block = bytes((seed + 7 * i + i // 251) % 256 for i in range(4096))
+    blocks = num_bytes // 4096 + 1
+    return b"".join(number.to_bytes(4, "little") + block[4:] for number in range(blocks))[:num_bytes]
+
+
+async def keys_of(store: Store, prefix: str = "") -> list[str]:
+    """The keys of a listing, in its order."""
+    return [meta.key async for meta in store.list(prefix)]
+
+
+@pytest.mark.asyncio
+class StoreLifeTests:
+    """What happens around the calls.
+
+    Attributes:
+        large_bytes: Size of an object that goes up in parts, where the store does that.
+    """
+
+    large_bytes: ClassVar[int] = 1 << 20
+
+    @pytest.fixture
+    def open_again(self) -> Callable[[], Store]:
+        """Returns a function that opens a store on one and the same URL, empty at the beginning of a test."""
+        raise NotImplementedError
+
+    @pytest_asyncio.fixture
+    async def store(self, open_again: Callable[[], Store]) -> AsyncIterator[Store]:
+        """The store under test."""
+        async with open_again() as store:
+            yield store
+
+    # -- concurrency -----------------------------------------------------------------------------------------------
+
+    async def test_concurrent_use(self, store: Store) -> None:
+        blobs = {f"key{n}": pattern(2_000 + n, seed=n) for n in range(40)}
+
+        async def round_trip(key: str, data: bytes) -> None:
+            await store.put(key, data)
+            whole, part = await asyncio.gather(store.get(key), store.get_range(key, 100, 200))
+            assert bytes(whole.data) == data
+            assert bytes(part.data) == data[100:200]
+
+        await asyncio.gather(*(round_trip(key, data) for key, data in blobs.items()))
+        assert await keys_of(store) == sorted(blobs)
+
+    async def test_readers_see_the_old_object_or_the_new_one(self, store: Store) -> None:
+        versions = [bytes([n]) * (10_000 + n) for n in range(8)]
+        await store.put("key", versions[0])
+
+        async def write() -> None:
+            for version in versions:
+                await store.put("key", version)
+
+        writing = asyncio.create_task(write())
+        num_read = 0
+        while not writing.done() or not num_read:
+            try:
+                result = await store.get("key")
+            except TransientError:  # caught in the middle of a change, and told so
+                continue
+            assert bytes(result.data) in versions
+            num_read += 1
+        await writing
+
+    async def test_a_cancelled_get_leaves_the_store_usable(self, store: Store) -> None:
+        data = pattern(self.large_bytes)
+        await store.put("key", data)
+        assert any([await _cancelled_after(steps, store.get("key")) for steps in range(1, 13)])
+        results = await asyncio.gather(*(store.get_range("key", n, n + 1000) for n in range(40)))
+        assert [bytes(result.data) for result in results] == [data[n : n + 1000] for n in range(40)]
+
+    async def test_a_cancelled_put_leaves_the_old_object_or_the_new_one(self, store: Store) -> None:
+        old, new = pattern(self.large_bytes, seed=1), pattern(self.large_bytes, seed=2)
+        await store.put("key", old)
+        num_cancelled = 0
+        for steps in (1, 2, 5, 10, 20):
+            num_cancelled += await _cancelled_after(steps, store.put("key", new))
+            assert bytes((await store.get("key")).data) in (old, new)
+        assert num_cancelled
+        await store.put("key", b"last")
+        assert bytes((await store.get("key")).data) == b"last"
+        assert await keys_of(store) == ["key"]
+
+    async def test_what_is_put_after_a_cancelled_put_stays(self, store: Store) -> None:
+        for n in range(1, 10):
+            await _cancelled_after(n, store.put("key", b"cancelled" * 50_000))
+            await store.put("key", b"last %d" % n)
+            assert bytes((await store.get("key")).data) == b"last %d" % n
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def test_two_stores_on_one_url_see_the_same_objects(
+        self, store: Store, open_again: Callable[[], Store]
+    ) -> None:
+        async with open_again() as other:
+            await store.put("key", b"x")
+            assert await keys_of(other) == ["key"]
+            await other.put("key", b"yz")
+            assert bytes((await store.get("key")).data) == b"yz"
+
+    async def test_a_closed_store_refuses(self, store: Store) -> None:
+        await store.put("key", b"x")
+        await store.close()
+        await store.close()
+        for attempt in (
+            store.get("key"),
+            store.get_range("key", 0, 1),
+            store.put("key", b""),
+            store.head("key"),
+            store.delete("key"),
+        ):
+            with pytest.raises(StoreClosed):
+                await attempt
+        with pytest.raises(StoreClosed):
+            await keys_of(store)
+
+    async def test_pickling(self, store: Store) -> None:
+        await store.put("key", b"x")
+        async with pickle.loads(pickle.dumps(store)) as again:  # noqa: S301
+            assert (type(again), again.url) == (type(store), store.url)
+            assert bytes((await again.get("key")).data) == b"x"
+
+    async def test_a_used_store_is_refused_after_a_fork(self, store: Store) -> None:
+        await store.put("key", b"x")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
+            child = os.fork()
+        if child == 0:
+            os._exit(_outcome_in_child(store))
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert bytes((await store.get("key")).data) == b"x"
+
+    async def test_repr_names_the_url(self, store: Store) -> None:
+        assert store.url in repr(store)
+
+
+async def _cancelled_after(steps: int, call: Coroutine[object, object, object]) -> bool:
+    """Cancels a call after so many turns of the event loop; False if it was done by then."""
+    task = asyncio.ensure_future(call)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return True
+    return False
+
+
+def _outcome_in_child(store: Store) -> int:
+    """0 if the store refuses, something else otherwise; drives the coroutine by hand, because no loop survives here."""
+    attempt = store.get("key")
+    try:
+        attempt.send(None)
+    except StoreClosed:
+        return 0
+    except BaseException:  # noqa: BLE001
+        return 2
+    return 1

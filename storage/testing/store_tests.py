@@ -1,0 +1,401 @@
+"""What every store promises, as tests: inherit `StoreTests`, give it a store, and run pytest.
+
+::
+
+    class TestMyStore(StoreTests):
+        @pytest.fixture
+        def open_again(self, tmp_path):
+            return lambda: MyStore(tmp_path)
+
+Needs pytest and pytest-asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import pytest
+
+from storage.errors import (
+    AlreadyExists,
+    ConfigurationError,
+    InvalidRange,
+    NotFound,
+    ObjectChanged,
+    StorageError,
+    StoreError,
+)
+from storage.stores.protocol import ObjectMeta, Store
+from storage.testing.store_life_tests import StoreLifeTests, keys_of, pattern
+
+__all__ = ["ODD_KEYS", "StoreTests"]
+
+ODD_KEYS = (
+    "with space",
+    " leading and trailing ",
+    "ünïcödé/日本語/😀",
+    "100%",
+    "a%20b",
+    "x%2Fy",
+    "plus+plus",
+    "tilde~",
+    "hash#tag",
+    "what?",
+    "semi;colon:at@comma,",
+    "amp&eq=",
+    "star*[a]{b}",
+    "quo'te\"s",
+    "back\\slash",
+    "<angle>|^`$!()",
+    "dots../..x/...",
+    ".hidden/.x",
+    "deep/er/and/deep/er",
+    "k" * 200,
+)
+
+
+@pytest.mark.asyncio
+class StoreTests(StoreLifeTests):
+    """The conformance suite.
+
+    Attributes:
+        folders: Whether a key cannot be a folder of another, as on a drive (``"a"``, ``"a/b"``); None leaves it open.
+        exclusive: Whether `Store.put_if_absent` works; where not, it must say so by `ConfigurationError`.
+        num_listed: How many keys a listing of more than one page takes.
+    """
+
+    folders: ClassVar[bool | None] = False
+    exclusive: ClassVar[bool] = True
+    num_listed: ClassVar[int] = 40
+
+    # -- whole objects ---------------------------------------------------------------------------------------------
+
+    async def test_get_returns_what_was_put(self, store: Store) -> None:
+        data = pattern(100_000)
+        await store.put("folder/object", data)
+        result = await store.get("folder/object")
+        assert bytes(result.data) == data
+        assert isinstance(result.data, memoryview)
+        assert result.data.format == "B"
+        assert result.data.contiguous
+        assert result.meta.key == "folder/object"
+        assert result.meta.size == len(data)
+
+    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: memoryview(b"__" + b + b"__")[2:-2]])
+    async def test_put_takes_any_buffer(self, store: Store, kind: Callable[[bytes], bytes]) -> None:
+        await store.put("buffer", kind(b"some bytes"))
+        assert bytes((await store.get("buffer")).data) == b"some bytes"
+
+    async def test_an_empty_object(self, store: Store) -> None:
+        await store.put("empty", b"")
+        result = await store.get("empty")
+        assert len(result.data) == 0
+        assert result.meta.size == 0
+        assert [(meta.key, meta.size) async for meta in store.list()] == [("empty", 0)]
+        with pytest.raises(InvalidRange):
+            await store.get_range("empty", 0, 1)
+
+    async def test_put_replaces(self, store: Store) -> None:
+        await store.put("key", b"a longer first version")
+        before = await store.head("key")
+        await store.put("key", b"second")
+        after = await store.head("key")
+        assert bytes((await store.get("key")).data) == b"second"
+        assert after.size == len(b"second")
+        assert before.etag is None or before.etag != after.etag
+
+    async def test_large_objects(self, store: Store) -> None:
+        data = pattern(self.large_bytes)
+        meta = await store.put("large", data)
+        assert meta.size == len(data)
+        assert bytes((await store.get("large")).data) == data
+        middle = len(data) // 2
+        assert (
+            bytes((await store.get_range("large", middle - 5000, middle + 5000)).data)
+            == data[middle - 5000 : middle + 5000]
+        )
+
+    async def test_head_says_what_put_and_get_and_list_say(self, store: Store) -> None:
+        put = await store.put("key", b"0123456789")
+        head = await store.head("key")
+        got = (await store.get("key")).meta
+        (listed,) = [meta async for meta in store.list()]
+        for meta in (put, got, listed):
+            assert (meta.key, meta.size, meta.etag) == (head.key, head.size, head.etag)
+        assert head.last_modified is None or head.last_modified.tzinfo is not None
+
+    # -- ranges ----------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        ("start", "end"), [(0, 1), (0, 10_000), (1, 2), (9_999, 10_000), (4_090, 4_100), (17, 9_983), (0, 9_999)]
+    )
+    async def test_ranges_are_exact(self, store: Store, start: int, end: int) -> None:
+        data = pattern(10_000)
+        await store.put("key", data)
+        result = await store.get_range("key", start, end)
+        assert bytes(result.data) == data[start:end]
+        assert result.meta.size == len(data)
+
+    @pytest.mark.parametrize("position", [0, 5, 10])
+    async def test_zero_length_ranges(self, store: Store, position: int) -> None:
+        await store.put("key", b"0123456789")
+        result = await store.get_range("key", position, position)
+        assert len(result.data) == 0
+        assert result.meta.size == 10
+
+    @pytest.mark.parametrize(
+        ("start", "end"), [(0, 11), (9, 11), (10, 11), (50, 60), (11, 11), (5, 4), (-1, 3), (-3, -1)]
+    )
+    async def test_ranges_beyond_the_object_are_refused(self, store: Store, start: int, end: int) -> None:
+        await store.put("key", b"0123456789")
+        with pytest.raises(InvalidRange) as caught:
+            await store.get_range("key", start, end)
+        assert (caught.value.key, caught.value.start, caught.value.end) == ("key", start, end)
+        assert not caught.value.retryable
+
+    # -- preconditions ---------------------------------------------------------------------------------------------
+
+    async def test_a_range_piece_by_piece(self, store: Store) -> None:
+        data = pattern(self.large_bytes)
+        await store.put("key", data)
+        for start, end in ((0, len(data)), (1, 2), (len(data) // 3, len(data))):
+            taken = bytearray(len(data))
+
+            async def write(position: int, piece: memoryview, taken: bytearray = taken) -> None:
+                taken[position : position + len(piece)] = piece
+
+            meta = await store.get_range_into("key", start, end, write)
+            assert meta.size == len(data)
+            assert bytes(taken) == bytes(start) + data[start:end] + bytes(len(data) - end)
+
+    async def test_piece_by_piece_fails_as_a_whole_range_does(self, store: Store) -> None:
+        await store.put("key", b"0123456789")
+
+        async def keep(position: int, piece: memoryview) -> None: ...
+
+        async def fail(position: int, piece: memoryview) -> None:
+            raise OSError("the taker's own")
+
+        for key, start, end, error in (
+            ("no", 0, 1, NotFound),
+            ("key", 5, 11, InvalidRange),
+            ("key", 5, 5, InvalidRange),
+        ):
+            with pytest.raises(error):
+                await store.get_range_into(key, start, end, keep)
+        with pytest.raises(OSError, match="the taker's own"):
+            await store.get_range_into("key", 0, 10, fail)
+        assert bytes((await store.get("key")).data) == b"0123456789"
+
+    async def test_if_match_accepts_the_object_that_it_names(self, store: Store) -> None:
+        await store.put("key", b"0123456789")
+        etag = (await store.head("key")).etag
+        assert bytes((await store.get("key", if_match=etag)).data) == b"0123456789"
+        assert bytes((await store.get_range("key", 2, 4, if_match=etag)).data) == b"23"
+
+    async def test_if_match_refuses_another_object(self, store: Store) -> None:
+        await store.put("key", b"0123456789")
+        etag = (await store.head("key")).etag
+        await store.put("key", b"abcdefghij")
+        if etag is None:  # then nothing can be compared, and nothing is refused
+            assert bytes((await store.get("key", if_match="any")).data) == b"abcdefghij"
+            return
+        for attempt in (
+            store.get("key", if_match=etag),
+            store.get_range("key", 2, 4, if_match=etag),
+            store.get_range("key", 2, 2, if_match=etag),
+        ):
+            with pytest.raises(ObjectChanged) as caught:
+                await attempt
+            assert caught.value.key == "key"
+
+    async def test_put_if_absent(self, store: Store) -> None:
+        if not self.exclusive:
+            await self._check_refusal(store, b"first")
+            return
+        meta = await store.put_if_absent("key", b"first")
+        assert meta.size == 5
+        with pytest.raises(AlreadyExists) as caught:
+            await store.put_if_absent("key", b"second")
+        assert caught.value.key == "key"
+        assert bytes((await store.get("key")).data) == b"first"
+        await store.delete("key")
+        await store.put_if_absent("key", b"third")
+        assert bytes((await store.get("key")).data) == b"third"
+
+    async def _check_refusal(self, store: Store, data: bytes, *, left: Sequence[str] = ()) -> None:
+        """A store that cannot promise one winner says so, and writes nothing."""
+        with pytest.raises(ConfigurationError):
+            await store.put_if_absent("key", data)
+        assert await keys_of(store) == list(left)
+
+    async def test_put_if_absent_of_a_large_object(self, store: Store) -> None:
+        data = pattern(self.large_bytes)
+        if not self.exclusive:
+            await self._check_refusal(store, data)
+            return
+        await store.put_if_absent("key", data)
+        with pytest.raises(AlreadyExists):
+            await store.put_if_absent("key", pattern(self.large_bytes, seed=1))
+        assert bytes((await store.get("key")).data) == data
+
+    async def test_put_if_absent_has_one_winner(self, store: Store) -> None:
+        if not self.exclusive:
+            await store.put("key", b"there")
+            await self._check_refusal(store, b"writer 0", left=["key"])
+            return
+        results = await asyncio.gather(
+            *(store.put_if_absent("key", b"writer %d" % n) for n in range(20)), return_exceptions=True
+        )
+        winners = [n for n, result in enumerate(results) if isinstance(result, ObjectMeta)]
+        assert len(winners) == 1
+        assert all(isinstance(result, AlreadyExists) for n, result in enumerate(results) if n != winners[0])
+        assert bytes((await store.get("key")).data) == b"writer %d" % winners[0]
+
+    # -- listing ---------------------------------------------------------------------------------------------------
+
+    async def test_list_of_nothing(self, store: Store) -> None:
+        assert await keys_of(store) == []
+        assert await keys_of(store, "no/such/prefix") == []
+
+    async def test_list_is_in_order_of_bytes(self, store: Store) -> None:
+        # Folder by folder, "a/b" would come before "a.txt" and "a-b"; as UTF-16, the emoji before "\uffee".
+        keys = ["a/b", "a.txt", "a-b", "a0", "B", "z", "a/b.c", "a/bc/d", "é", "￮", "😀", "a/B"]
+        await asyncio.gather(*(store.put(key, b"x") for key in keys))
+        assert await keys_of(store) == sorted(keys, key=str.encode)
+
+    async def test_a_prefix_is_plain_text(self, store: Store) -> None:
+        keys = ["photos/a1", "photos/a2/x", "photos/b", "photos-old/a", "photo", "other"]
+        for key in keys:
+            await store.put(key, b"x")
+        for prefix in (
+            "",
+            "p",
+            "photo",
+            "photos",
+            "photos/",
+            "photos/a",
+            "photos/a2",
+            "photos/a2/",
+            "photos/a2/x",
+            "q",
+            "photos/a3",
+        ):
+            expected = sorted(key for key in keys if key.startswith(prefix))
+            assert await keys_of(store, prefix) == sorted(expected, key=str.encode), prefix
+
+    async def test_long_lists(self, store: Store) -> None:
+        keys = [f"many/{n % 7}/{n:05d}" for n in range(self.num_listed)]
+        gate = asyncio.Semaphore(64)
+
+        async def put(key: str) -> None:
+            async with gate:
+                await store.put(key, key.encode())
+
+        await asyncio.gather(*(put(key) for key in keys))
+        assert await keys_of(store, "many/") == sorted(keys)
+        assert await keys_of(store, "many/3/") == sorted(key for key in keys if key.startswith("many/3/"))
+
+    async def test_a_list_may_be_left_early(self, store: Store) -> None:
+        for n in range(5):
+            await store.put(f"key{n}", b"x")
+        listing = store.list()
+        assert (await anext(listing)).key == "key0"
+        await listing.aclose()  # type: ignore[attr-defined]
+        assert len(await keys_of(store)) == 5
+
+    # -- keys ------------------------------------------------------------------------------------------------------
+
+    async def test_odd_keys(self, store: Store) -> None:
+        for key in ODD_KEYS:
+            await store.put(key, key.encode())
+        assert await keys_of(store) == sorted(ODD_KEYS, key=str.encode)
+        for key in ODD_KEYS:
+            assert bytes((await store.get(key)).data) == key.encode()
+            assert (await store.head(key)).key == key
+            assert key in await keys_of(store, key)
+            await store.delete(key)
+        assert await keys_of(store) == []
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "",
+            "/",
+            "/abs",
+            "trailing/",
+            "a//b",
+            ".",
+            "..",
+            "../x",
+            "a/../b",
+            "a/./b",
+            "a/..",
+            "nul\x00",
+            "new\nline",
+            "k" * 1025,
+        ],
+    )
+    async def test_refused_keys(self, store: Store, key: str) -> None:
+        for attempt in (
+            store.get(key),
+            store.get_range(key, 0, 1),
+            store.put(key, b"x"),
+            store.put_if_absent(key, b"x"),
+            store.head(key),
+            store.delete(key),
+        ):
+            with pytest.raises(ConfigurationError):
+                await attempt
+        assert await keys_of(store) == []
+
+    async def test_a_key_below_another(self, store: Store) -> None:
+        await store.put("a", b"outer")
+        if self.folders is None:
+            # The server may take it or refuse it; a vendor's own exception or a damaged neighbour is no third way.
+            with contextlib.suppress(StorageError):
+                await store.put("a/b", b"inner")
+            assert bytes((await store.get("a")).data) == b"outer"
+            return
+        if self.folders:
+            with pytest.raises(StoreError):
+                await store.put("a/b", b"inner")
+            with pytest.raises(NotFound):
+                await store.get("a/b")
+            assert await keys_of(store) == ["a"]
+            await store.delete("a")
+            await store.put("a/b", b"inner")
+            with pytest.raises(StoreError):
+                await store.put("a", b"outer")
+            with pytest.raises(NotFound):
+                await store.get("a")
+            await store.delete("a/b")
+            await store.put("a", b"outer")
+        else:
+            await store.put("a/b", b"inner")
+            assert await keys_of(store) == ["a", "a/b"]
+            assert bytes((await store.get("a/b")).data) == b"inner"
+        assert bytes((await store.get("a")).data) == b"outer"
+
+    async def test_missing_keys(self, store: Store) -> None:
+        await store.put("folder/key", b"x")
+        for key in ("missing", "folder", "folder/key2", "folder/key/below"):
+            for attempt in (store.get(key), store.get_range(key, 0, 1), store.get_range(key, 0, 0), store.head(key)):
+                with pytest.raises(NotFound) as caught:
+                    await attempt
+                assert caught.value.key == key
+                assert caught.value.url == store.url
+            await store.delete(key)
+        assert await keys_of(store) == ["folder/key"]
+
+    async def test_delete(self, store: Store) -> None:
+        await store.put("a/b/c", b"x")
+        await store.put("a/b/d", b"y")
+        await store.delete("a/b/c")
+        await store.delete("a/b/c")
+        assert await keys_of(store) == ["a/b/d"]
+        with pytest.raises(NotFound):
+            await store.get("a/b/c")

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from storage.cache.single_flight import SingleFlight
+
+
+class Calls:
+    """Counts calls and lets them finish when told."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.go = asyncio.Event()
+        self.unwound = False
+
+    async def __call__(self) -> int:
+        self.num += 1
+        number = self.num
+        try:
+            await self.go.wait()
+        finally:
+            self.unwound = True
+        return number
+
+
+async def test_concurrent_callers_share_one_call() -> None:
+    calls, flight = Calls(), SingleFlight[str, int]()
+    tasks = [asyncio.create_task(flight.run("k", calls)) for _ in range(5)]
+    await asyncio.sleep(0)
+    calls.go.set()
+    assert await asyncio.gather(*tasks) == [1] * 5
+    assert await flight.run("k", calls) == 2
+
+
+async def test_keys_do_not_wait_for_each_other() -> None:
+    slow, fast, flight = Calls(), Calls(), SingleFlight[str, int]()
+    fast.go.set()
+    waiting = asyncio.create_task(flight.run("slow", slow))
+    assert await flight.run("fast", fast) == 1
+    slow.go.set()
+    assert await waiting == 1
+
+
+async def test_an_error_reaches_all_callers_and_is_not_kept() -> None:
+    flight: SingleFlight[str, int] = SingleFlight()
+
+    async def fail() -> int:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    tasks = [asyncio.create_task(flight.run("k", fail)) for _ in range(3)]
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ValueError] * 3
+    calls = Calls()
+    calls.go.set()
+    assert await flight.run("k", calls) == 1
+
+
+async def test_a_cancelled_caller_leaves_the_others_waiting() -> None:
+    calls, flight = Calls(), SingleFlight[str, int]()
+    first, second = (asyncio.create_task(flight.run("k", calls)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait({first})
+    calls.go.set()
+    assert await second == 1
+
+
+async def test_the_last_caller_takes_the_call_with_it() -> None:
+    calls, flight = Calls(), SingleFlight[str, int]()
+    tasks = [asyncio.create_task(flight.run("k", calls)) for _ in range(2)]
+    while not calls.num:
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert calls.unwound
+    assert all(task.cancelled() for task in tasks)
+    assert len(asyncio.all_tasks()) == 1
+    calls.go.set()
+    assert await flight.run("k", calls) == 2
+
+
+async def test_a_call_that_ends_by_itself_while_being_cancelled_is_no_problem() -> None:
+    calls, flight = Calls(), SingleFlight[str, int]()
+    task = asyncio.create_task(flight.run("k", calls))
+    while not calls.num:
+        await asyncio.sleep(0)
+    calls.go.set()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

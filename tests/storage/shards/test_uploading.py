@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from uuid import uuid4
+
+import pytest
+
+from storage.errors import AccessDenied, AlreadyExists, ConnectionFailed, DeadlineExceeded, ServerError
+from storage.fetch import RetryPolicy
+from storage.shards.uploading import Uploader
+from storage.stores import MemoryStore
+from storage.testing.fault_store import Fail, Fault, FaultStore, Wait, in_order
+
+
+class Clock:
+    """Time that passes only by pauses."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    async def sleep(self, pause_s: float) -> None:
+        self.now_s += pause_s
+
+
+def an_uploader(
+    faults: Sequence[Fault | None], retry: RetryPolicy | None = None
+) -> tuple[Uploader, MemoryStore, Clock]:
+    memory = MemoryStore(f"memory://upload-{uuid4()}")
+    clock = Clock()
+    store = FaultStore(memory, in_order(faults, operation="put"))
+    return (
+        Uploader(store=store, retry=retry or RetryPolicy(), clock=clock, sleep=clock.sleep, dice=lambda: 0.5),
+        memory,
+        clock,
+    )
+
+
+async def test_insists() -> None:
+    uploader, memory, clock = an_uploader([Fail(ConnectionFailed), Fail(ServerError)])
+    await uploader.put_once("key", b"data")
+    assert (await memory.get("key")).data == b"data"
+    assert clock.now_s == pytest.approx(0.05 + 0.1)
+
+
+async def test_gives_up_and_says_how_often() -> None:
+    uploader, memory, _ = an_uploader([Fail(ServerError)] * 9, RetryPolicy(max_attempts=3))
+    with pytest.raises(ServerError) as caught:
+        await uploader.put_once("key", b"data")
+    assert caught.value.attempts == 3
+    assert [meta async for meta in memory.list()] == []
+
+
+async def test_does_not_insist_where_it_cannot_help() -> None:
+    uploader, _, _ = an_uploader([Fail(AccessDenied)])
+    with pytest.raises(AccessDenied) as caught:
+        await uploader.put_once("key", b"data")
+    assert caught.value.attempts == 1
+
+
+async def test_an_object_of_somebody_else_stays() -> None:
+    uploader, memory, _ = an_uploader([])
+    await memory.put("key", b"data")
+    with pytest.raises(AlreadyExists):
+        await uploader.put_once("key", b"data")  # equal bytes do not make it ours
+
+
+async def test_an_object_whose_answer_was_lost_is_ours() -> None:
+    uploader, memory, _ = an_uploader([Fail(ConnectionFailed, after=True)])
+    await uploader.put_once("key", b"data")
+    assert (await memory.get("key")).data == b"data"
+
+
+async def test_somebody_else_was_quicker_while_ours_failed() -> None:
+    uploader, memory, _ = an_uploader([Fail(ConnectionFailed)])
+    await memory.put("key", b"other")
+    with pytest.raises(AlreadyExists):
+        await uploader.put_once("key", b"data")
+    assert (await memory.get("key")).data == b"other"
+
+
+async def test_hanging_uploads_end() -> None:
+    never = asyncio.Event()
+    policy = RetryPolicy(max_attempts=2, attempt_s=0.01, min_bytes_per_s=1e9)
+    uploader, _, _ = an_uploader([Wait(never.wait)] * 2, policy)
+    with pytest.raises(DeadlineExceeded) as caught:
+        await uploader.put_once("key", b"data")
+    assert caught.value.attempts == 2
+
+
+class TestContentAddressed:
+    async def test_what_is_there_stays_untouched(self) -> None:
+        uploader, memory, _ = an_uploader([])
+        before = await memory.put("shards/x", b"data")
+        await uploader.put_content_addressed("shards/x", b"data")
+        assert await memory.head("shards/x") == before
+
+    async def test_a_stump_is_replaced(self) -> None:
+        uploader, memory, _ = an_uploader([])
+        await memory.put("shards/x", b"da")
+        await uploader.put_content_addressed("shards/x", b"data")
+        assert (await memory.get("shards/x")).data == b"data"
+
+    async def test_insists(self) -> None:
+        uploader, memory, _ = an_uploader([Fail(ServerError), Fail(ServerError, after=True)])
+        await uploader.put_content_addressed("shards/x", b"data")
+        assert (await memory.get("shards/x")).data == b"data"

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+
+from storage.errors import AccessDenied, ConfigurationError
+from storage.stores.aws_chain import AwsSettings, CredentialSource
+from storage.stores.options import S3Options
+
+
+@pytest.fixture(autouse=True)
+def no_surroundings(monkeypatch, tmp_path):
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE", "REGION", "DEFAULT_REGION"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    for name in ("ENDPOINT_URL", "ENDPOINT_URL_S3", "CA_BUNDLE"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def test_nothing_said():
+    assert AwsSettings.resolve(S3Options(), url="s3://b") == AwsSettings(None, None, None)
+
+
+def test_options_before_environment_before_files(monkeypatch, tmp_path):
+    (tmp_path / "config").write_text(
+        "[default]\nregion = from-file\n[profile p]\nregion = of-p\nendpoint_url = http://of-p\nca_bundle = /of-p\n"
+    )
+    assert AwsSettings.resolve(S3Options(), url="").region == "from-file"
+    assert AwsSettings.resolve(S3Options(profile="p"), url="") == AwsSettings("http://of-p", "of-p", "/of-p")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "from-default-region")
+    assert AwsSettings.resolve(S3Options(), url="").region == "from-default-region"
+    monkeypatch.setenv("AWS_REGION", "from-region")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://from-environment")
+    assert AwsSettings.resolve(S3Options(), url="") == AwsSettings("http://from-environment", "from-region", None)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://for-s3")
+    assert AwsSettings.resolve(S3Options(), url="").endpoint_url == "http://for-s3"
+    given = S3Options(region="given", endpoint_url="http://given")
+    assert AwsSettings.resolve(given, url="") == AwsSettings("http://given", "given", None)
+
+
+def test_explicit_keys(monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "somebody else's")
+    keys = CredentialSource(S3Options(access_key_id="id", secret_access_key="secret"), url="")()
+    assert keys == {"access_key_id": "id", "secret_access_key": "secret", "token": None, "expires_at": None}
+
+
+def test_keys_of_the_environment(monkeypatch):
+    for name, value in (("ACCESS_KEY_ID", "id"), ("SECRET_ACCESS_KEY", "secret"), ("SESSION_TOKEN", "token")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    keys = CredentialSource(S3Options(), url="")()
+    assert keys == {"access_key_id": "id", "secret_access_key": "secret", "token": "token", "expires_at": None}
+
+
+def test_expiring_keys_are_asked_for_again(tmp_path):
+    script = tmp_path / "keys.py"
+    script.write_text(
+        "import json; print(json.dumps({'Version': 1, 'AccessKeyId': 'id', 'SecretAccessKey': 's', 'SessionToken': 't',"
+        "'Expiration': '2099-01-01T00:00:00Z'}))"
+    )
+    (tmp_path / "config").write_text(f"[profile p]\ncredential_process = python3 {script}\n")
+    keys = CredentialSource(S3Options(profile="p"), url="")()
+    assert keys["token"] == "t"
+    assert keys["expires_at"] is not None
+
+
+def test_no_keys_anywhere():
+    source = CredentialSource(S3Options(), url="s3://b")
+    with pytest.raises(AccessDenied, match="credentials"):
+        source()
+    assert isinstance(source.failure, AccessDenied)
+
+
+def test_no_such_profile():
+    with pytest.raises(ConfigurationError, match="profile"):
+        AwsSettings.resolve(S3Options(profile="nobody"), url="s3://b")
