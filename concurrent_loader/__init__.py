@@ -1,0 +1,47 @@
+"""Train from a bucket as fast as from a local drive: batches for torch from shards in object storage."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from concurrent_loader.batch import Batch, collate
+    from concurrent_loader.dataset import ShardDataset
+    from concurrent_loader.errors import CollateError, DecodeError, LoaderError, LoaderStateError, TransformError
+    from concurrent_loader.loader import ConcurrentDataLoader
+    from concurrent_loader.stats import LoaderStats
+
+__all__ = [
+    "Batch",
+    "CollateError",
+    "ConcurrentDataLoader",
+    "DecodeError",
+    "LoaderError",
+    "LoaderStateError",
+    "LoaderStats",
+    "ShardDataset",
+    "TransformError",
+    "collate",
+]
+
+_HOMES = {
+    "Batch": "batch",
+    "CollateError": "errors",
+    "ConcurrentDataLoader": "loader",
+    "DecodeError": "errors",
+    "LoaderError": "errors",
+    "LoaderStateError": "errors",
+    "LoaderStats": "stats",
+    "ShardDataset": "dataset",
+    "TransformError": "errors",
+    "collate": "batch",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Imports a name when it is first used: the command line starts without waiting for torch."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -1,0 +1,1 @@
+"""The command line's subcommands, one group a file; `concurrent_loader.cli` puts them together."""

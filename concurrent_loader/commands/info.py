@@ -1,0 +1,129 @@
+"""`concurrent-loader info URL`: what a data set holds, from its manifest alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from concurrent_loader.commands.options import (
+    Client,
+    EndpointUrl,
+    Json,
+    Profile,
+    Region,
+    StorageOption,
+    open_for_command,
+    store_options,
+)
+
+if TYPE_CHECKING:
+    from storage.shards.manifest import Manifest
+    from storage.stores.protocol import Store
+
+__all__ = ["Url", "info"]
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="The data set.")]
+_MAX_CLASSES = 20
+
+
+def info(
+    url: Url,
+    *,
+    snapshot: Annotated[int | None, typer.Option(min=1, help="Which; the newest by default.")] = None,
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    storage_option: StorageOption = None,
+    client: Client = "auto",
+    as_json: Json = False,
+) -> None:
+    """Show a data set's columns, counts, sizes, classes, statistics and snapshots."""
+    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    store = open_for_command(url, client=client, options=options)
+    manifest, snapshots = asyncio.run(_load(store, snapshot))
+    facts = _facts(store.url, manifest, snapshots)
+    typer.echo(json.dumps(facts) if as_json else "\n".join(_lines(facts)))
+
+
+async def _load(store: Store, snapshot: int | None) -> tuple[Manifest, list[int]]:
+    from storage.errors import NotFound
+    from storage.shards.manifest import list_snapshots, load_manifest
+
+    async with store:
+        snapshots = await list_snapshots(store)
+        if not snapshots:
+            raise NotFound("no data set here: it has no manifest", url=store.url, key="manifests/")
+        return await load_manifest(store, snapshot or snapshots[-1]), snapshots
+
+
+def _facts(url: str, manifest: Manifest, snapshots: list[int]) -> dict[str, Any]:
+    sizes = [shard.size for shard in manifest.shards]
+    return {
+        "url": url,
+        "snapshot": manifest.snapshot,
+        "snapshots": snapshots,
+        "digest": manifest.digest,
+        "parent": manifest.parent,
+        "format_version": manifest.format_version,
+        "num_samples": manifest.num_samples,
+        "num_bytes": manifest.num_bytes,
+        "payload_bytes": sum(shard.payload_bytes for shard in manifest.shards),
+        "num_shards": len(sizes),
+        "shard_bytes": {"min": min(sizes), "mean": sum(sizes) // len(sizes), "max": max(sizes)} if sizes else None,
+        "num_bundles": len(manifest.bundles),
+        "bundle_bytes": sum(bundle.size for bundle in manifest.bundles),
+        "columns": manifest.schema,
+        "statistics": manifest.statistics,
+        "metadata": manifest.metadata,
+    }
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    from storage.sizes import format_size
+
+    sizes = facts["shard_bytes"]
+    spread = (
+        f", {' / '.join(format_size(sizes[name]) for name in ('min', 'mean', 'max'))} (min/mean/max)" if sizes else ""
+    )
+    lines = [
+        f"data set   {facts['url']}",
+        f"snapshot   {facts['snapshot']} of {_runs(facts['snapshots'])}, digest {facts['digest']}",
+        f"samples    {facts['num_samples']:,}",
+        f"size       {format_size(facts['num_bytes'])}, of which payload {format_size(facts['payload_bytes'])}",
+        f"shards     {facts['num_shards']:,}{spread}",
+        f"bundles    {facts['num_bundles']:,}, {format_size(facts['bundle_bytes'])}",
+        "columns",
+    ]
+    width = max(len(name) for name in facts["columns"])
+    for name, kind in facts["columns"].items():
+        about = ", ".join(f"{fact} {value}" for fact, value in facts["statistics"].get(name, {}).items())
+        lines.append(f"  {name:<{width}}  {kind}{f'  ({about})' if about else ''}")
+    rest = dict(facts["metadata"])
+    classes = rest.pop("classes", None)
+    if isinstance(classes, dict):
+        for name, names in classes.items():
+            lines += _class_lines(str(name), names)
+    lines += [f"metadata   {name}: {json.dumps(value, ensure_ascii=False)[:200]}" for name, value in rest.items()]
+    # Names come from the data set: nothing in them may move the cursor or colour the terminal.
+    return ["".join(letter if letter.isprintable() else "�" for letter in line) for line in lines]
+
+
+def _class_lines(name: str, names: object) -> list[str]:
+    if not isinstance(names, list):
+        return []
+    shown = ", ".join(map(str, names[:_MAX_CLASSES]))
+    return [f"classes    {name}: {len(names)}: {shown}{', …' if len(names) > _MAX_CLASSES else ''}"]
+
+
+def _runs(snapshots: list[int]) -> str:
+    """Writes 1, 2, 3, 7 as "1-3, 7"."""
+    runs: list[list[int]] = []
+    for snapshot in snapshots:
+        if runs and runs[-1][-1] == snapshot - 1:
+            runs[-1][1:] = [snapshot]
+        else:
+            runs.append([snapshot])
+    return ", ".join("-".join(map(str, run)) for run in runs)

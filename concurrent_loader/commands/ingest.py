@@ -1,0 +1,178 @@
+"""`concurrent-loader ingest …`: foreign formats become a data set of shards."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from concurrent_loader.commands.options import (
+    Client,
+    EndpointUrl,
+    InFlight,
+    Json,
+    Profile,
+    Region,
+    StorageOption,
+    client_for,
+    open_for_command,
+    options_for,
+    store_options,
+)
+from concurrent_loader.commands.progress import progress_bar
+
+if TYPE_CHECKING:
+    from storage.ingest import IngestReport
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Make a data set of shards from another format.")
+
+_MAX_SHOWN = 20
+_SOURCE = "Source, where it is not as the destination"
+
+
+class OnError(StrEnum):
+    """What to do with a file that cannot be imported."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class Verify(StrEnum):
+    """How closely each image is looked at."""
+
+    DECODE = "decode"
+    HEADER = "header"
+    NONE = "none"
+
+
+class ImageType(StrEnum):
+    """Type of the image column."""
+
+    JPEG = "jpeg"
+    IMAGE = "image"
+
+
+@app.callback()
+def ingest() -> None:
+    """Make a data set of shards from another format."""
+
+
+@app.command("image-folder")
+def image_folder(
+    src: Annotated[str, typer.Argument(metavar="SRC", help="Folder or URL with one sub-folder a class.")],
+    dst: Annotated[str, typer.Argument(metavar="DST", help="URL of the data set.")],
+    *,
+    shard_size: Annotated[str, typer.Option(help="Target size of a shard.")] = "8MiB",
+    on_error: Annotated[
+        OnError, typer.Option(help="Stop at the first bad file, or leave bad files out.")
+    ] = OnError.FAIL,
+    append: Annotated[bool, typer.Option("--append", help="Add to the data set.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Commit a snapshot of these images alone.")] = False,
+    classes: Annotated[bool, typer.Option(help="Sub-folders are classes; without: no label column.")] = True,
+    shuffle: Annotated[bool, typer.Option(help="Mix the order of the files; without: sorted by path.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Of the shuffled order.")] = 0,
+    image_type: Annotated[ImageType | None, typer.Option(help="Type of the image column, if not by the names.")] = None,
+    verify: Annotated[Verify, typer.Option(help="Decode every image, read its header, or trust it.")] = Verify.DECODE,
+    in_flight: InFlight = 32,
+    uploads_in_flight: Annotated[int, typer.Option(min=1, help="Shards uploaded at once.")] = 4,
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    storage_option: StorageOption = None,
+    client: Client = "auto",
+    src_endpoint_url: Annotated[str | None, typer.Option(rich_help_panel=_SOURCE)] = None,
+    src_region: Annotated[str | None, typer.Option(rich_help_panel=_SOURCE)] = None,
+    src_profile: Annotated[str | None, typer.Option(rich_help_panel=_SOURCE)] = None,
+    src_storage_option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", rich_help_panel=_SOURCE)] = None,
+    as_json: Json = False,
+) -> None:
+    """Import images, one sub-folder a class, from a folder or a bucket.
+
+    Makes the columns image, label and path. Files are decoded in full first, so that a damaged one is found now and not
+    in the middle of a training run.
+    """
+    from storage.importers import ImageFolder
+    from storage.ingest import IngestProgress
+    from storage.ingest import ingest as run_ingest
+
+    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    own = store_options(
+        endpoint_url=src_endpoint_url, region=src_region, profile=src_profile, storage_option=src_storage_option
+    )
+    importer = ImageFolder(
+        open_for_command(src, client=client, options={**options, **own}),
+        classes=classes,
+        shuffle_seed=seed if shuffle else None,
+        image_type=image_type.value if image_type else None,
+        verify=verify.value,
+        in_flight=in_flight,
+    )
+    with progress_bar(in_bytes=False) as progress:
+        task = progress.add_task("listing", total=None)
+
+        def show(now: IngestProgress) -> None:
+            skipped = f", {now.num_skipped} skipped" if now.num_skipped else ""
+            progress.update(task, description=f"images{skipped}", completed=now.num_done, total=now.num_total)
+
+        report = run_ingest(
+            importer,
+            dst,
+            on_error="skip" if on_error is OnError.SKIP else "fail",
+            append=append,
+            overwrite=overwrite,
+            shard_size=shard_size,
+            uploads_in_flight=uploads_in_flight,
+            client=client_for(dst, client),
+            storage_options=options_for(dst, options),
+            on_progress=show,
+        )
+    if as_json:
+        _print_json(report)
+    else:
+        _print(report, dst)
+
+
+def _print(report: IngestReport, dst: str) -> None:
+    from storage.sizes import format_size
+
+    manifest = report.manifest
+    rate = report.num_samples / max(report.duration_s, 1e-9)
+    typer.echo(
+        f"{report.num_samples} samples, {format_size(report.num_bytes)}, in {report.duration_s:.1f} s ({rate:.0f}/s)\n"
+        f"{dst} snapshot {manifest.snapshot}: {manifest.num_samples} samples in {len(manifest.shards)} shards, "
+        f"{format_size(manifest.num_bytes)}"
+    )
+    if report.num_ignored:
+        typer.echo(f"{report.num_ignored} other files were ignored")
+    if report.skipped:
+        typer.echo(f"{report.num_skipped} files were skipped:", err=True)
+        for problem in report.skipped[:_MAX_SHOWN]:
+            typer.echo(f"  {problem.name}: {problem.reason}", err=True)
+        if report.num_skipped > _MAX_SHOWN:
+            typer.echo(f"  … and {report.num_skipped - _MAX_SHOWN} more", err=True)
+
+
+def _print_json(report: IngestReport) -> None:
+    import json
+
+    manifest = report.manifest
+    typer.echo(
+        json.dumps(
+            {
+                "snapshot": manifest.snapshot,
+                "digest": manifest.digest,
+                "num_samples": report.num_samples,
+                "num_bytes": report.num_bytes,
+                "num_ignored": report.num_ignored,
+                "num_skipped": report.num_skipped,
+                "skipped": [{"name": problem.name, "reason": problem.reason} for problem in report.skipped],
+                "duration_s": report.duration_s,
+                "dataset_num_samples": manifest.num_samples,
+                "dataset_num_bytes": manifest.num_bytes,
+                "dataset_num_shards": len(manifest.shards),
+            }
+        )
+    )

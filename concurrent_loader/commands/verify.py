@@ -1,0 +1,93 @@
+"""`concurrent-loader verify URL`: every byte of a data set against its digests."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from concurrent_loader.commands.info import Url
+from concurrent_loader.commands.options import (
+    Client,
+    EndpointUrl,
+    InFlight,
+    Json,
+    Profile,
+    Region,
+    StorageOption,
+    open_for_command,
+    store_options,
+)
+from concurrent_loader.commands.progress import progress_bar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from storage.shards.verifying import VerifyProgress, VerifyReport
+    from storage.stores.protocol import Store
+
+__all__ = ["verify"]
+
+_CORRUPT = 1
+
+
+def verify(
+    url: Url,
+    *,
+    snapshot: Annotated[int | None, typer.Option(min=1, help="Which; the newest by default.")] = None,
+    in_flight: InFlight = 16,
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    storage_option: StorageOption = None,
+    client: Client = "auto",
+    as_json: Json = False,
+) -> None:
+    """Read every shard in full and check all digests.
+
+    Exit status: 0 everything is as it was written, 1 something is corrupt (each problem is listed), 2 it could not be
+    checked.
+    """
+    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    store = open_for_command(url, client=client, options=options)
+    with progress_bar(in_bytes=True) as progress:
+        task = progress.add_task("verifying", total=None)
+
+        def show(now: VerifyProgress) -> None:
+            found = f"verifying, {now.num_problems} problems" if now.num_problems else "verifying"
+            progress.update(task, description=found, completed=now.num_bytes, total=now.num_bytes_total)
+
+        report = asyncio.run(_verify(store, snapshot, in_flight, show))
+    _print(report, store.url, as_json=as_json)
+    if report.problems:
+        raise typer.Exit(_CORRUPT)
+
+
+async def _verify(
+    store: Store, snapshot: int | None, in_flight: int, on_progress: Callable[[VerifyProgress], None]
+) -> VerifyReport:
+    from storage.fetch import FetchEngine
+    from storage.shards.manifest import load_manifest
+    from storage.shards.verifying import verify_dataset
+
+    async with store:
+        engine = FetchEngine(store, in_flight=in_flight)
+        return await verify_dataset(engine, await load_manifest(engine, snapshot), on_progress=on_progress)
+
+
+def _print(report: VerifyReport, url: str, *, as_json: bool) -> None:
+    from storage.sizes import format_size
+
+    if as_json:
+        typer.echo(json.dumps({"url": url, "ok": not report.problems, **dataclasses.asdict(report)}))
+        return
+    for problem in report.problems:
+        typer.echo(str(problem))
+    verdict = f"{len(report.problems)} problems" if report.problems else "all digests agree"
+    typer.echo(
+        f"{url} snapshot {report.snapshot}: {verdict}; {report.num_shards} shards, {report.num_bundles} bundles, "
+        f"{report.num_samples} samples, {format_size(report.num_bytes)}"
+    )

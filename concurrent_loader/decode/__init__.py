@@ -1,0 +1,14 @@
+"""From encoded bytes to pixels: one decoder a column, whatever library does the work."""
+
+from concurrent_loader.decode.header import ImageHeader, parse_header
+from concurrent_loader.decode.registry import DEFAULT_MAX_PIXELS, Backend, Decoder, available_backends, make_decoder
+
+__all__ = [
+    "DEFAULT_MAX_PIXELS",
+    "Backend",
+    "Decoder",
+    "ImageHeader",
+    "available_backends",
+    "make_decoder",
+    "parse_header",
+]

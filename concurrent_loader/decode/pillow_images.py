@@ -1,0 +1,67 @@
+"""Pillow behind the registry: the reference for what a decoded image is, and the last resort."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from PIL import ImageOps
+from PIL.Image import Image, fromarray
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from concurrent_loader.decode.header import Buffer, ImageHeader
+from concurrent_loader.errors import DecodeError
+
+__all__ = ["decode"]
+
+# The class of the known format, not Image.open: no other parser sees the bytes, and the cap on pixels is the caller's,
+# not Pillow's process-wide one.
+_FILES: dict[str, Callable[[io.BytesIO], ImageFile]] = {
+    "jpeg": JpegImageFile,
+    "png": PngImageFile,
+    "webp": WebPImageFile,
+}
+# `Warning`: of damaged EXIF data Pillow only warns, which is an exception where the user's filters say so.
+_DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error, zlib.error, Warning)
+
+
+def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
+    """Decodes an image: (C, H, W) uint8. ``mode`` is "RGB", "GRAY" or "UNCHANGED".
+
+    Raises:
+        DecodeError: The data is damaged or of a kind that the library does not know.
+    """
+    try:
+        with _FILES[header.format](io.BytesIO(data)) as image:
+            upright = ImageOps.exif_transpose(image)
+            pixels = np.array(_converted(_in_eight_bits(upright), mode))
+    except _DAMAGE as error:
+        raise DecodeError(f"damaged {header.format} data", got=str(error)[:200]) from error
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, np.newaxis]
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _in_eight_bits(image: Image) -> Image:
+    """Scales 16-bit gray, which Pillow would clip, and spreads bits and palettes out."""
+    if image.mode.startswith("I"):
+        sixteen = np.asarray(image).astype(np.float32)
+        return fromarray(np.rint(sixteen / 257).clip(0, 255).astype(np.uint8))
+    if image.mode == "1":
+        return image.convert("L")
+    if image.mode in ("P", "PA"):
+        return image.convert("RGBA" if "transparency" in image.info or image.mode == "PA" else "RGB")
+    return image
+
+
+def _converted(image: Image, mode: str) -> Image:
+    if mode == "UNCHANGED":
+        return image
+    return image.convert("RGB" if mode == "RGB" else "L")

@@ -1,0 +1,36 @@
+"""torchcodec behind the registry: the first choice; it needs no FFmpeg for images and always turns them upright."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torchcodec import decoders
+
+from concurrent_loader.decode.encoded import as_tensor
+from concurrent_loader.decode.header import Buffer, ImageHeader
+from concurrent_loader.errors import DecodeError
+
+__all__ = ["decode"]
+
+# By name: releases that decode videos only have none of these, and the registry then goes on to torchvision.
+_DECODERS: dict[str, Callable[..., torch.Tensor]] = {
+    name: getattr(decoders, f"decode_{name}") for name in ("jpeg", "png", "webp")
+}
+
+
+def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
+    """Decodes an image: (C, H, W) uint8. ``mode`` is "RGB", "GRAY" or "UNCHANGED".
+
+    Raises:
+        DecodeError: The data is damaged or of a kind that the library does not know.
+    """
+    try:
+        return _DECODERS[header.format](as_tensor(data), mode=mode)
+    except (RuntimeError, ValueError) as error:
+        raise DecodeError(f"damaged {header.format} data", got=_last_words(error)) from error
+
+
+def _last_words(error: Exception) -> str:
+    """The library's message without the C++ source position before it."""
+    return str(error).strip().splitlines()[0].rpartition(", ")[2][:200]

@@ -1,0 +1,101 @@
+"""What can go wrong between verified bytes and a batch on the device: one tree, raised all over `concurrent_loader`.
+
+::
+
+    LoaderError
+    ├── DecodeError        encoded bytes that are no picture, or not the whole of one, or too large a one
+    ├── TransformError     the user's transform raised
+    ├── CollateError       samples that do not fit into one batch
+    └── LoaderStateError   a saved state that does not belong to this loader
+
+Errors of the bytes themselves are `storage.errors.StorageError`; options that cannot work are
+`storage.errors.ConfigurationError` in both packages.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+__all__ = ["CollateError", "DecodeError", "LoaderError", "LoaderStateError", "TransformError"]
+
+
+class LoaderError(Exception):
+    """Root of the tree: what happened, at which stage, and to which sample.
+
+    Args:
+        what: One sentence without a full stop, for a person.
+        sample: The sample's number in the data set.
+        column: The column's name.
+        stage: Where on the data's way: ``"decode"``, ``"transform"``, ``"collate"`` …; each class has its own.
+        expected: What should have been there.
+        got: What was there.
+
+    All of them are attributes and stand in the message. Errors survive pickling; ``__cause__``, as ever, does not.
+    """
+
+    default_stage: ClassVar[str | None] = None
+    _FACTS: ClassVar[tuple[str, ...]] = ("stage", "sample", "column", "expected", "got")
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        sample: int | None = None,
+        column: str | None = None,
+        stage: str | None = None,
+        expected: object = None,
+        got: object = None,
+    ) -> None:
+        self.what = what
+        self.sample = sample
+        self.column = column
+        self.stage = self.default_stage if stage is None else stage
+        self.expected = expected
+        self.got = got
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        facts = [f"{name}={getattr(self, name)!r}" for name in self._FACTS if getattr(self, name) is not None]
+        return f"{self.what} ({', '.join(facts)})" if facts else self.what
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restore, (type(self), self.what, {**self.__dict__})
+
+    def locate(self, **facts: object) -> Self:
+        """Fills in facts that a deeper stage could not know, keeping those already there; returns self."""
+        for name, value in facts.items():
+            if name not in self._FACTS:
+                raise AttributeError(name)
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        return self
+
+
+def _restore(cls: type[LoaderError], what: str, state: dict[str, object]) -> LoaderError:
+    error = cls(what)
+    error.__dict__.update(state)
+    return error
+
+
+class DecodeError(LoaderError):
+    """Encoded bytes that are no picture, or not the whole of one, or a picture beyond the cap on its pixels."""
+
+    default_stage = "decode"
+
+
+class TransformError(LoaderError):
+    """The user's transform raised; the cause is what it raised."""
+
+    default_stage = "transform"
+
+
+class CollateError(LoaderError):
+    """Samples that do not fit into one batch."""
+
+    default_stage = "collate"
+
+
+class LoaderStateError(LoaderError, ValueError):
+    """A saved state that is damaged, or that belongs to another data set or another order."""
+
+    default_stage = "state"

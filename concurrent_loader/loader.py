@@ -1,0 +1,308 @@
+"""The loader: an iterable of batches, from a bucket, at the pace of a local drive."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Iterator, Mapping
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+
+from concurrent_loader.batch import Batch
+from concurrent_loader.dataset import ShardDataset
+from concurrent_loader.decode import Decoder, make_decoder
+from concurrent_loader.pipeline import END, Failure, Pipeline
+from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, EpochPlan, PlanState, parse_window
+from concurrent_loader.stats import LoaderStats, StageClock
+from concurrent_loader.work import Recipe
+from storage.errors import ConfigurationError
+from storage.shards.columns import ColumnKind
+from storage.sizes import Size, parse_size
+
+__all__ = ["ConcurrentDataLoader"]
+
+
+class ConcurrentDataLoader:
+    """Iterates over a `ShardDataset` in batches, epoch after epoch.
+
+    Shards are fetched with many requests in flight on the data set's event loop, kept in its cache, read, verified,
+    decoded and transformed by threads, and delivered in an order that is a pure function of the data set, the seed,
+    the epoch and the global batch size: not of ranks, threads, timing or cache.
+
+    Args:
+        dataset: What to load.
+        batch_size: Samples a batch and rank. The global batch has ``batch_size * world_size``.
+        shuffle: A new order each epoch; otherwise the order of writing.
+        seed: Of the order.
+        decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, or a callable (bytes → tensor). Columns that are
+            not named stay encoded: lists of bytes.
+        transform: Called with each sample (a dict of this data set's columns; images (C, H, W) uint8), in a thread;
+            what it returns is collated.
+        collate_fn: Called with the list of a batch's samples instead of `collate`; the batch is what it returns.
+        drop_last: Leave out the last batch where it would be smaller; short for ``last_batch="drop"``.
+        last_batch: ``"short"`` (the default), ``"drop"``, or ``"pad"`` with the epoch's first samples.
+        device: Batches are moved there; ``None`` leaves them on the CPU.
+        pin_memory: Put batches into page-locked memory; the default when ``device`` is a CUDA device.
+        rank: Of this process; torch.distributed's when it is initialised, else 0.
+        world_size: Number of processes that share each epoch; torch.distributed's when it is initialised, else 1.
+        groups: Into how many parts an epoch's shards are divided, each for some of the ranks. The order depends on it,
+            so keep it when the number of nodes changes; a multiple of the number of nodes is best.
+        shuffle_window: How far a sample may move from its shard's place, as a size or a number of samples. It bounds
+            what must be at hand at once.
+        num_threads: For reading, decoding and transforming; the number of usable cores by default.
+        prefetch_batches: Batches made ahead of the consumer.
+        prefetch_bytes: Shards fetched ahead of their first use.
+
+    Raises:
+        ConfigurationError: An argument that cannot work, before anything is fetched.
+
+    Iterating raises what went wrong, with sample and stage named: `storage.errors.StorageError` or
+    `concurrent_loader.errors.LoaderError`. A ``break`` or an exception in the loop's body leaves no thread or task
+    behind.
+
+    Thread-safety: Use a loader from one thread. Several iterators at once work and do not disturb each other; the
+    state is that of the newest.
+    """
+
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        *,
+        seed: int = 0,
+        decode: Mapping[str, str | Decoder] | None = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+        last_batch: str | None = None,
+        device: str | torch.device | None = None,
+        pin_memory: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        groups: int | None = None,
+        shuffle_window: Size = DEFAULT_SHUFFLE_WINDOW,
+        num_threads: int | None = None,
+        prefetch_batches: int | None = None,
+        prefetch_bytes: Size = "128MiB",
+    ) -> None:
+        if not isinstance(dataset, ShardDataset):
+            raise ConfigurationError("the data set must be a ShardDataset", got=type(dataset).__name__)
+        self.dataset = dataset
+        self.batch_size = _positive("batch_size", batch_size)
+        self.rank, self.world_size = _place(rank, world_size)
+        self.device = None if device is None else torch.device(device)
+        self._pin_memory = pin_memory if pin_memory is not None else self._on_cuda
+        self._num_threads = _positive("num_threads", _num_cores() if num_threads is None else num_threads)
+        self._prefetch_batches = _positive(
+            "prefetch_batches", self._num_threads + 2 if prefetch_batches is None else prefetch_batches
+        )
+        self._prefetch_bytes = parse_size(prefetch_bytes, name="prefetch_bytes")
+        if drop_last and last_batch not in (None, "drop"):
+            raise ConfigurationError("drop_last contradicts last_batch", got=last_batch)
+        manifest = dataset.manifest
+        self._seed = seed
+        self._plan_arguments: dict[str, Any] = {
+            "samples_per_shard": np.array([shard.num_samples for shard in manifest.shards], dtype=np.int64),
+            "seed": seed,
+            "global_batch_size": self.batch_size * self.world_size,
+            "groups": groups if groups is not None else DEFAULT_GROUPS if shuffle else 1,
+            "shuffle": bool(shuffle),
+            "window": parse_window(shuffle_window, manifest.num_bytes / max(1, manifest.num_samples)),
+            "last_batch": "drop" if drop_last else last_batch or "short",
+            "fingerprint": manifest.fingerprint,
+        }
+        self._clock = StageClock()
+        self._recipe = Recipe(
+            schema=dataset.schema,
+            columns=dataset.columns,
+            decoders=self._decoders(decode or {}),
+            transform=transform,
+            collate_fn=collate_fn,
+            clock=self._clock,
+        )
+        self._epoch, self._step, self._started = 0, 0, False
+        self._num_batches = self._num_samples = 0
+        self._first_batch_s = 0.0
+        self._newest: object = None
+        self._plan(0)  # complains now about what cannot work
+
+    # -- iteration -------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Batches that this rank gets in a whole epoch."""
+        return self._plan(self._epoch).num_steps(self.rank, self.world_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterates over the rest of an epoch.
+
+        The first iteration after `set_epoch` or `load_state_dict` is of the epoch named there, from the step restored;
+        every further one is of the next epoch.
+        """
+        if self._started:
+            self._epoch, self._step = self._epoch + 1, 0
+        self._started = True
+        return self._iterate(self._epoch, self._step)
+
+    def _iterate(self, epoch: int, start_step: int) -> Iterator[Any]:
+        me = self._newest = object()
+        ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        began = perf_counter()
+        loop = self.dataset.loop
+        pipeline = Pipeline(
+            reader=self.dataset.reader,
+            plan=self._plan(epoch),
+            recipe=self._recipe,
+            start_step=start_step,
+            rank=self.rank,
+            world_size=self.world_size,
+            num_threads=self._num_threads,
+            prefetch_batches=self._prefetch_batches,
+            prefetch_bytes=self._prefetch_bytes,
+            deliver=ready.put,
+        )
+        loop.run(pipeline.start())
+        step = start_step
+        try:
+            while True:
+                asked = perf_counter()
+                item = ready.get()
+                waited = perf_counter() - asked
+                self._clock.add("wait", waited)
+                if item is END:
+                    self._clock.add("total", waited)
+                    break
+                if isinstance(item, Failure):
+                    raise item.error
+                if step == start_step:
+                    self._first_batch_s = perf_counter() - began
+                loop.call_soon(pipeline.consumed)
+                step += 1
+                if self._newest is me:
+                    self._step = step
+                self._num_batches += 1
+                self._num_samples += _num_samples(item)
+                given = self._to_device(item)
+                self._clock.add("total", perf_counter() - asked)
+                asked = perf_counter()
+                yield given
+                self._clock.add("total", perf_counter() - asked)
+            if self._newest is me:
+                self._epoch, self._step, self._started = epoch + 1, 0, False
+        finally:
+            pipeline.stop(loop)
+
+    def _to_device(self, batch: Any) -> Any:
+        if not isinstance(batch, Batch):
+            return batch
+        if self._pin_memory:
+            batch = batch.pin_memory()
+        return batch if self.device is None else batch.to(self.device, non_blocking=self._pin_memory)
+
+    # -- position --------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being iterated over, or that the next iteration is of."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration one of this epoch, from its start, or from the step that was restored for it."""
+        if epoch < 0:
+            raise ConfigurationError("an epoch is a number from 0", got=epoch)
+        if self._started or epoch != self._epoch:
+            self._step = 0
+        self._epoch, self._started = epoch, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """A few integers that name the position after the batch delivered last; the same on every rank."""
+        return PlanState.of(self._plan(self._epoch), step=self._step).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration go on where a state was taken; costs no replay.
+
+        It delivers the rest of that epoch, which is nothing where the state was taken after the epoch's last batch.
+        The number of ranks and threads, caches and batch sizes a rank may differ; what the order depends on may not.
+
+        Raises:
+            LoaderStateError: The state is of another data set, seed, global batch size, window or grouping.
+        """
+        restored = PlanState.from_dict(dict(state))
+        plan = self._plan(restored.epoch)
+        restored.check(plan)
+        self._epoch, self._step, self._started = restored.epoch, restored.step, False
+
+    # -- facts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> LoaderStats:
+        """Counters so far."""
+        clock = self._clock
+        return LoaderStats(
+            num_batches=self._num_batches,
+            num_samples=self._num_samples,
+            first_batch_s=self._first_batch_s,
+            total_s=clock["total"],
+            wait_s=clock["wait"],
+            read_s=clock["read"],
+            decode_s=clock["decode"],
+            transform_s=clock["transform"],
+            collate_s=clock["collate"],
+            fetch=self.dataset.fetch_stats,
+            cache=self.dataset.cache_stats,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"ConcurrentDataLoader({self.dataset!r}, batch_size={self.batch_size}, rank={self.rank}/{self.world_size})"
+        )
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self.device is not None and self.device.type == "cuda"
+
+    def _plan(self, epoch: int) -> EpochPlan:
+        return EpochPlan(epoch=epoch, **self._plan_arguments)
+
+    def _decoders(self, decode: Mapping[str, str | Decoder]) -> dict[str, Decoder]:
+        decoders = {}
+        for name, how in decode.items():
+            if name not in self.dataset.columns:
+                raise ConfigurationError("decode names no column", column=name, expected=list(self.dataset.columns))
+            column = self.dataset.schema[name]
+            if column.kind is not ColumnKind.PAYLOAD:
+                raise ConfigurationError("decode is for image and bytes columns", column=name, got=column.type)
+            decoders[name] = make_decoder(how, column.type)
+        return decoders
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Says which of how many processes this is."""
+    if (rank is None) != (world_size is None):
+        raise ConfigurationError("give rank and world_size, or neither", got=(rank, world_size))
+    if rank is None or world_size is None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return 0, 1
+    if not 0 <= rank < world_size:
+        raise ConfigurationError("rank must lie in 0 … world_size - 1", got=(rank, world_size))
+    return rank, world_size
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{name} must be a positive integer", got=value)
+    return value
+
+
+def _num_samples(item: Any) -> int:
+    return len(item.sample_ids) - item.num_padded if isinstance(item, Batch) else 0

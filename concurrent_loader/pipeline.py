@@ -1,0 +1,296 @@
+"""Says when: one epoch's batches, fetched ahead, made by threads, delivered in order, within bounds.
+
+One coroutine on the data set's loop schedules; the plan says which shards and samples come next. Bounds:
+
+- at most ``prefetch_batches`` batches are being made or wait for the consumer;
+- shards are fetched ahead of their first use up to ``prefetch_bytes``; one that is needed now is always fetched, so a
+  shard larger than the budget works;
+- a shard is let go of when all of its samples are delivered, or after the step that the plan names as its last use.
+
+A failure is delivered in its place: the batches before it arrive first, whatever the timing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from concurrent_loader.errors import LoaderError
+from concurrent_loader.plan import BatchIndex, EpochPlan
+from concurrent_loader.work import Recipe, Slice, cut, make_batch, make_samples
+from storage.cache import OpenShard
+from storage.errors import CorruptData, StorageError, StoreClosed
+from storage.loop_thread import LoopThread
+from storage.shards.reader import DatasetReader
+
+__all__ = ["END", "Failure", "Pipeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error in place of a batch; the last thing that is delivered."""
+
+    error: BaseException
+
+
+class _End:
+    """Delivered after the last batch."""
+
+
+END = _End()
+
+
+class Pipeline:
+    """Makes the batches of one epoch for one rank.
+
+    Args:
+        reader: The data set.
+        plan: The epoch's order.
+        recipe: What is done to samples.
+        start_step: The first batch.
+        rank: Of this process.
+        world_size: Number of processes that share the epoch.
+        num_threads: Decode threads.
+        prefetch_batches: Bound on batches made ahead.
+        prefetch_bytes: Bound on shards fetched ahead of their first use.
+        deliver: Called on the loop with each batch in order, up to a `Failure`; at last `END`. Must not block.
+    """
+
+    def __init__(
+        self,
+        *,
+        reader: DatasetReader,
+        plan: EpochPlan,
+        recipe: Recipe,
+        start_step: int,
+        rank: int,
+        world_size: int,
+        num_threads: int,
+        prefetch_batches: int,
+        prefetch_bytes: int,
+        deliver: Callable[[Any], None],
+    ) -> None:
+        self._reader = reader
+        self._shards = reader.manifest.shards
+        self._plan = plan
+        self._recipe = recipe
+        self._start_step = start_step
+        self._rank = rank
+        self._world_size = world_size
+        self._num_threads = num_threads
+        self._prefetch_bytes = prefetch_bytes
+        self._deliver = deliver
+        self._task: asyncio.Task[None] | None = None
+        self._slots = asyncio.Semaphore(prefetch_batches)
+        self._arriving: dict[int, asyncio.Task[OpenShard | Exception]] = {}
+        self._ahead: list[tuple[int, int]] = []  # (step of first use, bytes) of shards fetched ahead; a heap
+        self._ahead_bytes = 0
+        self._leaving: list[tuple[int, int]] = []  # (step of last use, shard); a heap
+        self._left: dict[int, int] = {}  # shard → samples that may still be needed
+
+    def consumed(self) -> None:
+        """Tells that the consumer has taken a batch; call it on the loop."""
+        self._slots.release()
+
+    async def start(self) -> None:
+        """Starts making batches; whatever ends it, the consumer is told."""
+        self._task = asyncio.create_task(self.run())
+        self._task.add_done_callback(self._tell_end)
+
+    def stop(self, loop: LoopThread) -> None:
+        """Ends the pipeline and waits until its tasks and threads are gone; call it from the consumer's thread."""
+        try:
+            loop.run(self._cancel())
+        except (StoreClosed, CancelledError):
+            # The data set is being closed, and that ends the pipeline.
+            return
+
+    async def _cancel(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def _tell_end(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            self._deliver(Failure(LoaderError("the data set was closed while a loader was reading it")))
+        elif (error := task.exception()) is not None:
+            self._deliver(Failure(error))
+        else:
+            self._deliver(END)
+
+    async def run(self) -> None:
+        """Makes and delivers everything from the first step to the last, or up to the first failure."""
+        threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._run(group, threads)
+        finally:
+            # Threads first: none may read from a shard that is being let go of.
+            try:
+                await _join(threads)
+            finally:
+                self._release_all()
+
+    async def _run(self, group: asyncio.TaskGroup, threads: ThreadPoolExecutor) -> None:
+        order: asyncio.Queue[tuple[BatchIndex, asyncio.Task[Any]] | None] = asyncio.Queue()  # bounded by the slots
+        tasks: set[asyncio.Task[Any]] = set()
+
+        def start(coroutine: Any) -> asyncio.Task[Any]:
+            task = group.create_task(coroutine)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            return task
+
+        async def schedule() -> None:
+            upcoming = self._plan.shards_in_order(self._start_step, self._rank, self._world_size)
+            lookahead = _Lookahead(upcoming)
+            for index in self._plan.batches(self._start_step, self._rank, self._world_size):
+                await self._slots.acquire()
+                self._fetch_ahead(index.step, lookahead, start)
+                order.put_nowait((index, start(self._make(index, threads))))
+            order.put_nowait(None)
+
+        start(schedule())
+        while (entry := await order.get()) is not None:
+            index, making = entry
+            outcome = await making
+            self._deliver(outcome)
+            if isinstance(outcome, Failure):
+                for task in tasks:
+                    task.cancel()
+                return
+            self._let_go(index)
+
+    # -- shards ----------------------------------------------------------------------------------------------------
+
+    def _fetch_ahead(self, step: int, lookahead: _Lookahead, start: Callable[[Any], asyncio.Task[Any]]) -> None:
+        """Starts fetching what step ``step`` needs, and what comes after it as far as the budget goes."""
+        while self._ahead and self._ahead[0][0] <= step:
+            self._ahead_bytes -= heapq.heappop(self._ahead)[1]
+        while (upcoming := lookahead.peek()) is not None:
+            first_use, shard = upcoming
+            size = self._shards[shard].size
+            if first_use > step and self._ahead_bytes + size > self._prefetch_bytes:
+                return
+            lookahead.take()
+            if first_use > step:
+                heapq.heappush(self._ahead, (first_use, size))
+                self._ahead_bytes += size
+            self._arriving[shard] = start(self._acquire(shard))
+            self._left[shard] = self._plan.max_uses(shard, self._rank, self._world_size)
+            last_use = self._plan.last_use_step(shard, self._rank, self._world_size)
+            heapq.heappush(self._leaving, (last_use, shard))
+
+    async def _acquire(self, shard: int) -> OpenShard | Exception:
+        try:
+            return await self._reader.cache.acquire(self._shards[shard])
+        except Exception as error:  # noqa: BLE001 - handed to the batch that needs the shard
+            return error
+
+    def _let_go(self, index: BatchIndex) -> None:
+        """Releases the shards that no batch after this one needs."""
+        used = index.shard[: len(index) - index.num_padded]
+        for shard, count in zip(*(numbers.tolist() for numbers in np.unique(used, return_counts=True)), strict=True):
+            self._left[shard] -= count
+            if not self._left[shard]:
+                self._release(shard)
+        while self._leaving and self._leaving[0][0] <= index.step:
+            self._release(heapq.heappop(self._leaving)[1])
+
+    def _release(self, shard: int) -> None:
+        self._left.pop(shard, None)
+        task = self._arriving.pop(shard, None)
+        if task is not None and task.done() and not task.cancelled() and isinstance(task.result(), OpenShard):
+            self._reader.cache.release(self._shards[shard])
+
+    def _release_all(self) -> None:
+        for shard in list(self._arriving):
+            self._release(shard)
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    async def _make(self, index: BatchIndex, threads: ThreadPoolExecutor) -> Any:
+        """Makes one batch; errors become a `Failure`, so that they wait for their turn."""
+        extra: list[int] = []
+        try:
+            shards: dict[int, OpenShard] = {}
+            for shard in dict.fromkeys(index.shard.tolist()):
+                if shard not in self._arriving:
+                    # Wrapped-round padding comes back to shards that were let go of.
+                    shards[shard] = await self._reader.cache.acquire(self._shards[shard])
+                    extra.append(shard)
+                    continue
+                arrived = await asyncio.shield(self._arriving[shard])
+                if isinstance(arrived, Exception):
+                    raise arrived
+                shards[shard] = arrived
+            return await self._make_from(index, shards, threads)
+        except Exception as error:  # noqa: BLE001 - delivered to the consumer, in order
+            if isinstance(error, StorageError):
+                error.locate(url=self._reader.engine.store.url)
+            return Failure(error)
+        finally:
+            for shard in extra:
+                self._reader.cache.release(self._shards[shard])
+
+    async def _make_from(self, index: BatchIndex, shards: dict[int, OpenShard], threads: ThreadPoolExecutor) -> Any:
+        loop = asyncio.get_running_loop()
+        parts = cut(index, shards, num_threads=self._num_threads)
+        outcomes = await asyncio.gather(*(self._make_part(part, threads) for part in parts), return_exceptions=True)
+        made: list[Any] = []
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            made.append(outcome)
+        return await loop.run_in_executor(
+            threads, make_batch, self._recipe, index, self._plan.epoch, list(zip(parts, made, strict=True))
+        )
+
+    async def _make_part(self, part: Slice, threads: ThreadPoolExecutor) -> Any:
+        loop = asyncio.get_running_loop()
+        for _ in range(len(part.shards)):
+            try:
+                return await loop.run_in_executor(threads, make_samples, self._recipe, part)
+            except CorruptData as error:
+                part = await self._healed(part, error)
+        return await loop.run_in_executor(threads, make_samples, self._recipe, part)
+
+    async def _healed(self, part: Slice, error: CorruptData) -> Slice:
+        """Replaces the one shard of a slice whose local bytes have decayed, or raises the error again."""
+        damaged = [shard for shard in part.shards if shard.cached and shard.entry.key == error.shard]
+        if not damaged:
+            raise error
+        fresh = await self._reader.cache.replace(damaged[0].entry, damaged[0])
+        shards = tuple(fresh if shard is damaged[0] else shard for shard in part.shards)
+        return Slice(part.positions, shards, part.rows, part.samples)
+
+
+class _Lookahead:
+    """An iterator with a view of its next item."""
+
+    def __init__(self, items: Iterator[tuple[int, int]]) -> None:
+        self._items = items
+        self._next = next(items, None)
+
+    def peek(self) -> tuple[int, int] | None:
+        return self._next
+
+    def take(self) -> None:
+        self._next = next(self._items, None)
+
+
+async def _join(threads: ThreadPoolExecutor) -> None:
+    """Waits until the threads are gone; a cancellation meanwhile is raised when they are."""
+    joining = asyncio.get_running_loop().run_in_executor(None, partial(threads.shutdown, cancel_futures=True))
+    try:
+        await asyncio.shield(joining)
+    except asyncio.CancelledError:
+        await asyncio.wait({joining})
+        raise

@@ -1,0 +1,186 @@
+"""What a decode thread does: from open shards to one batch; everything heavy here releases the GIL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from concurrent_loader.batch import Batch, collate, collate_columns
+from concurrent_loader.decode import Decoder
+from concurrent_loader.errors import DecodeError, LoaderError, TransformError
+from concurrent_loader.plan import BatchIndex
+from concurrent_loader.stats import StageClock
+from storage.cache import OpenShard
+from storage.shards.columns import ColumnKind, Schema
+
+__all__ = ["Recipe", "Slice", "cut", "make_batch", "make_samples"]
+
+_MIN_SLICE = 8  # samples: below this a thread hop costs more than it gains
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done to every sample, the same for a whole iteration.
+
+    Attributes:
+        schema: Of the data set.
+        columns: The columns that a batch has.
+        decoders: Column → decoder of its encoded bytes.
+        transform: Sample dict → sample dict, or None.
+        collate_fn: List of samples → batch, or None for `concurrent_loader.collate`.
+        clock: Where the time goes.
+    """
+
+    schema: Schema
+    columns: tuple[str, ...]
+    decoders: Mapping[str, Decoder] = field(default_factory=dict)
+    transform: Callable[[dict[str, Any]], Any] | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    clock: StageClock = field(default_factory=StageClock)
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether samples must exist one by one, as dicts; otherwise batches are made column by column."""
+        return self.transform is not None or self.collate_fn is not None
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A thread's share of a batch.
+
+    Attributes:
+        positions: (n,) int64, where the samples stand in the batch.
+        shards: The open shards, one for each run of samples.
+        rows: For each of them, (m,) int64 rows in the shard; together n.
+        samples: (n,) int64, the samples' numbers in the data set.
+    """
+
+    positions: npt.NDArray[np.int64]
+    shards: tuple[OpenShard, ...]
+    rows: tuple[npt.NDArray[np.int64], ...]
+    samples: npt.NDArray[np.int64]
+
+
+def cut(index: BatchIndex, shards: Mapping[int, OpenShard], *, num_threads: int) -> list[Slice]:
+    """Deals a batch out to threads, so that each reads few shards, each shard in ascending order of rows."""
+    order = np.lexsort((index.row, index.shard))
+    num_slices = max(1, min(num_threads, len(order) // _MIN_SLICE))
+    slices = []
+    for positions in np.array_split(order, num_slices):
+        shard_of = index.shard[positions]
+        borders = np.flatnonzero(np.diff(shard_of)) + 1
+        rows = tuple(np.split(index.row[positions], borders))
+        firsts = [0, *borders.tolist()] if len(positions) else []
+        open_shards = tuple(shards[int(shard_of[first])] for first in firsts)
+        slices.append(Slice(positions, open_shards, rows[: len(open_shards)], index.sample[positions]))
+    return slices
+
+
+def make_samples(recipe: Recipe, part: Slice) -> dict[str, Any] | list[Any]:
+    """Reads, verifies, decodes and transforms a slice.
+
+    Returns:
+        Column → values, aligned with ``part.positions``; or, if the recipe works by sample, the list of samples.
+
+    Raises:
+        StorageError: Bytes are missing or wrong.
+        DecodeError, TransformError: With the sample's number in the data set, ``from`` the cause.
+    """
+    columns: dict[str, Any] = {name: _read_column(recipe, part, name) for name in recipe.columns}
+    if not recipe.by_sample:
+        return columns
+    samples: list[Any] = [
+        dict(zip(columns, values, strict=True)) for values in zip(*map(_by_sample, columns.values()), strict=True)
+    ]
+    if recipe.transform is None:
+        return samples
+    with recipe.clock.measure("transform"):
+        return [
+            _transformed(recipe.transform, sample, int(number))
+            for sample, number in zip(samples, part.samples, strict=True)
+        ]
+
+
+def make_batch(
+    recipe: Recipe, index: BatchIndex, epoch: int, parts: Sequence[tuple[Slice, dict[str, Any] | list[Any]]]
+) -> Any:
+    """Puts the slices of a batch together, in the batch's order.
+
+    Returns:
+        A `Batch`, or whatever ``collate_fn`` makes.
+
+    Raises:
+        CollateError: The samples do not fit together.
+    """
+    with recipe.clock.measure("collate"):
+        positions = np.concatenate([part.positions for part, _ in parts])
+        back = np.argsort(positions)
+        if recipe.by_sample:
+            gathered = [sample for _, samples in parts for sample in samples]
+            ordered = [gathered[at] for at in back.tolist()]
+            if recipe.collate_fn is not None:
+                return recipe.collate_fn(ordered)
+            data = collate(ordered)
+        else:
+            data = collate_columns(
+                {name: _gather([values[name] for _, values in parts], back) for name in recipe.columns}  # type: ignore[call-overload]
+            )
+        return Batch(
+            data,
+            epoch=epoch,
+            step=index.step,
+            sample_ids=torch.from_numpy(index.sample.copy()),
+            num_padded=index.num_padded,
+        )
+
+
+def _read_column(recipe: Recipe, part: Slice, name: str) -> Any:
+    kind = recipe.schema[name].kind
+    decoder = recipe.decoders.get(name)
+    with recipe.clock.measure("read"):
+        if decoder is not None:
+            encoded = [data for shard, rows in _runs(part) for data in shard.payload(name, rows)]
+        else:
+            values = [shard.values(name, rows) for shard, rows in _runs(part)]
+            if kind is ColumnKind.FIXED:
+                return np.concatenate(values)  # type: ignore[arg-type]
+            return [value for run in values for value in run]
+    with recipe.clock.measure("decode"):
+        return [_decoded(decoder, data, name, int(number)) for data, number in zip(encoded, part.samples, strict=True)]
+
+
+def _runs(part: Slice) -> zip[tuple[OpenShard, npt.NDArray[np.int64]]]:
+    return zip(part.shards, part.rows, strict=True)
+
+
+def _decoded(decoder: Decoder, data: bytes | memoryview, column: str, sample: int) -> torch.Tensor:
+    try:
+        return decoder(data)
+    except DecodeError as error:
+        raise error.locate(sample=sample, column=column) from error.__cause__
+
+
+def _transformed(transform: Callable[[dict[str, Any]], Any], sample: dict[str, Any], number: int) -> Any:
+    try:
+        return transform(sample)
+    except LoaderError:
+        raise
+    except Exception as error:
+        raise TransformError(f"the transform failed: {type(error).__name__}: {error}", sample=number) from error
+
+
+def _by_sample(values: Any) -> Any:
+    # Scalars of numpy, not of Python: float32 stays float32 when the batch is put together again.
+    return list(values) if isinstance(values, np.ndarray) else values
+
+
+def _gather(values: Sequence[Any], back: npt.NDArray[np.intp]) -> Any:
+    if values and isinstance(values[0], np.ndarray):
+        return np.concatenate(values)[back]
+    flat = [value for run in values for value in run]
+    return [flat[at] for at in back.tolist()]

@@ -1,0 +1,110 @@
+"""Image headers, read without a library and without trust."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from concurrent_loader.decode.header import ImageHeader, parse_header
+from concurrent_loader.errors import DecodeError
+
+
+def encoded(mode: str, file_format: str, size: tuple[int, int] = (37, 21), **options: Any) -> bytes:
+    target = io.BytesIO()
+    Image.new(mode, size).save(target, file_format, **options)
+    return target.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (encoded("RGB", "JPEG"), ImageHeader("jpeg", 37, 21, 3, sof=0xC0)),
+        (encoded("L", "JPEG"), ImageHeader("jpeg", 37, 21, 1, sof=0xC0)),
+        (encoded("CMYK", "JPEG"), ImageHeader("jpeg", 37, 21, 4, sof=0xC0)),
+        (encoded("RGB", "JPEG", progressive=True), ImageHeader("jpeg", 37, 21, 3, sof=0xC2)),
+        (encoded("RGB", "JPEG", comment=b"x" * 60_000), ImageHeader("jpeg", 37, 21, 3, sof=0xC0)),
+        (encoded("RGB", "PNG"), ImageHeader("png", 37, 21, 3)),
+        (encoded("LA", "PNG"), ImageHeader("png", 37, 21, 2)),
+        (encoded("RGBA", "PNG"), ImageHeader("png", 37, 21, 4)),
+        (encoded("P", "PNG"), ImageHeader("png", 37, 21, 1, bits=1, palette=True)),
+        (encoded("I;16", "PNG"), ImageHeader("png", 37, 21, 1, bits=16)),
+        (encoded("1", "PNG"), ImageHeader("png", 37, 21, 1, bits=1)),
+        (encoded("RGB", "WEBP"), ImageHeader("webp", 37, 21, 3)),
+        (encoded("RGB", "WEBP", lossless=True), ImageHeader("webp", 37, 21, 3)),
+        (encoded("RGBA", "WEBP", lossless=True, exact=True), ImageHeader("webp", 37, 21, 4)),
+        (encoded("RGB", "WEBP", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\0"), ImageHeader("webp", 37, 21, 3, exif=True)),
+    ],
+)
+def test_headers(data: bytes, expected: ImageHeader) -> None:
+    assert parse_header(data) == expected
+    assert parse_header(memoryview(bytearray(data))) == expected
+    assert expected.num_pixels == 37 * 21
+
+
+def test_animated_webp() -> None:
+    target = io.BytesIO()
+    frames = [Image.fromarray(np.full((8, 8, 3), level, np.uint8)) for level in (0, 255)]
+    frames[0].save(target, "WEBP", save_all=True, append_images=frames[1:])
+    assert parse_header(target.getvalue()).animated
+
+
+def test_jpeg_fill_bytes_and_lone_markers_are_skipped() -> None:
+    data = encoded("RGB", "JPEG")
+    assert parse_header(data[:2] + b"\xff\xff\xff\x01\xff\xff\xd0" + data[2:]) == parse_header(data)
+
+
+WHOLE = {"jpeg": encoded("RGB", "JPEG"), "png": encoded("RGB", "PNG"), "webp": encoded("RGB", "WEBP")}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_cut_is_an_error_or_the_header(name: str) -> None:
+    data = WHOLE[name]
+    whole, cut_early = parse_header(data), 0
+    for end in range(len(data)):
+        try:
+            assert parse_header(data[:end]) == whole
+        except DecodeError:
+            cut_early += 1
+            assert end < 700
+    assert cut_early > 25
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBPVP8X"]))
+def test_any_bytes_give_a_header_or_a_decode_error(data: bytes, start: bytes) -> None:
+    try:
+        header = parse_header(start + data)
+    except DecodeError:
+        return
+    assert header.width > 0
+    assert header.height > 0
+
+
+def jpeg_frame(width: int, height: int) -> bytes:
+    return b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB", 17, 8, height, width, 3) + bytes(9)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (jpeg_frame(0, 10), "no pixels"),
+        (jpeg_frame(10, 0), "no pixels"),
+        (b"\xff\xd8\xff\xda\0\x0c", "no frame header"),
+        (b"\xff\xd8\xff\xe0\0\x01" + bytes(100), "impossible length"),
+        (b"\xff\xd8\xff\xe0\0\x02" * 2, "marker is missing|no frame header"),
+        (b"\xff\xd8" + b"\xff\xe0\0\x02" * 5000 + jpeg_frame(1, 1)[2:], "too many segments"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\x0dIDAT" + bytes(20), "header chunk"),
+        (b"RIFF\0\0\0\0WEBPJUNK" + bytes(20), "unknown chunk"),
+        (b"GIF89a" + bytes(20), "no JPEG, PNG or WebP"),
+        (b"", "no JPEG, PNG or WebP"),
+    ],
+)
+def test_senseless_headers(data: bytes, why: str) -> None:
+    with pytest.raises(DecodeError, match=why):
+        parse_header(data)

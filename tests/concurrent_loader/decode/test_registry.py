@@ -1,0 +1,315 @@
+"""Decoders of all libraries against Pillow's pictures of the same bytes."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from concurrent_loader.decode import available_backends, make_decoder, parse_header
+from concurrent_loader.decode.encoded import as_tensor
+from concurrent_loader.errors import DecodeError
+from storage.errors import ConfigurationError
+
+BACKENDS = ["auto", "torchcodec", "torchvision", "pil"]
+HEIGHT, WIDTH = 48, 64
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def picture(mode: str = "RGB") -> Image.Image:
+    y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
+    image = Image.fromarray(np.stack([y * 5, x * 4 % 256, (x + y) * 2], -1).astype(np.uint8))
+    if mode in ("RGBA", "LA"):
+        image.putalpha(Image.fromarray((x * 4).astype(np.uint8)))
+    return image if mode == "RGB" else image.convert(mode)
+
+
+def encoded(image: Image.Image, file_format: str, **options: Any) -> bytes:
+    target = io.BytesIO()
+    image.save(target, file_format, **options)
+    return target.getvalue()
+
+
+def orientation(number: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = number
+    return exif
+
+
+def reference(data: bytes, mode: str) -> torch.Tensor:
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    pixels = np.array(image if mode == "unchanged" else image.convert({"rgb": "RGB", "gray": "L"}[mode]))
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
+
+
+IMAGES = {
+    "baseline": encoded(picture(), "JPEG", quality=95),
+    "subsampled": encoded(picture(), "JPEG", quality=90, subsampling="4:2:0"),
+    "progressive": encoded(picture(), "JPEG", quality=95, progressive=True),
+    "gray jpeg": encoded(picture("L"), "JPEG", quality=95),
+    "cmyk jpeg": encoded(picture("CMYK"), "JPEG", quality=95),
+    "png": encoded(picture(), "PNG"),
+    "gray png": encoded(picture("L"), "PNG"),
+    "rgba png": encoded(picture("RGBA"), "PNG"),
+    "la png": encoded(picture("LA"), "PNG"),
+    "lossy webp": encoded(picture(), "WEBP", quality=90),
+    "lossless webp": encoded(picture(), "WEBP", lossless=True),
+    "rgba webp": encoded(picture("RGBA"), "WEBP", lossless=True, exact=True),
+    **{f"turned {n} jpeg": encoded(picture(), "JPEG", exif=orientation(n), quality=95) for n in range(1, 9)},
+    "turned png": encoded(picture(), "PNG", exif=orientation(6)),
+    "turned webp": encoded(picture(), "WEBP", lossless=True, exif=orientation(6)),
+    "turned lossy webp": encoded(picture(), "WEBP", quality=90, exif=orientation(8)),
+}
+
+
+@pytest.mark.parametrize("mode", ["rgb", "gray", "unchanged"])
+@pytest.mark.parametrize("name", IMAGES)
+def test_pictures_are_pillows(name: str, mode: str, backend: Any) -> None:
+    data = IMAGES[name]
+    got = make_decoder(mode, "image", backend=backend)(data)
+    expected = reference(data, mode)
+    assert got.dtype == torch.uint8
+    assert got.shape == expected.shape
+    # Rounding of gray from RGB differs by one level between the libraries; nothing else does.
+    assert (got.int() - expected.int()).abs().max() <= (1 if mode == "gray" else 0)
+
+
+@pytest.mark.parametrize("mode", ["rgb", "gray", "unchanged"])
+def test_palettes_are_spread_out(mode: str, backend: Any) -> None:
+    decode = make_decoder(mode, "png", backend=backend)
+    palette = picture().quantize(16)
+    plain, cut_out = encoded(palette, "PNG"), encoded(palette, "PNG", transparency=3)
+    expected = reference(encoded(palette.convert("RGB"), "PNG"), mode)
+    assert (decode(plain).int() - expected.int()).abs().max() <= 1
+    assert decode(cut_out).shape[0] == {"rgb": 3, "gray": 1, "unchanged": 4}[mode]
+
+
+@pytest.mark.parametrize("mode", ["gray", "unchanged"])
+def test_bits_and_16_bits_become_8(mode: str, backend: Any) -> None:
+    decode = make_decoder(mode, "png", backend=backend)
+    ramp = (np.mgrid[0:8, 0:64][1] * 1040).astype(np.uint16)
+    got = decode(encoded(Image.fromarray(ramp), "PNG"))
+    assert got.dtype == torch.uint8
+    assert np.abs(got[0].numpy() - ramp / 257).max() <= 0.5 + 1e-6
+    bits = Image.fromarray(np.arange(64).reshape(8, 8) % 3 == 0)
+    assert decode(encoded(bits, "PNG"))[0].numpy().tolist() == (np.array(bits) * 255).tolist()
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: memoryview(bytearray(data)).toreadonly()])
+def test_any_buffer_will_do(kind: Any, backend: Any) -> None:
+    data = IMAGES["baseline"]
+    expected = make_decoder("rgb", "jpeg", backend=backend)(data)
+    padded = b"left" + data + b"right"
+    assert torch.equal(make_decoder("rgb", "jpeg", backend=backend)(kind(data)), expected)
+    assert torch.equal(make_decoder("rgb", "jpeg", backend=backend)(memoryview(padded)[4:-5]), expected)
+
+
+@pytest.mark.parametrize("name", ["baseline", "progressive", "png", "lossy webp", "lossless webp"])
+def test_truncated_images_are_errors(name: str, backend: Any) -> None:
+    data = IMAGES[name]
+    decode = make_decoder("rgb", "image", backend=backend)
+    for end in [*range(60), len(data) // 3, len(data) // 2, len(data) * 2 // 3, len(data) - 60]:
+        with pytest.raises(DecodeError) as caught:
+            decode(data[:end])
+        assert caught.value.stage == "decode"
+
+
+def test_flipped_bits_give_a_picture_or_a_decode_error(backend: Any) -> None:
+    # Not so with torchvision's own PNG decoder, which ends the process: that is why Pillow stands in for it.
+    random = np.random.default_rng(0)
+    decode = make_decoder("rgb", "image", backend=backend, max_pixels=100_000)
+    for name in ("baseline", "progressive", "turned 6 jpeg", "png", "rgba png", "lossless webp", "lossy webp"):
+        for _ in range(100):
+            data = bytearray(IMAGES[name])
+            data[random.integers(len(data))] ^= 1 << random.integers(8)
+            try:
+                assert decode(data).shape[0] == 3
+            except DecodeError as error:
+                assert str(error)  # noqa: PT017 - both outcomes are right
+
+
+def test_the_cause_is_kept(backend: Any) -> None:
+    data = IMAGES["png"]
+    with pytest.raises(DecodeError, match="damaged png") as caught:
+        make_decoder("rgb", "png", backend=backend)(data[: len(data) // 2])
+    assert caught.value.__cause__ is not None
+
+
+def png_bomb(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+
+
+def claiming(data: bytes, width: int, height: int) -> bytes:
+    """A baseline JPEG whose frame header lies."""
+    at = data.index(b"\xff\xc0") + 5
+    return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        png_bomb(50_000, 50_000),
+        claiming(IMAGES["baseline"], 65_000, 65_000),
+        b"RIFF\x1e\0\0\0WEBPVP8X\x0a\0\0\0" + bytes(4) + b"\xff\x3f\0\xff\x3f\0" + bytes(40),
+    ],
+)
+def test_too_large_pictures_are_refused_before_memory_is_taken(bomb: bytes, backend: Any) -> None:
+    decode = make_decoder("rgb", "image", backend=backend)
+    tracemalloc.start()
+    with pytest.raises(DecodeError, match="too large"):
+        decode(bomb)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_the_cap_on_pixels_is_exact(backend: Any) -> None:
+    for name in ("baseline", "png", "lossy webp", "turned webp"):
+        data = IMAGES[name]
+        make_decoder("rgb", "image", backend=backend, max_pixels=HEIGHT * WIDTH)(data)
+        with pytest.raises(DecodeError, match="64 x 48"):
+            make_decoder("rgb", "image", backend=backend, max_pixels=HEIGHT * WIDTH - 1)(data)
+
+
+def test_a_webp_whose_canvas_lies_is_refused(backend: Any) -> None:
+    data = bytearray(IMAGES["turned webp"])
+    assert data[12:16] == b"VP8X"
+    data[24:30] = b"\x01\0\0\x01\0\0"  # 2 x 2, so the cap does not see the real size
+    assert parse_header(data).num_pixels == 4
+    with pytest.raises(DecodeError):
+        make_decoder("rgb", "webp", backend=backend)(data)
+
+
+def test_a_large_picture_within_the_cap_is_no_bomb(backend: Any) -> None:
+    # 90 million pixels: Pillow's own Image.open would warn, and warnings are errors here.
+    data = encoded(Image.new("L", (10_000, 9_000)), "PNG")
+    assert make_decoder("gray", "png", backend=backend)(data).shape == (1, 9_000, 10_000)
+
+
+def test_formats_must_fit_the_column(backend: Any) -> None:
+    for column_type, name in [("jpeg", "png"), ("png", "lossy webp"), ("webp", "baseline")]:
+        with pytest.raises(DecodeError, match="another format"):
+            make_decoder("rgb", column_type, backend=backend)(IMAGES[name])
+    for column_type in ("image", "bytes"):
+        assert make_decoder("rgb", column_type, backend=backend)(IMAGES["png"]).shape == (3, HEIGHT, WIDTH)
+
+
+def test_animated_webp_is_refused(backend: Any) -> None:
+    data = encoded(picture(), "WEBP", save_all=True, append_images=[ImageOps.invert(picture())])
+    with pytest.raises(DecodeError, match="animated"):
+        make_decoder("rgb", "webp", backend=backend)(data)
+
+
+def test_threads_give_what_one_gives(backend: Any) -> None:
+    decode = make_decoder("rgb", "image", backend=backend)
+    work = list(IMAGES.values()) * 4
+    with ThreadPoolExecutor(8) as threads:
+        for got, data in zip(threads.map(decode, work), work, strict=True):
+            assert torch.equal(got, decode(data))
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_replaces_the_decoder() -> None:
+    decode = make_decoder(lambda data: torch.tensor([len(data)]), "float32[...]")
+    assert decode(b"abc").tolist() == [3]
+
+
+def test_a_function_that_fails_is_a_decode_error_with_its_cause() -> None:
+    def fails(data: Any) -> torch.Tensor:
+        raise KeyError("why")
+
+    with pytest.raises(DecodeError, match=r"KeyError.*why") as caught:
+        make_decoder(fails, "bytes")(b"")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+# -- arguments and libraries -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"spec": "bgr"},
+        {"spec": "RGB"},
+        {"column_type": "str"},
+        {"column_type": "uint8[...]"},
+        {"backend": "cv2"},
+        {"max_pixels": 0},
+    ],
+)
+def test_arguments_that_cannot_work(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        make_decoder(**{"spec": "rgb", "column_type": "jpeg", **arguments})
+
+
+def test_all_libraries_are_here_and_torchcodec_comes_first() -> None:
+    assert available_backends() == ("torchcodec", "torchvision", "pil")
+
+
+def test_without_torchcodec_torchvision_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchcodec", None)
+    monkeypatch.delitem(sys.modules, "concurrent_loader.decode.torchcodec_images", raising=False)
+    monkeypatch.delattr("concurrent_loader.decode.torchcodec_images", raising=False)
+    available_backends.cache_clear()
+    try:
+        assert available_backends() == ("torchvision", "pil")
+        assert make_decoder("rgb", "jpeg")(IMAGES["baseline"]).shape == (3, HEIGHT, WIDTH)
+        with pytest.raises(ConfigurationError, match="cannot be used"):
+            make_decoder("rgb", "jpeg", backend="torchcodec")
+    finally:
+        available_backends.cache_clear()
+
+
+def test_no_warning_reaches_the_user_and_no_filter_is_changed() -> None:
+    program = """
+import sys, warnings
+from concurrent_loader.decode import make_decoder
+data = sys.stdin.buffer.read()
+for backend in ("torchcodec", "torchvision", "pil"):
+    decode = make_decoder("rgb", "jpeg", backend=backend)  # imports the library, which may bring filters of its own
+    before = list(warnings.filters)
+    decode(data)
+    assert warnings.filters == before, backend
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], input=IMAGES["baseline"], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stderr == b""
+
+
+# -- encoded bytes as tensors ------------------------------------------------------------------------------------------
+
+
+def test_bytes_become_a_tensor_without_a_copy() -> None:
+    for data in (bytes(range(256)), bytearray(range(256)), memoryview(bytes(range(256)))[3:200]):
+        tensor = as_tensor(data)
+        assert bytes(tensor.numpy()) == bytes(data)
+        address = np.frombuffer(cast("Any", data), np.uint8).__array_interface__["data"][0]
+        assert tensor.data_ptr() == address
+    assert as_tensor(b"").shape == (0,)
+
+
+def test_a_tensor_keeps_its_bytes_alive() -> None:
+    tensors = [as_tensor(bytes([n]) * 100_000) for n in range(50)]
+    assert all(tensor.min() == tensor.max() == n for n, tensor in enumerate(tensors))
