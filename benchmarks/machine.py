@@ -1,0 +1,114 @@
+"""Where a figure was measured: machine, versions, and how busy the machine already was."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter, process_time
+
+import psutil
+
+__all__ = [
+    "Bystanders",
+    "cpu_name",
+    "cpu_of_tree_s",
+    "describe_machine",
+    "load_before",
+    "make_memory_resident",
+    "num_cores",
+    "versions",
+]
+
+_PACKAGES = ("concurrent-loader", "torch", "torchvision", "torchcodec", "numpy", "obstore", "aiobotocore", "botocore")
+
+
+def describe_machine() -> dict[str, object]:
+    """Processor, cores, memory, operating system, and the load of the last minute."""
+    return {
+        "cpu": cpu_name(),
+        "num_cores": num_cores(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "system": platform.platform(terse=True),
+        "load_before": load_before(),
+    }
+
+
+def cpu_name() -> str:
+    """As the processor calls itself."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load_before() -> float:
+    """Processes that wanted a core, on average over the last minute: above 0.5, figures are noisy."""
+    return round(os.getloadavg()[0], 2)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of all packages that a figure depends on; those not installed are left out."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_of_tree_s() -> float:
+    """Processor seconds of this process, its live descendants, and the children that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    live = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    return process_time() + ended.ru_utime + ended.ru_stime + sum(times.user + times.system for times in live)
+
+
+def make_memory_resident(folder: Path, num_bytes: int) -> float:
+    """Writes and deletes files of so many bytes, so that the page cache of a side's files has real memory behind it.
+
+    A hypervisor may take a guest's free pages back within seconds; the first touch of such a page then costs some ten
+    times what writing to it does (measured in a Firecracker VM: 1.5 to 2.4 CPU s a GB, at once repeated 0.25), at
+    random to whichever side comes first. On other machines this changes nothing.
+
+    Returns:
+        Seconds that it took.
+    """
+    piece = memoryview(os.urandom(8 << 20))
+    began = perf_counter()
+    with tempfile.TemporaryDirectory(dir=folder, prefix="resident-") as made:
+        for number, start in enumerate(range(0, num_bytes, len(piece))):
+            (Path(made) / str(number)).write_bytes(piece[: num_bytes - start])
+    return perf_counter() - began
+
+
+class Bystanders:
+    """Says how much of the machine other programs have taken since this was made; more than a little is noise."""
+
+    def __init__(self) -> None:
+        self._wall_s = perf_counter()
+        self._busy_s = _busy_s()
+        self._own_s = cpu_of_tree_s()
+
+    def share(self) -> float:
+        """Their share of all cores, 0 … 1."""
+        others_s = (_busy_s() - self._busy_s) - (cpu_of_tree_s() - self._own_s)
+        return max(0.0, others_s / ((perf_counter() - self._wall_s) * num_cores()))
+
+
+def _busy_s() -> float:
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user and nice as well
+    return float(sum(times) - idle - guest)

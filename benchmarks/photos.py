@@ -1,0 +1,223 @@
+"""The data set before it has a bucket: JPEG photographs on the local drive, one folder a class.
+
+They are cut from the ten colour photographs that the wheels of scikit-image and scikit-learn carry, so that sizes,
+entropy and decoding cost are those of real pictures and nothing has to be downloaded. A picture's class is the
+photograph that it was cut from. The same count and seed give the same pictures (byte for byte with the same Pillow),
+whatever the number of threads, because every picture has a random stream of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import random
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from PIL import Image
+
+__all__ = ["CLASSES", "MAX_BYTES", "MIN_BYTES", "PhotoFolder", "make_photos", "replicate_photos"]
+
+MIN_BYTES = 40_000
+MAX_BYTES = 120_000
+
+# Class name → package and file. The gray and the synthetic pictures of scikit-image are left out.
+_SOURCES = {
+    "astronaut": ("skimage", "data/astronaut.png"),
+    "cat": ("skimage", "data/chelsea.png"),
+    "coffee": ("skimage", "data/coffee.png"),
+    "dahlia": ("sklearn", "datasets/images/flower.jpg"),
+    "galaxies": ("skimage", "data/hubble_deep_field.jpg"),
+    "motorcycle": ("skimage", "data/motorcycle_left.png"),
+    "pavilion": ("sklearn", "datasets/images/china.jpg"),
+    "retina": ("skimage", "data/retina.jpg"),
+    "rocket": ("skimage", "data/rocket.jpg"),
+    "tissue": ("skimage", "data/ihc.png"),
+}
+CLASSES = tuple(sorted(_SOURCES))
+
+_RECIPE_VERSION = 1  # counts up whenever the same count and seed give other pictures
+_MAX_DRAWS = 200
+_FACTS = "photos.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PhotoFolder:
+    """A finished folder of photographs.
+
+    Attributes:
+        root: One sub-folder a class, nothing else in it.
+        count: Number of pictures.
+        seed: That they were drawn with.
+        num_bytes: Of all of them together.
+        digest: SHA-256 over every name, size and content, in order of the names.
+    """
+
+    root: Path
+    count: int
+    seed: int
+    num_bytes: int
+    digest: str
+
+    @property
+    def mean_bytes(self) -> float:
+        """Average size of a picture."""
+        return self.num_bytes / self.count
+
+    def paths(self) -> list[Path]:
+        """All pictures, sorted by class and name."""
+        return sorted(self.root.glob("*/*.jpg"))
+
+
+def make_photos(
+    parent: Path,
+    *,
+    count: int = 3200,
+    seed: int = 0,
+    num_threads: int | None = None,
+    on_photo: Callable[[], object] | None = None,
+) -> PhotoFolder:
+    """Makes a folder of photographs below ``parent``, or finds the finished one of an earlier run.
+
+    Args:
+        parent: Where the folder is made; its name tells count, seed and recipe.
+        count: Number of pictures, spread evenly over the classes.
+        seed: Of everything random.
+        num_threads: That cut and compress; None is one a core (Pillow releases the GIL).
+        on_photo: Called after each picture, in the calling thread, for a progress bar.
+
+    Raises:
+        FileNotFoundError: scikit-image or scikit-learn, or a photograph in it, is not installed.
+    """
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
+    final = parent / f"photos-{count}-seed{seed}-v{_RECIPE_VERSION}"
+    found = _finished(final, count=count, seed=seed)
+    if found is not None:
+        return found
+    with ThreadPoolExecutor(num_threads or os.cpu_count() or 1, thread_name_prefix="photos") as pool:
+        pictures = pool.map(lambda index: _draw(index, seed), range(count))
+        named = ((f"{CLASSES[index % len(CLASSES)]}/{index:06d}.jpg", data) for index, data in enumerate(pictures))
+        try:
+            return _write(final, named, count=count, seed=seed, on_photo=on_photo)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def replicate_photos(
+    photos: PhotoFolder, *, min_bytes: int, on_photo: Callable[[], object] | None = None
+) -> PhotoFolder:
+    """Repeats the photographs until they are ``min_bytes`` together, each copy with a comment of its own.
+
+    The comment (a JPEG COM segment) makes every copy a different object, so that neither a content-addressed store
+    nor a cache can hold two copies as one; the pixels are the same.
+    """
+    num_copies = max(1, -(-min_bytes // photos.num_bytes))
+    final = photos.root.parent.with_name(f"{photos.root.parent.name}-x{num_copies}")
+    count = photos.count * num_copies
+    found = _finished(final, count=count, seed=photos.seed)
+    if found is not None:
+        return found
+    sources = photos.paths()
+
+    def copies() -> Iterator[tuple[str, bytes]]:
+        for copy in range(num_copies):
+            for path in sources:
+                yield f"{path.parent.name}/{copy:03d}-{path.name}", _comment(path.read_bytes(), f"copy {copy}")
+
+    return _write(final, copies(), count=count, seed=photos.seed, on_photo=on_photo)
+
+
+@cache
+def _photograph(name: str) -> Image.Image:
+    package, file = _SOURCES[name]
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(f"the photographs come with {package}: pip install 'concurrent-loader[bench]'")
+    with Image.open(Path(spec.origin).parent / file) as image:
+        return image.convert("RGB")
+
+
+def _draw(index: int, seed: int) -> bytes:
+    """Cuts, scales and compresses one picture; draws again until its size is that of a usual photograph."""
+    rng = random.Random(f"{_RECIPE_VERSION}-{seed}-{index}")
+    photograph = _photograph(CLASSES[index % len(CLASSES)])
+    for _ in range(_MAX_DRAWS):
+        data = _cut(photograph, rng)
+        if MIN_BYTES <= len(data) <= MAX_BYTES:
+            return data
+    raise RuntimeError(
+        f"no cut of {CLASSES[index % len(CLASSES)]} had {MIN_BYTES} to {MAX_BYTES} bytes in {_MAX_DRAWS} draws"
+    )
+
+
+def _cut(photograph: Image.Image, rng: random.Random) -> bytes:
+    """A random box of the photograph, scaled to about 500×375 (sometimes upright), as JPEG."""
+    long_side = round(500 * rng.uniform(0.9, 1.15))
+    short_side = round(long_side * rng.uniform(0.68, 0.8))
+    width, height = (long_side, short_side) if rng.random() < 0.8 else (short_side, long_side)
+    scale = min(photograph.width / width, photograph.height / height) * rng.uniform(0.55, 1.0)
+    box_width, box_height = width * scale, height * scale
+    left = rng.uniform(0, photograph.width - box_width)
+    top = rng.uniform(0, photograph.height - box_height)
+    box = (left, top, left + box_width, top + box_height)
+    picture = photograph.resize((width, height), Image.Resampling.BICUBIC, box=box)
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=rng.randint(85, 95))
+    return buffer.getvalue()
+
+
+def _comment(jpeg: bytes, text: str) -> bytes:
+    segment = text.encode("ascii")
+    return jpeg[:2] + b"\xff\xfe" + struct.pack(">H", len(segment) + 2) + segment + jpeg[2:]
+
+
+def _write(
+    final: Path, pictures: Iterator[tuple[str, bytes]], *, count: int, seed: int, on_photo: Callable[[], object] | None
+) -> PhotoFolder:
+    """Writes the pictures into a temporary folder and renames it, so that half a data set is never found."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+    try:
+        for name in CLASSES[:count]:
+            (temporary / "images" / name).mkdir(parents=True)
+        num_bytes, digests = 0, {}
+        for name, data in pictures:
+            (temporary / "images" / name).write_bytes(data)
+            num_bytes += len(data)
+            digests[name] = hashlib.sha256(data).digest()
+            if on_photo is not None:
+                on_photo()
+        digest = hashlib.sha256(b"".join(name.encode() + digests[name] for name in sorted(digests))).hexdigest()
+        facts = {"version": _RECIPE_VERSION, "count": count, "seed": seed, "num_bytes": num_bytes, "digest": digest}
+        (temporary / _FACTS).write_text(json.dumps(facts))
+        temporary.chmod(0o755)  # mkdtemp makes 0700
+        shutil.rmtree(final, ignore_errors=True)  # of an older recipe, or damaged
+        temporary.rename(final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return PhotoFolder(final / "images", count, seed, num_bytes, digest)
+
+
+def _finished(final: Path, *, count: int, seed: int) -> PhotoFolder | None:
+    """The folder, if it says that it is what is wanted and still holds that many bytes."""
+    try:
+        facts = json.loads((final / _FACTS).read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    if (facts.get("version"), facts.get("count"), facts.get("seed")) != (_RECIPE_VERSION, count, seed):
+        return None
+    found = PhotoFolder(final / "images", count, seed, facts["num_bytes"], facts["digest"])
+    sizes = [path.stat().st_size for path in found.paths()]
+    return found if (len(sizes), sum(sizes)) == (count, found.num_bytes) else None

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.machine import Bystanders, cpu_of_tree_s, describe_machine, make_memory_resident, versions
+
+BURN = "import time\nwhile time.process_time() < 0.3: pass"
+
+
+def test_a_tree_counts_children_that_have_ended() -> None:
+    before_s = cpu_of_tree_s()
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    assert cpu_of_tree_s() - before_s >= 0.3
+
+
+def test_own_children_are_no_bystanders() -> None:
+    others = Bystanders()
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    own_s = 0.3
+    assert 0.0 <= others.share() <= 1.0
+    assert others._own_s + own_s <= cpu_of_tree_s()
+
+
+def test_facts_are_filled_in() -> None:
+    machine = describe_machine()
+    assert machine["num_cores"] >= 1  # type: ignore[operator]
+    assert machine["cpu"]
+    assert {"python", "torch", "numpy"} <= set(versions())
+
+
+def test_making_memory_resident_leaves_nothing(tmp_path: Path) -> None:
+    assert make_memory_resident(tmp_path, 20_000_000) > 0
+    assert list(tmp_path.iterdir()) == []

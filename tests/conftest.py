@@ -1,0 +1,98 @@
+"""Servers and checks that many tests share; what they need is made once a session, by the first that asks."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from storage.testing import LocalS3, ToolUnavailable, local_s3
+from storage.testing import no_leaks as leaving_nothing
+from storage.testing.binaries import MINIO, TOXIPROXY, find_tool
+
+IN_CI = os.environ.get("CI") == "true"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A fresh bucket: its name, its ``s3://`` URL, and the options that open it."""
+
+    name: str
+    url: str
+    storage_options: dict[str, str]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Builds the programs that the collected tests need now: later it would be on the clock of the first of them."""
+    needed = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    for fixture, tool in (("s3_server", MINIO), ("toxiproxy_program", TOXIPROXY)):
+        if fixture in needed and not session.config.option.collectonly:
+            with suppress(ToolUnavailable):  # the fixture will tell, and knows what follows
+                find_tool(tool, progress=reporter.write_line if reporter else None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_aws() -> Iterator[None]:
+    """Keeps the suite off the developer's clouds: no credentials, endpoints, profiles or metadata servers of theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("AWS_CONFIG_FILE", os.devnull)
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+        yield
+
+
+@pytest.fixture(scope="session")
+def s3_server(_own_aws: None) -> Iterator[LocalS3]:
+    """A local S3 server: MinIO; in CI nothing else will do, elsewhere moto is better than none."""
+    with local_s3(kinds=("minio",) if IN_CI else ("minio", "moto")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto_server(_own_aws: None) -> Iterator[LocalS3]:
+    """The other implementation of S3, where two opinions are wanted."""
+    with local_s3(kinds=("moto",)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def toxiproxy_program() -> Path:
+    """The proxy that stands for the network between; its absence is a failure in CI only."""
+    try:
+        return find_tool(TOXIPROXY)
+    except ToolUnavailable as error:
+        if IN_CI:
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def s3_bucket(s3_server: LocalS3) -> Bucket:
+    """A bucket of the test's own."""
+    return _fresh_bucket(s3_server)
+
+
+@pytest.fixture
+def moto_bucket(moto_server: LocalS3) -> Bucket:
+    """The same at moto."""
+    return _fresh_bucket(moto_server)
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fails a test that leaves threads, descriptors or pending tasks behind."""
+    with leaving_nothing():
+        yield
+
+
+def _fresh_bucket(server: LocalS3) -> Bucket:
+    name = f"test-{secrets.token_hex(8)}"
+    return Bucket(name, server.make_bucket(name), server.storage_options())

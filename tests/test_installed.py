@@ -1,0 +1,20 @@
+import os
+from pathlib import Path
+
+import pytest
+
+import concurrent_loader
+import storage
+
+
+@pytest.mark.skipif(os.environ.get("CI") != "true", reason="elsewhere the tree is what is worked on")
+@pytest.mark.parametrize("package", [storage, concurrent_loader])
+def test_in_ci_the_installed_wheel_is_what_is_tested(package):
+    assert package.__file__ is not None
+    assert "site-packages" in Path(package.__file__).parts
+
+
+@pytest.mark.parametrize("package", [storage, concurrent_loader])
+def test_the_packages_say_that_they_are_typed(package):
+    assert package.__file__ is not None
+    assert Path(package.__file__).with_name("py.typed").exists()
