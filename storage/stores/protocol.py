@@ -105,7 +105,8 @@ class Store(ABC):
     Usable from one event loop at a time; clients are made lazily, in the process and loop that first use them. A store
     pickles as its options (see `storage.open_store`), never with a live client. Any number of calls may run
     concurrently. Cancelling a call releases its connection; a cancelled put leaves the old object or the new one,
-    never a part.
+    never a part. A server may carry out a cancelled put later, even after another put of the same key: who cancels
+    writes on under a new key.
     """
 
     def __init__(self, url: str) -> None:

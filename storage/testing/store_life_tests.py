@@ -39,9 +39,12 @@ class StoreLifeTests:
 
     Attributes:
         large_bytes: Size of an object that goes up in parts, where the store does that.
+        over_network: Whether a server may still carry out a put that was cancelled here, after a later put of the same
+            key: a request that was given up is not a request that was taken back.
     """
 
     large_bytes: ClassVar[int] = 1 << 20
+    over_network: ClassVar[bool] = False
 
     @pytest.fixture
     def open_again(self) -> Callable[[], Store]:
@@ -102,15 +105,17 @@ class StoreLifeTests:
             num_cancelled += await _cancelled_after(steps, store.put("key", new))
             assert bytes((await store.get("key")).data) in (old, new)
         assert num_cancelled
-        await store.put("key", b"last")
-        assert bytes((await store.get("key")).data) == b"last"
-        assert await keys_of(store) == ["key"]
+        await store.put("another", b"last")
+        assert bytes((await store.get("another")).data) == b"last"
+        assert await keys_of(store) == ["another", "key"]
 
     async def test_what_is_put_after_a_cancelled_put_stays(self, store: Store) -> None:
+        cancelled = b"cancelled" * 50_000
         for n in range(1, 10):
-            await _cancelled_after(n, store.put("key", b"cancelled" * 50_000))
+            await _cancelled_after(n, store.put("key", cancelled))
             await store.put("key", b"last %d" % n)
-            assert bytes((await store.get("key")).data) == b"last %d" % n
+            allowed = [b"last %d" % n, *([cancelled] if self.over_network else [])]
+            assert bytes((await store.get("key")).data) in allowed
 
     # -- life ------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ SMALL_PARTS = {"multipart_bytes": 5 * MIB, "part_bytes": 5 * MIB}
 
 
 class TestOnServer(StoreTests):
+    over_network = True
     folders = None  # MinIO takes both keys and lists only one of them
     large_bytes = 11 * MIB
     num_listed = 1005  # obstore's pages are always of 1,000
@@ -31,6 +32,7 @@ class TestOnServer(StoreTests):
 
 
 class TestOnMoto(StoreTests):
+    over_network = True
     large_bytes = 11 * MIB
 
     @pytest.fixture

@@ -43,6 +43,7 @@ class TestOnTheDrive(StoreTests):
 
 @pytest.mark.s3
 class TestS3fs(StoreTests):
+    over_network = True
     folders = None  # MinIO takes both keys and lists only one of them
     large_bytes = 11 << 20
 

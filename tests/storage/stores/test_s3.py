@@ -16,6 +16,7 @@ SMALL_PARTS = {"multipart_bytes": 5 * MIB, "part_bytes": 5 * MIB, "list_page_key
 
 
 class TestOnServer(StoreTests):
+    over_network = True
     folders = None  # MinIO takes both keys and lists only one of them
     large_bytes = 11 * MIB
 
@@ -26,6 +27,7 @@ class TestOnServer(StoreTests):
 
 
 class TestOnMoto(StoreTests):
+    over_network = True
     large_bytes = 11 * MIB
 
     @pytest.fixture
