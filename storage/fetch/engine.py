@@ -126,8 +126,8 @@ class FetchEngine:
             end: One past the last byte.
             write: Awaited with (position in the object, piece). Pieces come in order and every position once, however
                 often the body breaks off; only after wrong bytes (a digest mismatch, a body that is too long) all come
-                again from the start of the range. So what was written is to be trusted only when this method returns. What ``write`` raises goes through
-                unchanged.
+                again from the start of the range. So what was written is to be trusted only when this method returns.
+                What ``write`` raises goes through unchanged.
             if_match: As for `fetch`.
             digest: As for `fetch`.
             object_size: As for `fetch`.
