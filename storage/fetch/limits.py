@@ -60,7 +60,8 @@ class InFlightGate:
             if place.done() and not place.cancelled():
                 self.leave(num_bytes)
             else:
-                self._waiting.remove(entry)
+                if entry in self._waiting:  # not if its turn came between being cancelled and running again
+                    self._waiting.remove(entry)
                 self._wake()
             raise
 

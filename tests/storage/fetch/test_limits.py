@@ -107,6 +107,20 @@ async def test_a_waiter_cancelled_just_as_it_is_admitted_gives_its_place_back() 
     assert gate.num_requests == 0
 
 
+async def test_a_place_that_comes_free_for_a_cancelled_waiter_goes_to_the_next() -> None:
+    gate = InFlightGate(max_requests=1, max_bytes=10)
+    first, second, third, fourth = (_Holder(gate, 1) for _ in range(4))
+    await _settle()
+    for holder in (first, second, third):
+        holder.task.cancel()
+    await asyncio.wait({first.task, second.task, third.task})
+    await _settle()
+    assert all(holder.task.cancelled() for holder in (first, second, third))
+    assert fourth.inside
+    await fourth.leave()
+    assert (gate.num_requests, gate.num_bytes) == (0, 0)
+
+
 async def test_random_traffic_with_cancellations_never_exceeds_the_bounds_nor_gets_stuck() -> None:
     dice = random.Random(7)
     gate = InFlightGate(max_requests=3, max_bytes=20)
