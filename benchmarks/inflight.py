@@ -27,7 +27,18 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.console import bar, ends_with_one_line
-from benchmarks.inflight_figures import Cell, Cycles, Row, auto_ratios, converged_after_s, limit_per_s, rate_of, rows
+from benchmarks.inflight_figures import (
+    Cell,
+    Cycles,
+    Row,
+    auto_ratios,
+    converged_after_s,
+    limit_per_s,
+    rate_of,
+    rate_over,
+    rates_between,
+    rows,
+)
 from benchmarks.machine import Bystanders, describe_machine, versions
 from storage.fetch import FetchEngine, InFlight
 from storage.stores import open_store
@@ -147,26 +158,29 @@ class Client:
         """Lets "auto" find its number, then measures it."""
         engine = self.engine("auto")
         bring = self.request(engine, kind)
-        ends_s: list[float] = []
+        seen: list[tuple[float, int]] = []
 
         async def work() -> None:
             while True:
                 await bring()
-                ends_s.append(time.perf_counter())
 
-        began_s = time.perf_counter()
+        def look() -> None:
+            stats = engine.stats
+            seen.append((time.perf_counter(), stats.num_bytes - stats.wasted_bytes))
+
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work()) for _ in range(_AUTO_WORKERS)]
-            await asyncio.sleep(warm_s + auto_s)
+            look()
+            while seen[-1][0] - seen[0][0] < warm_s + auto_s:
+                await asyncio.sleep(_BUCKET_S)
+                look()
             limit = engine.stats.limit
             for task in tasks:
                 task.cancel()
-        per_s = sum(end_s - began_s >= warm_s for end_s in ends_s) / (time.perf_counter() - began_s - warm_s)
-        counts = [0] * int((warm_s + auto_s) / _BUCKET_S)
-        for end_s in ends_s:
-            if (number := int((end_s - began_s) / _BUCKET_S)) < len(counts):
-                counts[number] += 1
-        return Auto(per_s, limit, converged_after_s(counts, bucket_s=_BUCKET_S, final_per_s=per_s))
+        rates = rates_between(seen, num_bytes=NUM_BYTES[kind])
+        num_final = round(auto_s / _BUCKET_S)
+        per_s = rate_over(seen[-num_final - 1 :], num_bytes=NUM_BYTES[kind])
+        return Auto(per_s, limit, converged_after_s(rates, bucket_s=_BUCKET_S, final_per_s=per_s))
 
 
 async def _fill(url: str, options: Mapping[str, str]) -> None:

@@ -6,7 +6,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Cell", "Cycles", "Row", "auto_ratios", "converged_after_s", "limit_per_s", "rate_of", "rows"]
+__all__ = [
+    "Cell",
+    "Cycles",
+    "Row",
+    "auto_ratios",
+    "converged_after_s",
+    "limit_per_s",
+    "rate_of",
+    "rate_over",
+    "rates_between",
+    "rows",
+]
 
 _BUCKETS_TO_COMPARE = 2
 _NEAR = 0.9
@@ -114,20 +125,38 @@ def auto_ratios(table: Sequence[Row], auto_per_s: Mapping[tuple[str, int], float
     }
 
 
-def converged_after_s(counts: Sequence[int], *, bucket_s: float, final_per_s: float) -> float:
+def rate_over(seen: Sequence[tuple[float, int]], *, num_bytes: int) -> float:
+    """Requests a second from the first to the last of several looks at a counter of bytes.
+
+    Bytes, not requests: with many in flight, large requests are answered in waves, but their bytes come all the time.
+
+    Args:
+        seen: (seconds, bytes so far).
+        num_bytes: A request.
+    """
+    (first_s, first), (last_s, last) = seen[0], seen[-1]
+    return (last - first) / num_bytes / (last_s - first_s)
+
+
+def rates_between(seen: Sequence[tuple[float, int]], *, num_bytes: int) -> list[float]:
+    """The same between every look and the next."""
+    return [rate_over(seen[number : number + 2], num_bytes=num_bytes) for number in range(len(seen) - 1)]
+
+
+def converged_after_s(rates: Sequence[float], *, bucket_s: float, final_per_s: float) -> float:
     """When the rate first came within a tenth of what it ended at, in seconds from the start.
 
     Args:
-        counts: Answers in buckets of equal length, from the start; two at a time are compared, because answers come in
-            waves.
+        rates: Requests a second, in spans of equal length from the start; two at a time are compared, because answers
+            come in waves.
         bucket_s: That length.
         final_per_s: What it ended at.
 
     Returns:
-        The end of the first buckets that are near; all of the time if there are none.
+        The end of the first spans that are near; all of the time if there are none.
     """
-    for number in range(len(counts) - _BUCKETS_TO_COMPARE + 1):
-        window = counts[number : number + _BUCKETS_TO_COMPARE]
-        if sum(window) >= _NEAR * final_per_s * bucket_s * len(window):
+    for number in range(len(rates) - _BUCKETS_TO_COMPARE + 1):
+        window = rates[number : number + _BUCKETS_TO_COMPARE]
+        if statistics.fmean(window) >= _NEAR * final_per_s:
             return (number + _BUCKETS_TO_COMPARE) * bucket_s
-    return len(counts) * bucket_s
+    return len(rates) * bucket_s
