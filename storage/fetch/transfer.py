@@ -253,7 +253,7 @@ class Transfer:
 
     def _is_complete(self, error: StorageError) -> bool:
         """Whether nothing is missing although the attempt failed: the connection broke behind the last byte."""
-        if self._position != self._end:
+        if self._meta is None or self._position != self._end:
             return False
         if isinstance(error, ProtocolViolation) and self._hash is None:
             # The body goes on behind its end, and nothing says that what came of it is right.
