@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from storage.errors import DeadlineExceeded
+from storage.errors import DeadlineExceeded, Throttled
 from storage.fetch.endpoint import Endpoint
 from storage.fetch.first_bytes import FirstByteTimes
 from storage.fetch.hedging import HedgeBudget, HedgePolicy, Late
@@ -111,7 +111,10 @@ class Asker:
         self._counters.num_hedges += 1
         self._endpoint.enter_extra()
 
-    def double_ended(self, *, won: bool) -> None:
-        """Gives its place back."""
+    def double_ended(self, *, won: bool, error: BaseException | None) -> None:
+        """Gives its place back; a store that throttles a double throttles."""
+        if isinstance(error, Throttled):
+            self._counters.num_throttled += 1
+            self._endpoint.throttled(self._clock())
         self._counters.num_hedges_won += won
         self._endpoint.leave_extra()

@@ -28,8 +28,8 @@ class Stewards(Protocol):
     def doubled(self) -> None:
         """A double is sent."""
 
-    def double_ended(self, *, won: bool) -> None:
-        """A double is over."""
+    def double_ended(self, *, won: bool, error: BaseException | None) -> None:
+        """A double is over, with an error if it failed by itself."""
 
 
 class Race(Generic[T]):
@@ -166,8 +166,9 @@ class Race(Generic[T]):
                 cancelled = error
                 pending = {task for task in pending if not task.done()}
         for task in self._doubles:
-            self._stewards.double_ended(won=task is self._winner)
-            if task is not self._winner and not task.cancelled() and task.exception() is None:
+            failure = None if task.cancelled() else task.exception()
+            self._stewards.double_ended(won=task is self._winner, error=failure)
+            if task is not self._winner and not task.cancelled() and failure is None:
                 await self._discard(task.result())
         if cancelled is not None:
             if self._winner is not None:

@@ -147,7 +147,7 @@ async def test_an_object_of_another_size_is_a_changed_object() -> None:
 
 async def test_an_attempt_that_hangs_is_cut_off_and_tried_again() -> None:
     # The deadline of an attempt runs on the event loop's clock: keep it short.
-    engine, _ = engine_over(Scripted(asyncio.Event()), policy=RetryPolicy(first_byte_s=0.02, min_bytes_per_s=1e9))
+    engine, _ = engine_over(Scripted(asyncio.Event()), policy=RetryPolicy(first_byte_s=0.2, min_bytes_per_s=1e9))
     assert bytes((await engine.fetch("k", 10, 20)).data) == DATA[10:20]
     assert engine.stats.num_retries == 1
 
@@ -157,7 +157,7 @@ async def test_the_deadline_ends_a_range_whatever_attempts_are_left() -> None:
     engine, clock = engine_over(
         store,
         policy=RetryPolicy(
-            max_attempts=100, first_byte_s=0.01, min_bytes_per_s=1e9, base_delay_s=10, max_delay_s=10, deadline_s=12
+            max_attempts=100, first_byte_s=0.1, min_bytes_per_s=1e9, base_delay_s=10, max_delay_s=10, deadline_s=12
         ),
     )
     with pytest.raises(DeadlineExceeded) as caught:

@@ -98,16 +98,15 @@ def best_fixed(world: World, *, seconds: float = 3.0) -> float:
 
 @pytest.mark.parametrize("latency_ms", [5, 30, 130])
 @pytest.mark.parametrize("per_s", [150, 1000, 2500, 8000])
-@pytest.mark.parametrize("noise", [0.0, 0.15])
-def test_finds_nine_tenths_of_the_best_fixed_number_within_seconds(latency_ms: int, per_s: int, noise: float) -> None:
-    world = World(latency_ms / 1000, 1 / per_s, noise=noise)
+def test_finds_nine_tenths_of_the_best_fixed_number_within_seconds(latency_ms: int, per_s: int) -> None:
+    world = World(latency_ms / 1000, 1 / per_s, noise=0.15)
     # A slow store's answers are few: what is to be learned from them takes as much longer.
     warm_s = 4.0 if per_s >= 1000 else 8.0
     reached = simulate(world, automatic(), warm_s + 4).rate(warm_s, warm_s + 4)
     assert reached >= 0.9 * best_fixed(world)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     latency_s=st.floats(0.003, 0.2),
     per_s=st.floats(300, 6000),

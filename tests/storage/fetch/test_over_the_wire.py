@@ -63,7 +63,7 @@ async def test_a_dribble_is_given_up_and_the_error_says_where(
         options = s3_server.through(proxy).storage_options()
         async with open_store(s3_bucket.url, client=client, **options) as store:
             policy = RetryPolicy(
-                base_delay_s=0.01, stall_window_s=0.2, min_bytes_per_s=8 << 20, first_byte_s=1, deadline_s=1.5
+                base_delay_s=0.01, stall_window_s=0.2, min_bytes_per_s=8 << 20, first_byte_s=1, deadline_s=2.5
             )
             with pytest.raises(DeadlineExceeded) as caught:
                 await FetchEngine(store, retry=policy, hedge=None).fetch("k", 0, SIZE)

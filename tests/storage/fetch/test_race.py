@@ -60,7 +60,7 @@ class Steward:
     def doubled(self) -> None:
         self.num_doubled += 1
 
-    def double_ended(self, *, won: bool) -> None:
+    def double_ended(self, *, won: bool, error: BaseException | None) -> None:
         self.ended.append(won)
 
 

@@ -164,7 +164,7 @@ async def test_a_suspect_connection_is_not_used_again_but_an_answering_store_is(
     store = await a_store(
         in_order([Cut(0), Fail(Throttled), Fail(ServerError), Wait(never.wait), Fail(ConnectionFailed), None])
     )
-    policy = RetryPolicy(base_delay_s=1e-6, first_byte_s=0.02, min_bytes_per_s=1e9)
+    policy = RetryPolicy(base_delay_s=1e-6, first_byte_s=0.2, min_bytes_per_s=1e9)
     await FetchEngine(store, retry=policy).fetch("k", START, END)
     assert [call.fresh for call in store.calls] == [False, True, False, False, True, True]
 
