@@ -20,6 +20,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from storage.errors import ConfigurationError, StorageError
+from storage.forking import tell_after_fork
 
 __all__ = ["MASK", "Secret", "hide", "is_lost", "presentable", "redact", "redact_url", "remember", "reveal"]
 
@@ -63,7 +64,7 @@ class _Vault:
         # The fingerprint tells nobody else anything: it cannot be compared with a guess without this.
         self._key = secrets.token_bytes(32)
 
-    def after_fork(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Another thread may have held the lock at the moment of a fork."""
         self._lock = threading.Lock()
 
@@ -106,8 +107,7 @@ class _Vault:
 
 
 _vault = _Vault()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_vault.after_fork)
+tell_after_fork(_vault)
 
 
 class Secret:
@@ -257,18 +257,20 @@ def presentable(error: StorageError) -> None:
     error.args = (error.what,)
     if error.__suppress_context__:
         error.__context__ = error.__cause__
-    _redact_below(error, {id(error)})
+    _redact_below(error, {id(error): error})
 
 
-def _redact_below(error: BaseException, seen: set[int]) -> None:
+def _redact_below(error: BaseException, done: dict[int, BaseException]) -> None:
     for name in ("__cause__", "__context__"):
         below = getattr(error, name)
-        if below is not None and id(below) not in seen:
-            seen.add(id(below))
-            shows_context = error.__suppress_context__
-            setattr(error, name, _redacted(below))
-            error.__suppress_context__ = shows_context
-            _redact_below(below, seen)
+        if below is None:
+            continue
+        if id(below) not in done:
+            done[id(below)] = _redacted(below)
+            _redact_below(done[id(below)], done)
+        hides_context = error.__suppress_context__
+        setattr(error, name, done[id(below)])
+        error.__suppress_context__ = hides_context
 
 
 def _redacted(error: BaseException) -> BaseException:
@@ -276,7 +278,9 @@ def _redacted(error: BaseException) -> BaseException:
         return error
     error.args = tuple(redact(part) if isinstance(part, str) else part for part in error.args)
     if _shows_secret(error):  # it has its text from somewhere else
-        return Exception(f"{type(error).__qualname__}: {redact(str(error))}")
+        shown = Exception(f"{type(error).__qualname__}: {redact(str(error))}")
+        shown.__cause__, shown.__context__ = error.__cause__, error.__context__
+        return shown
     return error
 
 

@@ -192,8 +192,9 @@ class CloudStore(Store):
         global _runtime_pid
         if self._made is None:
             if not survives_fork():
+                other = "auto' or 'aiobotocore" if isinstance(self._options, S3Options) else "fsspec"
                 raise StoreClosed(
-                    "obstore was used before a fork and cannot work in the child: use client='aiobotocore', or start "
+                    f"obstore was used before a fork and cannot work in the child: use client='{other}', or start "
                     "workers by 'spawn' or 'forkserver'",
                     url=self.url,
                 )

@@ -30,6 +30,7 @@ from storage.errors import (
     StoreError,
     TruncatedBody,
 )
+from storage.forking import keep_for_ever, tell_after_fork
 from storage.log_redaction import silence_secrets
 from storage.stores.answers import may_have_expired, parse_time, refusal
 from storage.stores.aws_chain import chain_error, with_shared_models
@@ -251,6 +252,11 @@ class _BoundClient:
         self._making = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
         self._client: Any = None
+        tell_after_fork(self)
+
+    def after_fork_in_child(self) -> None:
+        """The connections are the parent's."""
+        keep_for_ever((self.loop, self._stack, self._client))
 
     async def get(self, options: S3Options, source: CredentialSource) -> Any:
         if self._client is None:
