@@ -67,6 +67,8 @@ def _by_status(status: int) -> tuple[type[StorageError], str]:
     match status:
         case 301 | 307 | 308:
             return ConfigurationError, "the region or endpoint is wrong"
+        case 400:
+            return StoreError, "the store refused the request; expired credentials and a wrong region are answered so"
         case 401 | 403:
             return AccessDenied, "access denied"
         case 404:

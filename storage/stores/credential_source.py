@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,6 +19,7 @@ from aiobotocore.credentials import AioCredentials
 from botocore.credentials import ReadOnlyCredentials
 
 from storage.errors import AccessDenied, StorageError
+from storage.log_redaction import silence_secrets
 from storage.secrets import is_lost, remember, reveal
 from storage.secrets import redact as without_secrets
 from storage.stores.aws_chain import chain_credentials
@@ -167,6 +168,7 @@ class CredentialSource:
         asking.set_result(outcome)
 
     def _question(self) -> S3Credentials:
+        silence_secrets()  # of what the question makes its libraries log
         function = self._options.credentials
         if function is None:
             try:
@@ -188,9 +190,11 @@ class CredentialSource:
 
     def _accept(self, keys: S3Credentials) -> Held:
         now, held = self._clock(), self._held
+        if keys.expires_at is not None:
+            keys = replace(keys, expires_at=keys.expires_at.astimezone(UTC))  # obstore takes no other zone
         check_fresh(keys, by="the credentials function" if self._options.credentials else "the AWS chain", now=now)
         remember(keys.secret_access_key, keys.session_token)
-        same = held is not None and held.keys == keys
+        same = held is not None and replace(held.keys, expires_at=keys.expires_at) == keys
         generation = 0 if held is None else held.generation + (not same)
         self._held = Held(keys, generation, refresh_at(keys.expires_at, now=now))
         self._warned, self.failure = False, None

@@ -5,7 +5,7 @@ import logging
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -131,6 +131,16 @@ def test_while_the_old_ones_hold_a_failure_is_logged_once(clock, caplog):
     sts.error = None
     assert source.get().keys != first.keys
     assert source.failure is None
+
+
+def test_obstore_gets_a_date_in_the_one_zone_that_it_takes(clock):
+    elsewhere = timezone(timedelta(hours=5))
+    keys = {
+        "access_key_id": "id",
+        "secret_access_key": "s",
+        "expires_at": (START + timedelta(hours=1)).astimezone(elsewhere),
+    }
+    assert source_of(lambda: keys, clock)()["expires_at"].tzinfo is UTC
 
 
 def test_what_is_no_credentials_is_named(clock):
