@@ -35,7 +35,7 @@ class Canary:
     def inspect(self, report: pytest.TestReport) -> None:
         """Fails a report that shows a secret, in what the test printed or in how it failed; masks it there."""
         # Later phases' reports repeat the sections of earlier ones.
-        places = [title for title, text in report.sections if title.endswith(report.when or "") and self.is_in(text)]
+        places = [title for title, text in report.sections if title.endswith(report.when) and self.is_in(text)]
         if self.is_in(report.longreprtext):
             places.append("how it failed")
         if places:

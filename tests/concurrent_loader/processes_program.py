@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 
 from torch.utils.data import DataLoader
 
@@ -16,6 +18,7 @@ from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from storage.errors import StoreClosed
 
 NUM_SAMPLES = 60
+NUM_FORKS = 6
 
 
 def labels_of(samples):
@@ -112,10 +115,41 @@ def in_the_middle(client):
     dataset.close()
 
 
+def under_load(client):
+    """Forks while threads of the parent hold whatever locks they hold."""
+    dataset = open_dataset(client)
+    loader = ConcurrentDataLoader(dataset, batch_size=3, num_threads=4)
+    stop, failures = threading.Event(), []
+
+    def read():
+        while not stop.is_set():
+            seen = [label for batch in loader for label in batch["label"].tolist()]
+            if seen != list(range(NUM_SAMPLES)):
+                failures.append(seen)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    try:
+        for number in range(NUM_FORKS):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)  # a lock that stays locked ends the child by SIGALRM
+                os._exit(0 if dataset[number]["label"] == number and len(load_all(dataset)) == NUM_SAMPLES else 1)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0, status
+    finally:
+        stop.set()
+        reading.join()
+    assert failures == []
+    dataset.close()
+
+
 def main(scenario, client):
     name, _, method = scenario.partition(":")
     if name == "middle":
         in_the_middle(client)
+    elif name == "load":
+        under_load(client)
     elif name == "torch":
         by_torch(client, method)
     else:

@@ -108,6 +108,12 @@ def test_a_fork_in_the_middle_of_an_epoch(place, client):
 
 
 @pytest.mark.s3
+@pytest.mark.parametrize("client", ["auto", "local"])
+def test_forks_while_threads_work(place, client):
+    run(place, "load", client)
+
+
+@pytest.mark.s3
 @pytest.mark.parametrize("client", ["auto", "fsspec"])
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_torch_workers_by_other_methods(place, client, method):
