@@ -31,7 +31,7 @@ LOST = (
 )
 # Shorter ones are parts of common words: masking them would make texts unreadable and hide nothing.
 _SHORTEST = 8
-_MAX_REMEMBERED = 4096  # of short-lived tokens the newest
+_MAX_REMEMBERED = 4096  # the newest: tokens live for an hour, processes for weeks
 _NAMES = re.compile(
     r"key|secret|token|passw|passphrase|pwd|sas|credential|auth|connection_string|cookie|signature|private",
     re.IGNORECASE,
@@ -77,6 +77,8 @@ class _Vault:
     def keep(self, fingerprint: str, value: object) -> None:
         with self._lock:
             self._values[fingerprint] = value
+            while len(self._values) > _MAX_REMEMBERED:
+                self._values.popitem(last=False)
         self.remember(value)
 
     def find(self, fingerprint: str) -> tuple[object] | None:

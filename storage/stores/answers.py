@@ -20,10 +20,12 @@ from storage.errors import (
     Throttled,
 )
 
-__all__ = ["NO_BUCKET", "may_have_expired", "parse_time", "refusal"]
+__all__ = ["NO_BUCKET", "may_have_expired", "parse_time", "refusal", "wrong_region"]
 
 _CLOCK = "this machine's clock is off, so the store refuses its signatures"
 _SET_CLOCK = "set it, by `timedatectl set-ntp true` or chrony"
+_MISSIGNED, _REDIRECTED = "the region is wrong", "the region or endpoint is wrong"
+_REGION = (_MISSIGNED, _REDIRECTED)
 NO_BUCKET = "no such bucket"  # unlike a missing key, an error for a delete, too
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html#ErrorCodeList
@@ -44,11 +46,11 @@ _CODES: dict[str, tuple[type[StorageError], str]] = {
     "TokenRefreshRequired": (CredentialsExpired, "the session token must be refreshed"),
     "RequestExpired": (CredentialsExpired, "the request's signature has expired"),
     "RequestTimeTooSkewed": (AccessDenied, _CLOCK),
-    "AuthorizationHeaderMalformed": (ConfigurationError, "the region is wrong"),
-    "AuthorizationQueryParametersError": (ConfigurationError, "the region is wrong"),
-    "IllegalLocationConstraintException": (ConfigurationError, "the region is wrong"),
-    "PermanentRedirect": (ConfigurationError, "the region or endpoint is wrong"),
-    "TemporaryRedirect": (ConfigurationError, "the region or endpoint is wrong"),
+    "AuthorizationHeaderMalformed": (ConfigurationError, _MISSIGNED),
+    "AuthorizationQueryParametersError": (ConfigurationError, _MISSIGNED),
+    "IllegalLocationConstraintException": (ConfigurationError, _MISSIGNED),
+    "PermanentRedirect": (ConfigurationError, _REDIRECTED),
+    "TemporaryRedirect": (ConfigurationError, _REDIRECTED),
     "InvalidBucketName": (ConfigurationError, "the bucket's name is invalid"),
     "KeyTooLongError": (ConfigurationError, "the key is too long"),
     "EntityTooLarge": (StoreError, "the object is too large for one request"),
@@ -66,7 +68,7 @@ _CODES: dict[str, tuple[type[StorageError], str]] = {
 def _by_status(status: int) -> tuple[type[StorageError], str]:
     match status:
         case 301 | 307 | 308:
-            return ConfigurationError, "the region or endpoint is wrong"
+            return ConfigurationError, _REDIRECTED
         case 400:
             return StoreError, "the store refused the request; expired credentials and a wrong region are answered so"
         case 401 | 403:
@@ -114,15 +116,21 @@ def refusal(
     # A number as code (HEAD has no body, so botocore puts the status there) says no more than the status.
     bare = not code or code.isdigit()
     error_type, what = _CODES.get(code) or _by_status(status)
-    if error_type is ConfigurationError and "region" in what:
-        what = f"{what}: " + (
-            f"the bucket is in {region!r}, so give the option region={region!r}"
-            if region is not None
-            else "give the option region=... with the bucket's region, or the endpoint_url that serves it"
-        )
+    if what in _REGION:
+        return wrong_region(region, what=what, got=status if bare else f"{status} {code}")
     if code == "RequestTimeTooSkewed":
         what = f"{_off_by(machine_time, store_time)}; {_SET_CLOCK}"
     return error_type(what, got=status if bare else f"{status} {code}")
+
+
+def wrong_region(region: str | None, *, what: str = _REDIRECTED, got: int | str | None = None) -> ConfigurationError:
+    """The error for a bucket that is elsewhere, with the option that helps."""
+    advice = (
+        f"the bucket is in {region!r}, so give the option region={region!r}"
+        if region is not None
+        else "give the option region=... with the bucket's region, or the endpoint_url that serves it"
+    )
+    return ConfigurationError(f"{what}: {advice}", got=got)
 
 
 def may_have_expired(error: StorageError) -> bool:

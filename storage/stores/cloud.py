@@ -17,11 +17,12 @@ from obstore.exceptions import BaseError
 from storage.errors import ConfigurationError, NotFound, StorageError, StoreClosed
 from storage.log_redaction import silence_secrets
 from storage.secrets import reveal
-from storage.stores.answers import NO_BUCKET, may_have_expired
+from storage.stores.answers import NO_BUCKET, may_have_expired, wrong_region
 from storage.stores.aws_chain import AwsSettings
+from storage.stores.bucket_region import bucket_region
 from storage.stores.credential_source import CredentialSource, Held
 from storage.stores.location import Location
-from storage.stores.obstore_words import translate
+from storage.stores.obstore_words import Redirected, translate
 from storage.stores.options import AzureOptions, CloudOptions, GoogleOptions, S3Options, parse_options
 from storage.stores.protocol import GetResult, ObjectMeta, Store
 from storage.stores.s3 import S3Store
@@ -165,7 +166,8 @@ class CloudStore(Store):
         if in_parts and isinstance(self._options, S3Options):
             if self._large is None:
                 self._large = S3Store(self._url, self._options, source=self._source)
-            return await (self._large.put_if_absent(key, data) if if_absent else self._large.put(key, data))
+            # Not its public method: that would renew credentials, too, and repeat what is repeated here.
+            return await self._large._put(key, data, if_absent=if_absent)
         with self._translated(key, writing=if_absent):
             result = await obstore.put_async(
                 self._client(),
@@ -206,6 +208,10 @@ class CloudStore(Store):
         return None if self._source is None else await self._source.get_async()
 
     async def _renew(self, used: Any, error: StorageError) -> bool:
+        # Not about credentials, but here an error may still ask the server where the bucket is.
+        if isinstance(error, Redirected) and isinstance(self._options, S3Options):
+            endpoint_url = AwsSettings.resolve(self._options, url=self.url).endpoint_url
+            error.what = wrong_region(await bucket_region(self._location.bucket, endpoint_url=endpoint_url)).what
         if self._source is None or used is None or not may_have_expired(error) or not await self._source.renew(used):
             return False
         # obstore keeps keys until the date that it was told, and cannot be told another.

@@ -11,6 +11,7 @@ from obstore.exceptions import AlreadyExistsError, InvalidPathError, Preconditio
 
 from storage.errors import (
     AlreadyExists,
+    ConfigurationError,
     ConnectionFailed,
     DeadlineExceeded,
     NotFound,
@@ -20,9 +21,9 @@ from storage.errors import (
     StoreError,
     TruncatedBody,
 )
-from storage.stores.answers import parse_time, refusal
+from storage.stores.answers import parse_time, refusal, wrong_region
 
-__all__ = ["translate"]
+__all__ = ["Redirected", "translate"]
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -30,6 +31,10 @@ _REGION = re.compile(r"<Region>([\w-]+)</Region>")
 _TIMES = re.compile(r"<(RequestTime|ServerTime)>([\w:.+-]+)</")
 _HTTP_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _VIOLATIONS = ("UnexpectedRange", "NoContentRange", "ParseContentRange", "NotPartial")
+
+
+class Redirected(ConfigurationError):
+    """The bucket is elsewhere; obstore does not say where, though the answer may have."""
 
 
 def translate(error: Exception, *, writing: bool) -> StorageError:
@@ -60,7 +65,7 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
         case _ if any(violation in words for violation in _VIOLATIONS):
             return ProtocolViolation("the answer is not one to this request")
         case _ if "redirect without LOCATION" in words or "BareRedirect" in words:
-            return refusal(301, "", writing=writing)
+            return Redirected(str(wrong_region(None)))
         case _ if kind == "Timeout":
             return DeadlineExceeded("the store did not answer in time")
         case _ if "response body error" in words or kind in ("Interrupted", "Decode"):

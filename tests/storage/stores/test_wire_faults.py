@@ -23,6 +23,7 @@ from storage.errors import (
     TransientError,
     TruncatedBody,
 )
+from storage.stores.bucket_region import bucket_region
 from storage.stores.cloud import CloudStore
 from storage.stores.options import AzureOptions, GoogleOptions, S3Options
 from storage.stores.s3 import S3Store
@@ -206,10 +207,21 @@ async def test_answers_to_put_if_absent(kind, reply, expected):
 async def test_a_redirect_to_another_region(kind):
     reply = answer(b"301 M", headers=b"x-amz-bucket-region: eu-west-1\r\n")
     async with Server(reply) as server, kind("s3://bucket", options(server.endpoint_url)) as store:
-        # obstore does not hand on what the answer's head says.
-        said = "region='eu-west-1'" if kind is S3Store else r"region=\.\.\."
-        with pytest.raises(ConfigurationError, match=said):
+        with pytest.raises(ConfigurationError, match="so give the option region='eu-west-1'"):
             await store.get("key")
+
+
+async def test_a_redirect_that_does_not_say_where():
+    async with Server(answer(b"301 M")) as server, CloudStore("s3://bucket", options(server.endpoint_url)) as store:
+        with pytest.raises(ConfigurationError, match=r"region=\.\.\."):
+            await store.get("key")
+
+
+async def test_a_region_that_nobody_tells():
+    async with Server(None) as server:
+        assert await bucket_region("bucket", endpoint_url=server.endpoint_url) is None
+        gone = server.endpoint_url
+    assert await bucket_region("bucket", endpoint_url=gone) is None
 
 
 async def test_a_clock_that_only_the_date_of_the_answer_betrays():
