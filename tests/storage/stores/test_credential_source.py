@@ -153,10 +153,18 @@ def test_what_is_no_credentials_is_named(clock):
 
 
 async def test_each_waiter_gets_an_error_of_its_own(clock):
-    sts = Sts(clock, hours=1)
+    sts, answer = Sts(clock, hours=1), threading.Event()
     sts.error = RuntimeError()
-    source = source_of(sts, clock)
-    one, two = await asyncio.gather(source.get_async(), source.get_async(), return_exceptions=True)
+
+    def slow():
+        answer.wait(30)
+        return sts()
+
+    source = source_of(slow, clock)
+    waiting = [asyncio.create_task(source.get_async()) for _ in range(2)]
+    await asyncio.sleep(0)
+    answer.set()
+    one, two = await asyncio.gather(*waiting, return_exceptions=True)
     assert one is not two
     one.locate(key="a")
     assert two.key is None
