@@ -12,9 +12,11 @@ from typing import Any, Self, overload
 import numpy.typing as npt
 
 from storage.cache import CacheStats, DiskShardCache, MemoryShardCache, ShardCache
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, StoreClosed
 from storage.fetch import FetchEngine, FetchStats, HedgePolicy, InFlight, RetryPolicy, check_in_flight
+from storage.forking import keep_for_ever, tell_after_fork
 from storage.loop_thread import LoopThread
+from storage.secrets import Secret, hide, redact_url, reveal
 from storage.shards.columns import Schema
 from storage.shards.manifest import Manifest, load_manifest
 from storage.shards.reader import DatasetReader
@@ -24,6 +26,8 @@ from storage.stores import open_store
 __all__ = ["ShardDataset"]
 
 _HEDGE = HedgePolicy()
+# What belongs to one process, and stays out of pickles.
+_LIVE = frozenset({"_closed", "_columns", "_engine", "_loop", "_manifest", "_opening", "_pid", "_reader", "_store"})
 
 
 class ShardDataset:
@@ -51,8 +55,12 @@ class ShardDataset:
         NotFound: There is no data set, or no such snapshot.
         StorageError: It cannot be opened.
 
-    Thread-safety: All methods may be called from any thread. It pickles as its arguments plus the snapshot's number,
-    and opens itself again in the other process.
+    Thread-safety: All methods may be called from any thread.
+
+    Processes: It pickles as its arguments plus the snapshot's number, and opens itself when it is first used in the
+    other process. Secrets among ``storage_options`` go along only to a child process that is being started (by spawn
+    or forkserver); from any other pickle they are left out, see `with_storage_options`. In a forked process it opens
+    itself again, with connections of its own; ``client="obstore"`` cannot, ``"auto"`` takes aiobotocore for S3 there.
     """
 
     def __init__(
@@ -70,29 +78,32 @@ class ShardDataset:
         retry: RetryPolicy | None = None,
         hedge: HedgePolicy | None = _HEDGE,
     ) -> None:
-        self._closed = False
+        self._closed, self._pid = False, 0
         if cache_bytes is not None and cache_dir is None:
             raise ConfigurationError("cache_bytes needs a cache_dir")
-        self._url = url
+        self._url: str | Secret = hide(url)
         self._wanted_columns = None if columns is None else tuple(columns)
         self._snapshot = snapshot
         self._cache_dir = None if cache_dir is None else os.fspath(cache_dir)
         self._cache_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
         self._client = client
-        self._storage_options = dict(storage_options or {})
+        self._storage_options = hide(storage_options or {})
         check_in_flight(in_flight)
         self._in_flight = in_flight
         self._bytes_in_flight = parse_size(bytes_in_flight, name="bytes_in_flight")
         self._retry = retry or RetryPolicy()
         self._hedge = hedge
+        self._manifest: Manifest | None = None
+        self._opening = threading.RLock()
+        tell_after_fork(self)
         self._open()
 
     # -- what is in it ---------------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """Where the data set is."""
-        return self._url
+        """Where the data set is, without credentials."""
+        return redact_url(self._url) if isinstance(self._url, str) else redact_url(str(reveal(self._url)))
 
     @property
     def manifest(self) -> Manifest:
@@ -112,6 +123,7 @@ class ShardDataset:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that samples and batches have."""
+        self._ensure_open()
         return self._columns
 
     def __len__(self) -> int:
@@ -151,6 +163,7 @@ class ShardDataset:
     @property
     def fetch_stats(self) -> FetchStats:
         """Requests and bytes so far, in this process."""
+        self._ensure_open()
         return self._engine.stats
 
     @property
@@ -160,25 +173,39 @@ class ShardDataset:
 
     @property
     def loop(self) -> LoopThread:
-        """The thread that all of this data set's requests run on."""
+        """The thread that all of this data set's requests run on, in this process."""
+        self._ensure_open()
         return self._loop
 
     @property
     def reader(self) -> DatasetReader:
         """The asynchronous reader below; for use on `loop`."""
+        self._ensure_open()
         return self._reader
+
+    def with_storage_options(self, **storage_options: Any) -> ShardDataset:
+        """Returns this data set, same snapshot and all, to be reached with other options.
+
+        It is for a data set that was unpickled where its secrets did not come along.
+
+        Args:
+            **storage_options: Instead of those of the same names; ``None`` takes one away.
+        """
+        state = self.__getstate__()
+        options = {**state["_storage_options"], **hide(storage_options)}
+        state["_storage_options"] = {name: value for name, value in options.items() if value is not None}
+        other = object.__new__(type(self))
+        other.__setstate__(state)
+        return other
 
     def close(self) -> None:
         """Closes connections, files and the loop's thread. Idempotent."""
-        loop = self.__dict__.get("_loop")
-        if loop is None or self._closed:
-            return
-        self._closed = True
-        if os.getpid() == self._pid:
-            try:
-                loop.run(self._close_all())
-            finally:
-                loop.close()
+        with self._opening:
+            if self._closed:
+                return
+            self._closed = True
+            if os.getpid() == self._pid:
+                self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -190,28 +217,40 @@ class ShardDataset:
 
     def __del__(self) -> None:
         # At interpreter exit the loop's daemon thread may be gone already; then there is nothing to wait for.
-        loop = self.__dict__.get("_loop")
-        if loop is not None and not self._closed and threading.main_thread().is_alive():
+        if self.__dict__.get("_pid") == os.getpid() and not self._closed and threading.main_thread().is_alive():
             self.close()
 
     def __repr__(self) -> str:
-        return f"ShardDataset({self._url!r}, snapshot={self.manifest.snapshot}, samples={len(self)})"
+        opened = f", samples={len(self._reader)}" if self._pid else ""
+        return f"ShardDataset({self.url!r}, snapshot={self._snapshot}{opened})"
 
     def __getstate__(self) -> dict[str, Any]:
-        live = ("_loop", "_store", "_engine", "_reader", "_columns", "_pid", "_closed")
-        state = {name: value for name, value in self.__dict__.items() if name not in live}
-        return {**state, "_snapshot": self.manifest.snapshot}
+        return {name: value for name, value in self.__dict__.items() if name not in _LIVE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._open()
+        self._closed, self._pid, self._manifest = False, 0, None
+        self._opening = threading.RLock()
+        tell_after_fork(self)
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
+    def after_fork_in_child(self) -> None:
+        """What is open belongs to the parent; the next use opens it again."""
+        self._opening = threading.RLock()
+        keep_for_ever(dict(self.__dict__))
+
+    def _ensure_open(self) -> None:
+        if self._pid == os.getpid():
+            return
+        with self._opening:
+            if self._closed:
+                raise StoreClosed("this data set is closed", url=self.url)
+            if self._pid != os.getpid():
+                self._open()
+
     def _open(self) -> None:
-        self._pid = os.getpid()
-        self._closed = False
-        self._store = open_store(self._url, client=self._client, **self._storage_options)
+        self._store = open_store(reveal(self._url), client=self._client, **self._storage_options)
         self._engine = FetchEngine(
             self._store,
             in_flight=self._in_flight,
@@ -220,16 +259,27 @@ class ShardDataset:
             hedge=self._hedge,
         )
         self._loop = LoopThread(name="shard-dataset-loop")
+        self.__dict__.pop("_reader", None)
         try:
             self._reader = self._loop.run(self._open_reader())
             self._columns = self._reader.check_columns(self._wanted_columns)
         except BaseException:
-            self.close()
+            self._release()
             raise
+        self._manifest = self._reader.manifest
+        self._snapshot = self._manifest.snapshot
+        self._pid = os.getpid()
 
     async def _open_reader(self) -> DatasetReader:
-        manifest = await load_manifest(self._engine, self._snapshot)
+        # A forked child need not ask for what its parent knew.
+        manifest = self._manifest or await load_manifest(self._engine, self._snapshot)
         return DatasetReader(manifest, self._engine, self._make_cache())
+
+    def _release(self) -> None:
+        try:
+            self._loop.run(self._close_all())
+        finally:
+            self._loop.close()
 
     def _make_cache(self) -> ShardCache:
         if self._cache_dir is None:

@@ -19,7 +19,7 @@ from concurrent_loader.pipeline import END, Failure, Pipeline
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, EpochPlan, PlanState, parse_window
 from concurrent_loader.stats import LoaderStats, StageClock
 from concurrent_loader.work import Recipe
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, StoreClosed
 from storage.shards.columns import ColumnKind
 from storage.sizes import Size, parse_size
 
@@ -152,6 +152,7 @@ class ConcurrentDataLoader:
         me = self._newest = object()
         ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         began = perf_counter()
+        pid = os.getpid()
         loop = self.dataset.loop
         pipeline = Pipeline(
             reader=self.dataset.reader,
@@ -169,6 +170,11 @@ class ConcurrentDataLoader:
         step = start_step
         try:
             while True:
+                if os.getpid() != pid:
+                    raise StoreClosed(
+                        "this iteration began before a fork, and its batches arrive in the parent; iterate over the "
+                        "loader anew in the child"
+                    )
                 asked = perf_counter()
                 item = ready.get()
                 waited = perf_counter() - asked

@@ -10,6 +10,7 @@ from time import perf_counter
 
 from storage.cache import CacheStats
 from storage.fetch import FetchStats
+from storage.forking import tell_after_fork
 
 __all__ = ["LoaderStats", "StageClock"]
 
@@ -60,6 +61,11 @@ class StageClock:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
+        tell_after_fork(self)
+
+    def after_fork_in_child(self) -> None:
+        """A decode thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:

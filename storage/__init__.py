@@ -15,6 +15,7 @@ from storage.errors import (
     ConfigurationError,
     ConnectionFailed,
     CorruptData,
+    CredentialsExpired,
     DatasetChanged,
     DeadlineExceeded,
     DigestMismatch,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from storage.shards.verifying import VerifyReport, verify_dataset
     from storage.shards.writer import ShardWriter
     from storage.sizes import Size, format_size, parse_size
+    from storage.stores.credentials import S3Credentials
     from storage.stores.opening import open_store
     from storage.stores.protocol import GetResult, ObjectMeta, Store
 
@@ -55,6 +57,7 @@ __all__ = [
     "ConfigurationError",
     "ConnectionFailed",
     "CorruptData",
+    "CredentialsExpired",
     "DatasetChanged",
     "DeadlineExceeded",
     "DigestMismatch",
@@ -73,6 +76,7 @@ __all__ = [
     "ObjectMeta",
     "ProtocolViolation",
     "RetryPolicy",
+    "S3Credentials",
     "Schema",
     "SchemaError",
     "ServerError",
@@ -106,6 +110,7 @@ _HOMES = {
     "Manifest": "storage.shards.manifest",
     "ObjectMeta": "storage.stores.protocol",
     "RetryPolicy": "storage.fetch",
+    "S3Credentials": "storage.stores.credentials",
     "Schema": "storage.shards.columns",
     "ShardWriter": "storage.shards.writer",
     "Size": "storage.sizes",

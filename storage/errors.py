@@ -7,7 +7,8 @@
     ├── NotFound (KeyError-like)           no such bucket, key, dataset, snapshot
     ├── AlreadyExists                      put_if_absent lost; a dataset is in the way
     │   └── CommitConflict                 another writer committed this snapshot first; nothing was lost
-    ├── AccessDenied                       credentials missing, wrong, expired, or not allowed
+    ├── AccessDenied                       credentials missing, wrong, or not allowed
+    │   └── CredentialsExpired             expired, revoked or replaced; stores renew them once where they can
     ├── InvalidRange                       bytes were asked for that the object does not have
     ├── ObjectChanged                      the object is not the one that If-Match named
     │   └── DatasetChanged                 a shard was replaced under a reader
@@ -39,6 +40,7 @@ __all__ = [
     "ConfigurationError",
     "ConnectionFailed",
     "CorruptData",
+    "CredentialsExpired",
     "DatasetChanged",
     "DeadlineExceeded",
     "DigestMismatch",
@@ -152,6 +154,13 @@ class CommitConflict(AlreadyExists):
 
 class AccessDenied(StorageError):
     """Credentials are missing, wrong, expired, or not allowed to do this."""
+
+
+class CredentialsExpired(AccessDenied):
+    """The store no longer takes these credentials: they have expired, or were revoked or replaced.
+
+    A store whose credentials can be renewed does so and repeats the request once; this is what is left after that.
+    """
 
 
 class InvalidRange(StorageError):

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from storage.errors import StoreClosed
+from storage.forking import keep_for_ever, tell_after_fork
 
 __all__ = ["LoopThread"]
 
@@ -34,6 +35,12 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._closed = False
+        tell_after_fork(self)
+
+    def after_fork_in_child(self) -> None:
+        """The loop is the parent's, whose epoll set it would change by so much as ending."""
+        self._lock = threading.Lock()
+        keep_for_ever((self._loop, self._thread))
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Starts a coroutine on the loop; cancelling the future cancels it there.

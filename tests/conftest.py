@@ -14,6 +14,9 @@ import pytest
 from storage.testing import LocalS3, ToolUnavailable, local_s3
 from storage.testing import no_leaks as leaving_nothing
 from storage.testing.binaries import MINIO, TOXIPROXY, find_tool
+from storage.testing.canary import Canary, canary, pytest_runtest_makereport
+
+__all__ = ["canary", "pytest_runtest_makereport"]  # pytest finds both here
 
 IN_CI = os.environ.get("CI") == "true"
 
@@ -50,16 +53,18 @@ def _own_aws() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def s3_server(_own_aws: None) -> Iterator[LocalS3]:
+def s3_server(_own_aws: None, canary: Canary) -> Iterator[LocalS3]:
     """A local S3 server: MinIO; in CI nothing else will do, elsewhere moto is better than none."""
     with local_s3(kinds=("minio",) if IN_CI else ("minio", "moto")) as server:
+        canary.watch(server.secret_access_key)
         yield server
 
 
 @pytest.fixture(scope="session")
-def moto_server(_own_aws: None) -> Iterator[LocalS3]:
+def moto_server(_own_aws: None, canary: Canary) -> Iterator[LocalS3]:
     """The other implementation of S3, where two opinions are wanted."""
     with local_s3(kinds=("moto",)) as server:
+        canary.watch(server.secret_access_key)
         yield server
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
 from storage.errors import (
     AccessDenied,
     AlreadyExists,
     ConfigurationError,
+    CredentialsExpired,
     DeadlineExceeded,
     InvalidRange,
     NotFound,
@@ -16,8 +20,12 @@ from storage.errors import (
     Throttled,
 )
 
-__all__ = ["NO_BUCKET", "refusal"]
+__all__ = ["NO_BUCKET", "may_have_expired", "parse_time", "refusal", "wrong_region"]
 
+_CLOCK = "this machine's clock is off, so the store refuses its signatures"
+_SET_CLOCK = "set it, by `timedatectl set-ntp true` or chrony"
+_MISSIGNED, _REDIRECTED = "the region is wrong", "the region or endpoint is wrong"
+_REGION = (_MISSIGNED, _REDIRECTED)
 NO_BUCKET = "no such bucket"  # unlike a missing key, an error for a delete, too
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html#ErrorCodeList
@@ -30,18 +38,19 @@ _CODES: dict[str, tuple[type[StorageError], str]] = {
     "AccessDenied": (AccessDenied, "access denied"),
     "AllAccessDisabled": (AccessDenied, "access to this bucket is disabled"),
     "AccountProblem": (AccessDenied, "there is a problem with the account"),
-    "InvalidAccessKeyId": (AccessDenied, "the access key is unknown"),
+    "InvalidAccessKeyId": (CredentialsExpired, "the access key is unknown, or no longer known"),
     "SignatureDoesNotMatch": (AccessDenied, "the secret key does not fit the access key"),
-    "ExpiredToken": (AccessDenied, "the session token has expired"),
-    "ExpiredTokenException": (AccessDenied, "the session token has expired"),
-    "InvalidToken": (AccessDenied, "the session token is invalid"),
-    "TokenRefreshRequired": (AccessDenied, "the session token must be refreshed"),
-    "RequestTimeTooSkewed": (AccessDenied, "this machine's clock is off: the store refuses its signatures"),
-    "AuthorizationHeaderMalformed": (ConfigurationError, "the region is wrong"),
-    "AuthorizationQueryParametersError": (ConfigurationError, "the region is wrong"),
-    "IllegalLocationConstraintException": (ConfigurationError, "the region is wrong"),
-    "PermanentRedirect": (ConfigurationError, "the region or endpoint is wrong"),
-    "TemporaryRedirect": (ConfigurationError, "the region or endpoint is wrong"),
+    "ExpiredToken": (CredentialsExpired, "the session token has expired"),
+    "ExpiredTokenException": (CredentialsExpired, "the session token has expired"),
+    "InvalidToken": (CredentialsExpired, "the session token is invalid"),
+    "TokenRefreshRequired": (CredentialsExpired, "the session token must be refreshed"),
+    "RequestExpired": (CredentialsExpired, "the request's signature has expired"),
+    "RequestTimeTooSkewed": (AccessDenied, _CLOCK),
+    "AuthorizationHeaderMalformed": (ConfigurationError, _MISSIGNED),
+    "AuthorizationQueryParametersError": (ConfigurationError, _MISSIGNED),
+    "IllegalLocationConstraintException": (ConfigurationError, _MISSIGNED),
+    "PermanentRedirect": (ConfigurationError, _REDIRECTED),
+    "TemporaryRedirect": (ConfigurationError, _REDIRECTED),
     "InvalidBucketName": (ConfigurationError, "the bucket's name is invalid"),
     "KeyTooLongError": (ConfigurationError, "the key is too long"),
     "EntityTooLarge": (StoreError, "the object is too large for one request"),
@@ -59,7 +68,9 @@ _CODES: dict[str, tuple[type[StorageError], str]] = {
 def _by_status(status: int) -> tuple[type[StorageError], str]:
     match status:
         case 301 | 307 | 308:
-            return ConfigurationError, "the region or endpoint is wrong"
+            return ConfigurationError, _REDIRECTED
+        case 400:
+            return StoreError, "the store refused the request; expired credentials and a wrong region are answered so"
         case 401 | 403:
             return AccessDenied, "access denied"
         case 404:
@@ -76,7 +87,15 @@ def _by_status(status: int) -> tuple[type[StorageError], str]:
             return StoreError, "the store refused the request"
 
 
-def refusal(status: int, code: str, *, writing: bool, region: str | None = None) -> StorageError:
+def refusal(
+    status: int,
+    code: str,
+    *,
+    writing: bool,
+    region: str | None = None,
+    machine_time: datetime | None = None,
+    store_time: datetime | None = None,
+) -> StorageError:
     """Classifies an answer that is not a success.
 
     Args:
@@ -84,6 +103,8 @@ def refusal(status: int, code: str, *, writing: bool, region: str | None = None)
         code: The ``<Code>`` of an S3 error, or "" where the answer had none.
         writing: Whether the request was a conditional put; a failed precondition then says that the key exists.
         region: The region that the store names as the right one.
+        machine_time: When the request was signed, by this machine's clock.
+        store_time: When it was refused, by the store's clock.
 
     Returns:
         An error without location: the caller fills in URL and key.
@@ -93,7 +114,47 @@ def refusal(status: int, code: str, *, writing: bool, region: str | None = None)
             return AlreadyExists("the key exists")
         return ObjectChanged("the object is another one now")
     # A number as code (HEAD has no body, so botocore puts the status there) says no more than the status.
+    bare = not code or code.isdigit()
     error_type, what = _CODES.get(code) or _by_status(status)
-    if region is not None and error_type is ConfigurationError:
-        what = f"{what}: the bucket is in {region!r}"
-    return error_type(what, got=f"{status} {code}".strip() if not code.isdigit() else status)
+    if what in _REGION:
+        return wrong_region(region, what=what, got=status if bare else f"{status} {code}")
+    if code == "RequestTimeTooSkewed":
+        what = f"{_off_by(machine_time, store_time)}; {_SET_CLOCK}"
+    return error_type(what, got=status if bare else f"{status} {code}")
+
+
+def wrong_region(region: str | None, *, what: str = _REDIRECTED, got: int | str | None = None) -> ConfigurationError:
+    """The error for a bucket that is elsewhere, with the option that helps."""
+    advice = (
+        f"the bucket is in {region!r}, so give the option region={region!r}"
+        if region is not None
+        else "give the option region=... with the bucket's region, or the endpoint_url that serves it"
+    )
+    return ConfigurationError(f"{what}: {advice}", got=got)
+
+
+def may_have_expired(error: StorageError) -> bool:
+    """Whether other credentials may help: the store says so, or says nothing but a status (as to every HEAD)."""
+    return isinstance(error, CredentialsExpired) or (
+        isinstance(error, AccessDenied | StoreError) and error.got in (400, 401, 403)
+    )
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """Reads a time as S3 writes it: in a signature (20151021T072800Z), in XML (ISO 8601), in a Date header."""
+    for read in (datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            time = read(text or "")
+        except ValueError:
+            continue
+        return time if time.tzinfo else time.replace(tzinfo=UTC)
+    return None
+
+
+def _off_by(machine_time: datetime | None, store_time: datetime | None) -> str:
+    if machine_time is None or store_time is None:
+        return _CLOCK
+    seconds = round((machine_time - store_time).total_seconds())
+    minutes, hours = abs(seconds) // 60, abs(seconds) // 3600
+    much = f"{abs(seconds)} s" if minutes < 2 else f"{minutes} min" if hours < 3 else f"{hours} h"
+    return f"{_CLOCK}: it is {much} {'ahead of' if seconds > 0 else 'behind'} the store's"

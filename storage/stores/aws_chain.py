@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import botocore.configprovider
-import botocore.credentials
 import botocore.exceptions
 import botocore.loaders
 import botocore.session
 
 from storage.errors import AccessDenied, ConfigurationError, StorageError
+from storage.stores.credentials import S3Credentials
 from storage.stores.options import S3Options
 
-__all__ = ["AwsSettings", "CredentialSource", "chain_error", "with_shared_models"]
-
-# botocore refreshes keys that have less than 10 minutes left, so what it hands out holds for that long.
-_KEYS_HOLD_FOR = timedelta(minutes=10)
-
+__all__ = ["AwsSettings", "chain_credentials", "chain_error", "with_shared_models"]
 
 # Service descriptions, parsed once a process: a client costs 3 ms instead of 60 then.
 _models = botocore.loaders.create_loader()
@@ -105,54 +99,22 @@ class AwsSettings:
             )
 
 
-class CredentialSource:
-    """Keys for obstore, from the options or from botocore's chain.
+def chain_credentials(profile: str | None, *, url: str) -> S3Credentials:
+    """Asks the standard chain anew: environment, shared files, SSO, container and instance roles. It blocks.
 
-    obstore calls it on a thread of its own runtime, so that a slow metadata service never holds up an event loop, and
-    caches what it returns. Thread-safe; one refresh at a time.
+    Args:
+        profile: Of the shared files.
+        url: The store's, for errors.
+
+    Raises:
+        AccessDenied: Nobody in the chain has keys, or the one who should have could not get them.
+        ConfigurationError: The profile or the files do not work.
     """
-
-    def __init__(self, options: S3Options, *, url: str) -> None:
-        self._options = options
-        self._url = url
-        self._lock = threading.Lock()
-        self._found: Any = None  # botocore's Credentials
-        self.failure: StorageError | None = None
-        """Why the last call gave no keys: obstore passes on no more than the words of an exception."""
-
-    def __call__(self) -> dict[str, object]:
-        """Returns keys in obstore's form."""
-        with self._lock:
-            try:
-                keys = self._keys()
-            except StorageError as error:
-                self.failure = error
-                raise
-            self.failure = None
-            return keys
-
-    def _keys(self) -> dict[str, object]:
-        options = self._options
-        if options.access_key_id is not None:
-            return _in_obstores_form(options.access_key_id, options.secret_access_key, options.session_token, None)
-        with _chain_errors(self._url):
-            if self._found is None:
-                session = with_shared_models(botocore.session.Session(profile=options.profile))
-                self._found = session.get_credentials()
-            if self._found is None:
-                raise botocore.exceptions.NoCredentialsError
-            keys = self._found.get_frozen_credentials()
-        expiring = isinstance(self._found, botocore.credentials.RefreshableCredentials)
-        expires_at = datetime.now(UTC) + _KEYS_HOLD_FOR if expiring else None
-        return _in_obstores_form(keys.access_key, keys.secret_key, keys.token, expires_at)
-
-
-def _in_obstores_form(
-    access_key_id: str, secret_access_key: str | None, token: str | None, expires_at: datetime | None
-) -> dict[str, object]:
-    return {
-        "access_key_id": access_key_id,
-        "secret_access_key": secret_access_key,
-        "token": token,
-        "expires_at": expires_at,
-    }
+    with _chain_errors(url):
+        found = with_shared_models(botocore.session.Session(profile=profile)).get_credentials()
+        if found is None:
+            raise botocore.exceptions.NoCredentialsError
+        keys = found.get_frozen_credentials()
+        # botocore keeps the date to itself.
+        expires_at = getattr(found, "_expiry_time", None)
+    return S3Credentials(keys.access_key, keys.secret_key, keys.token, expires_at)

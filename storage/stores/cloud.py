@@ -15,10 +15,14 @@ import obstore.store
 from obstore.exceptions import BaseError
 
 from storage.errors import ConfigurationError, NotFound, StorageError, StoreClosed
-from storage.stores.answers import NO_BUCKET
-from storage.stores.aws_chain import AwsSettings, CredentialSource
+from storage.log_redaction import silence_secrets
+from storage.secrets import reveal
+from storage.stores.answers import NO_BUCKET, may_have_expired, wrong_region
+from storage.stores.aws_chain import AwsSettings
+from storage.stores.bucket_region import bucket_region
+from storage.stores.credential_source import CredentialSource, Held
 from storage.stores.location import Location
-from storage.stores.obstore_words import translate
+from storage.stores.obstore_words import Redirected, translate
 from storage.stores.options import AzureOptions, CloudOptions, GoogleOptions, S3Options, parse_options
 from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
@@ -71,7 +75,11 @@ class CloudStore(Store):
         if not isinstance(self._options, kind):
             raise ConfigurationError("these options are another cloud's", url=self.url, expected=kind.__name__)
         self._made: Any = None
-        self._credentials: CredentialSource | None = None
+        self._source = (
+            CredentialSource(self._options, url=self.url)
+            if isinstance(self._options, S3Options) and not self._options.anonymous
+            else None
+        )
         self._large: S3Store | None = None
         self._idle_connections = self._options.max_connections
         self._fresh: CloudStore | None = None
@@ -87,6 +95,7 @@ class CloudStore(Store):
         self._check_open()
         if self._fresh is None:
             self._fresh = CloudStore(self._url, self._options)
+            self._fresh._source = self._source  # asked once for both
             self._fresh._idle_connections = 0
         return self._fresh
 
@@ -169,8 +178,9 @@ class CloudStore(Store):
         in_parts = len(data) > self._options.num_multipart_bytes
         if in_parts and isinstance(self._options, S3Options):
             if self._large is None:
-                self._large = S3Store(self._url, self._options)
-            return await (self._large.put_if_absent(key, data) if if_absent else self._large.put(key, data))
+                self._large = S3Store(self._url, self._options, source=self._source)
+            # Not its public method: that would renew credentials, too, and repeat what is repeated here.
+            return await self._large._put(key, data, if_absent=if_absent)
         with self._translated(key, writing=if_absent):
             result = await obstore.put_async(
                 self._client(),
@@ -197,8 +207,9 @@ class CloudStore(Store):
         global _runtime_pid
         if self._made is None:
             if not survives_fork():
+                other = "auto' or 'aiobotocore" if isinstance(self._options, S3Options) else "fsspec"
                 raise StoreClosed(
-                    "obstore was used before a fork and cannot work in the child: use client='aiobotocore', or start "
+                    f"obstore was used before a fork and cannot work in the child: use client='{other}', or start "
                     "workers by 'spawn' or 'forkserver'",
                     url=self.url,
                 )
@@ -206,7 +217,22 @@ class CloudStore(Store):
             self._made = self._make_client()
         return self._made
 
+    async def _sign_with(self) -> Held | None:
+        return None if self._source is None else await self._source.get_async()
+
+    async def _renew(self, used: Any, error: StorageError) -> bool:
+        # Not about credentials, but here an error may still ask the server where the bucket is.
+        if isinstance(error, Redirected) and isinstance(self._options, S3Options):
+            endpoint_url = AwsSettings.resolve(self._options, url=self.url).endpoint_url
+            error.what = wrong_region(await bucket_region(self._location.bucket, endpoint_url=endpoint_url)).what
+        if self._source is None or used is None or not may_have_expired(error) or not await self._source.renew(used):
+            return False
+        # obstore keeps keys until the date that it was told, and cannot be told another.
+        self._made = None
+        return True
+
     def _make_client(self) -> Any:
+        silence_secrets()
         options = self._options
         client_options = {
             # Retry and deadline belong to `storage.fetch`. obstore's own total timeout of 30 s would end large healthy
@@ -220,8 +246,7 @@ class CloudStore(Store):
         match options:
             case S3Options():
                 config = self._s3_config(options, client_options)
-                self._credentials = CredentialSource(options, url=self.url)
-                provider = None if options.anonymous else self._credentials
+                provider = self._source
                 kind: Any = obstore.store.S3Store
             case GoogleOptions():
                 config, provider, kind = _google_config(options), None, obstore.store.GCSStore
@@ -277,7 +302,7 @@ class CloudStore(Store):
         except (BaseError, OSError, ValueError) as error:
             if isinstance(error, StorageError):
                 raise
-            keyless = self._credentials.failure if self._credentials is not None else None
+            keyless = self._source.failure if self._source is not None else None
             start, end = span or (None, None)
             translated = type(keyless)(keyless.what, got=keyless.got) if keyless else translate(error, writing=writing)
             raise translated.locate(url=self.url, key=key, start=start, end=end) from error
@@ -286,8 +311,8 @@ class CloudStore(Store):
 def _google_config(options: GoogleOptions) -> dict[str, Any]:
     config = {
         "service_account": options.service_account,
-        "service_account_key": options.service_account_key,
-        "bearer_token": options.bearer_token,
+        "service_account_key": reveal(options.service_account_key),
+        "bearer_token": reveal(options.bearer_token),
         "base_url": options.endpoint_url,
         "skip_signature": options.anonymous or None,
     }
@@ -297,12 +322,12 @@ def _google_config(options: GoogleOptions) -> dict[str, Any]:
 def _azure_config(options: AzureOptions) -> dict[str, Any]:
     config = {
         "account_name": options.account_name,
-        "account_key": options.account_key,
-        "sas_key": options.sas_key,
-        "token": options.bearer_token,
+        "account_key": reveal(options.account_key),
+        "sas_key": reveal(options.sas_key),
+        "token": reveal(options.bearer_token),
         "tenant_id": options.tenant_id,
         "client_id": options.client_id,
-        "client_secret": options.client_secret,
+        "client_secret": reveal(options.client_secret),
         "use_azure_cli": options.use_azure_cli or None,
         "endpoint": options.endpoint_url,
         "skip_signature": options.anonymous or None,

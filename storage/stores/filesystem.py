@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import fsspec
 import fsspec.core
+from aiobotocore.session import AioSession
 
 from storage.errors import (
     AccessDenied,
@@ -29,7 +30,11 @@ from storage.errors import (
     StorageError,
     StoreError,
 )
-from storage.stores.answers import NO_BUCKET
+from storage.log_redaction import silence_secrets
+from storage.secrets import hide, redact_url, reveal
+from storage.stores.answers import NO_BUCKET, may_have_expired
+from storage.stores.aws_chain import with_shared_models
+from storage.stores.credential_source import CredentialSource, Held, SigningKeys
 from storage.stores.protocol import GetResult, ObjectMeta, Store, check_match
 from storage.stores.s3fs_options import for_s3fs
 
@@ -42,6 +47,7 @@ _S3 = ("s3", "s3a")
 _ATOMIC = (*_S3, "memory", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci", "hf")
 # Where fsspec's exclusive create is known, by test, to be exclusive; its default is "look first, then overwrite".
 _EXCLUSIVE = (*_S3, "memory")
+_IDENTITY_OF_S3FS = {"key", "secret", "token", "anon", "session", "username", "password"}
 _UNFINISHED = ".unfinished-"
 # fsspec's memory file system looks and writes in two steps; this makes them one for all stores of the process.
 _memory_lock = threading.Lock()
@@ -59,13 +65,19 @@ class FilesystemStore(Store):
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self._given_url, self._given_options = url, dict(options or {})
-        super().__init__(re.sub(r"(?<=://)[^/@]*@", "", url).rstrip("/"))
+        self._given_url, self._given_options = hide(url), hide(options or {})
+        url = reveal(url)
+        super().__init__(redact_url(re.sub(r"(?<=://)[^/@]*@", "", url)).rstrip("/"))
         self._protocol = url.partition("://")[0].rpartition("::")[2].lower()
         self._part_bytes: int | None = None
         self._fs_options = self._given_options
+        self._source: CredentialSource | None = None
+        self._profile: str | None = None
         if self._protocol in _S3 and "::" not in url:
-            self._fs_options, self._part_bytes = for_s3fs(self._given_options, url=self.url)
+            self._fs_options, known = for_s3fs(self._given_options, url=self.url)
+            self._part_bytes, self._profile = known.num_part_bytes, known.profile
+            if not known.anonymous and not _IDENTITY_OF_S3FS & set(self._fs_options):
+                self._source = CredentialSource(known, url=self.url)
         self._making = threading.Lock()
         self._made: tuple[Any, str] | None = None
         self._threads: ThreadPoolExecutor | None = None
@@ -211,16 +223,41 @@ class FilesystemStore(Store):
     def _filesystem(self) -> tuple[Any, str]:
         with self._making:
             if self._made is None:
+                silence_secrets()
                 with self._translated(None):
                     # No instance and no listing from fsspec's caches: other writers' changes must show.
                     fs, root = fsspec.core.url_to_fs(
-                        self._given_url,
-                        **{"skip_instance_cache": True, "use_listings_cache": False, **self._fs_options},
+                        reveal(self._given_url),
+                        **{"skip_instance_cache": True, "use_listings_cache": False, **self._session()},
+                        **reveal(self._fs_options),
                     )
+                    if self._source is not None:
+                        # What s3fs does not know it hands to the session that it makes, which here it does not make.
+                        AioSession(**fs.kwargs)
                 if self._protocol in _S3:
                     fs.retries = 1  # `storage.fetch` owns retry
                 self._made = fs, root.rstrip("/")
             return self._made
+
+    def _session(self) -> dict[str, Any]:
+        """For s3fs: a session whose requests are signed with this store's keys, renewed as they are."""
+        if self._source is None:
+            return {}
+        session = with_shared_models(AioSession(profile=self._profile))
+        session._credentials = SigningKeys(self._source)
+        return {"session": session}
+
+    async def _sign_with(self) -> Held | None:
+        if self._source is None:
+            return None
+        if self._made is None:  # what the file system has against its options comes before the keys
+            await asyncio.wrap_future(self._submit(self._filesystem))
+        return await self._source.get_async()
+
+    async def _renew(self, used: Any, error: StorageError) -> bool:
+        return (
+            self._source is not None and used is not None and may_have_expired(error) and await self._source.renew(used)
+        )
 
     def _submit(self, work: Callable[[], ResultT]) -> Future[ResultT]:
         if self._threads is None:
@@ -247,7 +284,8 @@ class FilesystemStore(Store):
     def _translated(self, key: str | None, *, writing: bool = False, exclusive: bool = False) -> Iterator[None]:
         try:
             yield
-        except StorageError:
+        except StorageError as error:
+            error.locate(url=self.url, key=key)
             raise
         except Exception as error:
             # Every file system raises classes of its own, whose packages may not even be installed here.
@@ -268,6 +306,8 @@ def _translate(error: Exception, *, writing: bool, exclusive: bool) -> StorageEr
     # s3fs, and so everything else on aiobotocore, hides the answer one or two causes deep.
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, StorageError):  # from the source of the keys
+            return type(cause)(cause.what, got=cause.got)
         if isinstance(cause, Exception) and type(cause).__module__.split(".")[0] in ("botocore", "aiobotocore"):
             from storage.stores.s3 import translate
 

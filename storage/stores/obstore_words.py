@@ -21,15 +21,20 @@ from storage.errors import (
     StoreError,
     TruncatedBody,
 )
-from storage.stores.answers import refusal
+from storage.stores.answers import parse_time, refusal, wrong_region
 
-__all__ = ["translate"]
+__all__ = ["Redirected", "translate"]
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _REGION = re.compile(r"<Region>([\w-]+)</Region>")
+_TIMES = re.compile(r"<(RequestTime|ServerTime)>([\w:.+-]+)</")
 _HTTP_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _VIOLATIONS = ("UnexpectedRange", "NoContentRange", "ParseContentRange", "NotPartial")
+
+
+class Redirected(ConfigurationError):
+    """The bucket is elsewhere; obstore does not say where, though the answer may have."""
 
 
 def translate(error: Exception, *, writing: bool) -> StorageError:
@@ -38,7 +43,15 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
     code = found[1] if (found := _CODE.search(words)) else ""
     if (status := _STATUS.search(words)) is not None:
         region = found[1] if (found := _REGION.search(words)) else None
-        return refusal(int(status[1]), code, writing=writing, region=region)
+        times = {name: parse_time(time) for name, time in _TIMES.findall(words)}
+        return refusal(
+            int(status[1]),
+            code,
+            writing=writing,
+            region=region,
+            machine_time=times.get("RequestTime"),
+            store_time=times.get("ServerTime"),
+        )
     kind = found[1] if (found := _HTTP_KIND.search(words)) else None
     match error:
         case FileNotFoundError():
@@ -52,7 +65,7 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
         case _ if any(violation in words for violation in _VIOLATIONS):
             return ProtocolViolation("the answer is not one to this request")
         case _ if "redirect without LOCATION" in words or "BareRedirect" in words:
-            return ConfigurationError("the region or endpoint is wrong")
+            return Redirected(str(wrong_region(None)))
         case _ if kind == "Timeout":
             return DeadlineExceeded("the store did not answer in time")
         case _ if "response body error" in words or kind in ("Interrupted", "Decode"):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from storage.errors import ConfigurationError
+from storage.secrets import Secret, is_lost, reveal
 from storage.sizes import Size, parse_size
 
 __all__ = ["AzureOptions", "CloudOptions", "GoogleOptions", "S3Options", "parse_options"]
 
 MIB = 1 << 20
+_SECRET = {"secret": True}  # a field that is neither shown nor pickled; text that is put there is wrapped
 _TYPES: dict[str, tuple[type, ...]] = {
     "str | None": (str, type(None)),
+    "str | Secret | None": (str, type(None)),
     "bool": (bool,),
     "bool | None": (bool, type(None)),
     "int": (int,),
@@ -40,10 +43,22 @@ def parse_options(kind: type[OptionsT], options: Mapping[str, Any], *, url: str)
             raise ConfigurationError(
                 f"unknown option {name!r}{hint}; the options are {', '.join(sorted(known))}", url=url
             )
-        types = _TYPES[str(known[name].type)]
+        if is_lost(value):
+            continue
+        value, kind_of_value = reveal(value), str(known[name].type)
+        if kind_of_value not in _TYPES:
+            if value is not None and not callable(value):
+                raise ConfigurationError(
+                    f"option {name!r} takes a function without arguments", url=url, got=type(value).__name__
+                )
+            continue
+        types = _TYPES[kind_of_value]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise ConfigurationError(
-                f"option {name!r} has the wrong type", url=url, expected=known[name].type, got=type(value).__name__
+                f"option {name!r} has the wrong type",
+                url=url,
+                expected=kind_of_value.replace("Secret | ", ""),
+                got=type(value).__name__,
             )
     try:
         return kind(**options)
@@ -79,6 +94,9 @@ class CloudOptions:
     list_page_keys: int = 1000
 
     def __post_init__(self) -> None:
+        for option in fields(self):
+            if option.metadata.get("secret") and isinstance(value := getattr(self, option.name), str):
+                object.__setattr__(self, option.name, Secret(value))
         for name in ("multipart_bytes", "part_bytes"):
             object.__setattr__(self, name, parse_size(getattr(self, name), name=name))
         if self.num_part_bytes < 5 * MIB:
@@ -124,14 +142,18 @@ class S3Options(CloudOptions):
         access_key_id: Needs ``secret_access_key``.
         secret_access_key: Never shown.
         session_token: With temporary keys; never shown.
+        credentials: Instead of keys, a function that gets them, from a vault or an STS: it takes nothing, may block,
+            and returns `S3Credentials` or a mapping of the same names. It is asked again before they expire. To pickle
+            the options it must be picklable itself, and it should hold no secret.
         path_style: ``endpoint/bucket/key`` instead of ``bucket.endpoint/key``; None: if there is an endpoint_url.
     """
 
     region: str | None = None
     profile: str | None = None
-    access_key_id: str | None = field(default=None, repr=False)
-    secret_access_key: str | None = field(default=None, repr=False)
-    session_token: str | None = field(default=None, repr=False)
+    access_key_id: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
+    secret_access_key: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
+    session_token: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
+    credentials: Callable[[], Any] | None = field(default=None, repr=False)
     path_style: bool | None = None
 
     def __post_init__(self) -> None:
@@ -142,11 +164,12 @@ class S3Options(CloudOptions):
             raise ConfigurationError("session_token needs access_key_id and secret_access_key")
         ways = {
             "keys": self.access_key_id is not None,
+            "credentials": self.credentials is not None,
             "profile": self.profile is not None,
             "anonymous": self.anonymous,
         }
         if sum(ways.values()) > 1:
-            raise ConfigurationError("only one of access_key_id, profile and anonymous can be given")
+            raise ConfigurationError("only one of access_key_id, credentials, profile and anonymous can be given")
 
     @property
     def region_or_environment(self) -> str | None:
@@ -165,8 +188,8 @@ class GoogleOptions(CloudOptions):
     """
 
     service_account: str | None = None
-    service_account_key: str | None = field(default=None, repr=False)
-    bearer_token: str | None = field(default=None, repr=False)
+    service_account_key: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
+    bearer_token: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,10 +208,10 @@ class AzureOptions(CloudOptions):
     """
 
     account_name: str | None = None
-    account_key: str | None = field(default=None, repr=False)
-    sas_key: str | None = field(default=None, repr=False)
-    bearer_token: str | None = field(default=None, repr=False)
+    account_key: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
+    sas_key: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
+    bearer_token: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
     tenant_id: str | None = None
     client_id: str | None = None
-    client_secret: str | None = field(default=None, repr=False)
+    client_secret: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
     use_azure_cli: bool = False

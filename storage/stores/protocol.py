@@ -10,21 +10,23 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from storage.errors import (
     ConfigurationError,
     InvalidRange,
     ObjectChanged,
     ProtocolViolation,
+    StorageError,
     StoreClosed,
     StoreError,
     TruncatedBody,
 )
+from storage.secrets import presentable
 from storage.stores.pieces import PIECE_BYTES, OpenRange, Pieces
 
 __all__ = ["Buffer", "GetResult", "ObjectMeta", "Store", "check_key", "check_match"]
@@ -33,6 +35,7 @@ __all__ = ["Buffer", "GetResult", "ObjectMeta", "Store", "check_key", "check_mat
 # collections.abc.Buffer needs Python 3.12.)
 Buffer = bytes | bytearray | memoryview
 
+T = TypeVar("T")
 _MAX_KEY_BYTES = 1024  # S3's limit
 
 
@@ -104,6 +107,9 @@ class Store(ABC):
     concurrently. Cancelling a call releases its connection; a cancelled put leaves the old object or the new one,
     never a part. A server may carry out a cancelled put later, even after another put of the same key: who cancels
     writes on under a new key.
+
+    What a store refuses because its credentials have expired is repeated once with new ones, where the backend can get
+    new ones; that is not an attempt of the caller's. Errors, their causes included, show no secret.
     """
 
     def __init__(self, url: str) -> None:
@@ -154,7 +160,7 @@ class Store(ABC):
             TransientError: Worth another attempt.
         """
         self._check(key)
-        result = await self._get(key, None, if_match)
+        result = await self._renewing(lambda: self._get(key, None, if_match))
         if len(result.data) != result.meta.size:
             raise TruncatedBody(
                 "the body is not as long as the object",
@@ -178,12 +184,12 @@ class Store(ABC):
         if not 0 <= start <= end:
             raise InvalidRange("a range needs 0 <= start <= end", url=self.url, key=key, start=start, end=end)
         if start == end:
-            meta = await self._head(key)
+            meta = await self._renewing(lambda: self._head(key))
             check_match(meta, if_match, url=self.url)
             if start > meta.size:
                 raise InvalidRange("the object is shorter", url=self.url, key=key, start=start, end=end, got=meta.size)
             return GetResult(memoryview(b""), meta)
-        result = await self._get(key, (start, end), if_match)
+        result = await self._renewing(lambda: self._get(key, (start, end), if_match))
         self._check_long_enough(result.meta, start, end)
         self._check_body(len(result.data), key, start, end)
         return result
@@ -215,7 +221,8 @@ class Store(ABC):
         self._check(key)
         if not 0 <= start < (start + 1 if end is None else end) or (end is None and start):
             raise InvalidRange("an open range needs 0 <= start < end", url=self.url, key=key, start=start, end=end)
-        meta, pieces = await self._stream(key, None if end is None else (start, end), if_match, piece_bytes)
+        span = None if end is None else (start, end)
+        meta, pieces = await self._renewing(lambda: self._stream(key, span, if_match, piece_bytes))
         opened = OpenRange(meta, pieces, url=self.url, start=start, end=meta.size if end is None else end)
         try:
             self._check_long_enough(meta, start, opened.end)
@@ -244,7 +251,8 @@ class Store(ABC):
     async def put(self, key: str, data: Buffer) -> ObjectMeta:
         """Writes an object, replacing what was there; visible whole or not at all. Large ones go up in parts."""
         self._check(key)
-        return await self._put(key, memoryview(data).cast("B"), if_absent=False)
+        view = memoryview(data).cast("B")
+        return await self._renewing(lambda: self._put(key, view, if_absent=False))
 
     async def put_if_absent(self, key: str, data: Buffer) -> ObjectMeta:
         """Writes an object unless the key exists: of any number of concurrent callers exactly one succeeds.
@@ -257,7 +265,8 @@ class Store(ABC):
             must look whose bytes they are.
         """
         self._check(key)
-        return await self._put(key, memoryview(data).cast("B"), if_absent=True)
+        view = memoryview(data).cast("B")
+        return await self._renewing(lambda: self._put(key, view, if_absent=True))
 
     async def head(self, key: str) -> ObjectMeta:
         """Says what is under a key, without its bytes.
@@ -266,7 +275,7 @@ class Store(ABC):
             NotFound: No such key.
         """
         self._check(key)
-        return await self._head(key)
+        return await self._renewing(lambda: self._head(key))
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectMeta]:
         """Yields every object whose key starts with a prefix, in ascending order of the key's UTF-8 bytes.
@@ -278,7 +287,7 @@ class Store(ABC):
             StoreError: An object lies there under a key that no call can name (``"a//b"``): never skipped in silence.
         """
         self._check_open()
-        async for meta in self._list(prefix):
+        async for meta in self._list_renewing(prefix):
             try:
                 check_key(meta.key)
             except ConfigurationError as error:
@@ -290,7 +299,7 @@ class Store(ABC):
     async def delete(self, key: str) -> None:
         """Removes an object; a missing key is no error (as in S3)."""
         self._check(key)
-        await self._delete(key)
+        await self._renewing(lambda: self._delete(key))
 
     async def close(self) -> None:
         """Releases connections; further calls raise `StoreClosed`. Idempotent."""
@@ -307,6 +316,40 @@ class Store(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _renewing(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Calls, and once more with new credentials if the first were refused and there are others."""
+        try:
+            used = await self._sign_with()
+            try:
+                return await call()
+            except StorageError as error:
+                if not await self._renew(used, error):
+                    raise
+            return await call()
+        except StorageError as error:
+            presentable(error)
+            raise
+
+    async def _list_renewing(self, prefix: str) -> AsyncGenerator[ObjectMeta, None]:
+        """Lists; where credentials end in the middle, lists again with new ones, and goes on behind the last key."""
+        last = b""
+        renewed = False
+        while True:
+            used = None
+            try:
+                used = await self._sign_with()
+                async for meta in self._list(prefix):
+                    place = meta.key.encode(errors="surrogateescape")
+                    if not renewed or place > last:
+                        last = place
+                        yield meta
+                return
+            except StorageError as error:
+                if renewed or not await self._renew(used, error):
+                    presentable(error)
+                    raise
+                renewed = True
 
     # -- for backends ----------------------------------------------------------------------------------------------
 
@@ -332,6 +375,14 @@ class Store(ABC):
 
     @abstractmethod
     async def _delete(self, key: str) -> None: ...
+
+    async def _sign_with(self) -> Any:
+        """Makes sure of credentials that hold; what it returns for them comes back in `_renew`."""
+        return None
+
+    async def _renew(self, used: Any, error: StorageError) -> bool:
+        """Says whether a refused request is worth repeating: there are other credentials now than those it used."""
+        return False
 
     async def _close(self) -> None:
         """Releases what the backend holds; nothing by default."""

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -29,8 +30,11 @@ from storage.errors import (
     StoreError,
     TruncatedBody,
 )
-from storage.stores.answers import refusal
+from storage.forking import keep_for_ever, tell_after_fork
+from storage.log_redaction import silence_secrets
+from storage.stores.answers import may_have_expired, parse_time, refusal
 from storage.stores.aws_chain import chain_error, with_shared_models
+from storage.stores.credential_source import CredentialSource, Held, SigningKeys
 from storage.stores.location import Location
 from storage.stores.options import S3Options
 from storage.stores.pieces import Pieces
@@ -52,10 +56,11 @@ class S3Store(Store):
     while it runs, a second loop is refused.
     """
 
-    def __init__(self, url: str, options: S3Options | None = None) -> None:
+    def __init__(self, url: str, options: S3Options | None = None, *, source: CredentialSource | None = None) -> None:
         self._location = Location.parse(url)
         super().__init__(self._location.url)
         self._options = options or S3Options()
+        self._source = source or CredentialSource(self._options, url=self.url)
         self._bound: _BoundClient | None = None
         self._keep_alive = True
         self._fresh: S3Store | None = None
@@ -70,7 +75,7 @@ class S3Store(Store):
     def on_fresh_connections(self) -> Store:
         self._check_open()
         if self._fresh is None:
-            self._fresh = S3Store(self._url, self._options)
+            self._fresh = S3Store(self._url, self._options, source=self._source)
             self._fresh._keep_alive = False
         return self._fresh
 
@@ -237,7 +242,13 @@ class S3Store(Store):
                 await stale.close()
             bound = self._bound
         with self._translated(None):
-            return await bound.get(self._options, self._keep_alive)
+            return await bound.get(self._options, self._source, self._keep_alive)
+
+    async def _sign_with(self) -> Held | None:
+        return None if self._options.anonymous else await self._source.get_async()
+
+    async def _renew(self, used: Any, error: StorageError) -> bool:
+        return used is not None and may_have_expired(error) and await self._source.renew(used)
 
     async def _close(self) -> None:
         if self._fresh is not None:
@@ -253,6 +264,9 @@ class S3Store(Store):
         start, end = span or (None, None)
         try:
             yield
+        except StorageError as error:  # from the source of the keys
+            error.locate(url=self.url, key=key, start=start, end=end)
+            raise
         except (
             botocore.exceptions.ClientError,
             botocore.exceptions.BotoCoreError,
@@ -315,12 +329,18 @@ class _BoundClient:
         self._making = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
         self._client: Any = None
+        tell_after_fork(self)
 
-    async def get(self, options: S3Options, keep_alive: bool) -> Any:
+    def after_fork_in_child(self) -> None:
+        """The connections are the parent's."""
+        keep_for_ever((self.loop, self._stack, self._client))
+
+    async def get(self, options: S3Options, source: CredentialSource, keep_alive: bool) -> Any:
         if self._client is None:
             async with self._making:
                 if self._client is None:
-                    self._client = await self._stack.enter_async_context(_make_client(options, keep_alive))
+                    making = _make_client(options, source, keep_alive)
+                    self._client = await self._stack.enter_async_context(making)
         return self._client
 
     async def close(self) -> None:
@@ -329,7 +349,7 @@ class _BoundClient:
             await self._stack.aclose()
 
 
-def _make_client(options: S3Options, keep_alive: bool) -> Any:
+def _make_client(options: S3Options, source: CredentialSource, keep_alive: bool) -> Any:
     path_style = {None: "auto", True: "path", False: "virtual"}[options.path_style]
     config = AioConfig(
         # Retry and deadline belong to `storage.fetch`; two owners would multiply attempts.
@@ -345,13 +365,15 @@ def _make_client(options: S3Options, keep_alive: bool) -> Any:
         response_checksum_validation="when_required",
         **({"signature_version": botocore.UNSIGNED} if options.anonymous else {}),
     )
-    return with_shared_models(AioSession(profile=options.profile)).create_client(
+    silence_secrets()
+    session = with_shared_models(AioSession(profile=options.profile))
+    if not options.anonymous:
+        # There is no public way to sign with keys that are renewed by somebody else: set_credentials copies them.
+        session._credentials = SigningKeys(source)
+    return session.create_client(
         "s3",
         region_name=options.region_or_environment,
         endpoint_url=options.endpoint_url,
-        aws_access_key_id=options.access_key_id,
-        aws_secret_access_key=options.secret_access_key,
-        aws_session_token=options.session_token,
         # None lets AWS_CA_BUNDLE and the shared files speak.
         verify=None if options.verify_tls else False,
         config=config,
@@ -377,7 +399,14 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
             answer: Any = error.response
             said, meta = answer.get("Error", {}), answer.get("ResponseMetadata", {})
             region = said.get("Region") or meta.get("HTTPHeaders", {}).get("x-amz-bucket-region")
-            return refusal(meta.get("HTTPStatusCode", 0), str(said.get("Code", "")), writing=writing, region=region)
+            return refusal(
+                meta.get("HTTPStatusCode", 0),
+                str(said.get("Code", "")),
+                writing=writing,
+                region=region,
+                machine_time=parse_time(said.get("RequestTime")) or datetime.now(UTC),
+                store_time=parse_time(said.get("ServerTime") or meta.get("HTTPHeaders", {}).get("date")),
+            )
         case botocore.exceptions.ReadTimeoutError() | botocore.exceptions.ConnectTimeoutError() | TimeoutError():
             return DeadlineExceeded("the store did not answer in time")
         case (

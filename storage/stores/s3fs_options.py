@@ -11,8 +11,8 @@ from storage.stores.options import S3Options, parse_options
 __all__ = ["for_s3fs"]
 
 
-def for_s3fs(options: Mapping[str, Any], *, url: str) -> tuple[dict[str, Any], int]:
-    """Returns what s3fs takes, and the size of an upload's parts; names that are not ours pass as they are.
+def for_s3fs(options: Mapping[str, Any], *, url: str) -> tuple[dict[str, Any], S3Options]:
+    """Returns what s3fs takes, credentials aside, and the options of ours; names that are not ours pass as they are.
 
     Raises:
         ConfigurationError: Options of ours that cannot work.
@@ -40,11 +40,7 @@ def for_s3fs(options: Mapping[str, Any], *, url: str) -> tuple[dict[str, Any], i
     }
     translated = {
         "endpoint_url": known.endpoint_url,
-        "key": known.access_key_id,
-        "secret": known.secret_access_key,
-        "token": known.session_token,
         "anon": known.anonymous or None,
-        "profile": known.profile,
     }
     given = {name: value for name, value in translated.items() if value is not None}
-    return {**given, "config_kwargs": config, "client_kwargs": client, **others}, known.num_part_bytes
+    return {**given, "config_kwargs": config, "client_kwargs": client, **others}, known

@@ -288,3 +288,18 @@ def test_s3(s3_bucket: Any, photos: Path) -> None:
     assert denied.exit_code == 2
     assert options["secret_access_key"] not in denied.stderr
     assert denied.stderr.count("\n") == 1
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("client", ["obstore", "aiobotocore", "fsspec"])
+def test_no_value_of_a_storage_option_is_repeated(s3_bucket: Any, client: str) -> None:
+    secret, token = uuid4().hex, uuid4().hex
+    flags = ["--endpoint-url", s3_bucket.storage_options["endpoint_url"], "--client", client]
+    for name, value in (("access_key_id", "somebody"), ("secret_access_key", secret), ("session_token", token)):
+        flags += ["--storage-option", f"{name}={value}"]
+    for more in ([], ["--storage-option", f"no_such_option={secret}"], ["--storage-option", f"region_{secret}"]):
+        for command in (["info"], ["verify"], ["--debug", "info"]):
+            result = run(*command, s3_bucket.url, *flags, *more)
+            assert result.exit_code == 2
+            assert secret not in result.output + result.stderr
+            assert token not in result.output + result.stderr

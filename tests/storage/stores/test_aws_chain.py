@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from storage.errors import AccessDenied, ConfigurationError
-from storage.stores.aws_chain import AwsSettings, CredentialSource
+from storage.stores.aws_chain import AwsSettings
+from storage.stores.credential_source import CredentialSource
 from storage.stores.options import S3Options
 
 

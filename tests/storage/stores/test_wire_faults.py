@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 from contextlib import aclosing
 
 import pytest
@@ -13,6 +14,7 @@ from storage.errors import (
     AlreadyExists,
     ConfigurationError,
     ConnectionFailed,
+    CredentialsExpired,
     InvalidRange,
     NotFound,
     ObjectChanged,
@@ -24,6 +26,7 @@ from storage.errors import (
     TransientError,
     TruncatedBody,
 )
+from storage.stores.bucket_region import bucket_region
 from storage.stores.cloud import CloudStore
 from storage.stores.options import AzureOptions, GoogleOptions, S3Options
 from storage.stores.s3 import S3Store
@@ -41,6 +44,10 @@ def answer(status, body=b"", headers=b"", length=None):
 def refusal(status, code, more=b""):
     body = b'<?xml version="1.0"?><Error><Code>%s</Code><Message>m</Message>%s</Error>' % (code, more)
     return answer(status, body, b"Content-Type: application/xml\r\n")
+
+
+BEHIND = b"<RequestTime>20260101T000000Z</RequestTime><ServerTime>2026-01-01T03:20:00Z</ServerTime>"
+AHEAD = b"<RequestTime>20260101T000100Z</RequestTime><ServerTime>2026-01-01T00:00:00Z</ServerTime>"
 
 
 RANGE_ANSWERS = {
@@ -61,10 +68,13 @@ RANGE_ANSWERS = {
     "no such key": (refusal(b"404 N", b"NoSuchKey"), NotFound),
     "no such bucket": (refusal(b"404 N", b"NoSuchBucket"), NotFound),
     "access denied": (refusal(b"403 F", b"AccessDenied"), AccessDenied),
-    "unknown key id": (refusal(b"403 F", b"InvalidAccessKeyId"), AccessDenied),
+    "unknown key id": (refusal(b"403 F", b"InvalidAccessKeyId"), CredentialsExpired),
     "wrong secret": (refusal(b"403 F", b"SignatureDoesNotMatch"), AccessDenied),
     "clock": (refusal(b"403 F", b"RequestTimeTooSkewed"), AccessDenied),
-    "expired token": (refusal(b"400 B", b"ExpiredToken"), AccessDenied),
+    "clock behind": (refusal(b"403 F", b"RequestTimeTooSkewed", BEHIND), AccessDenied),
+    "clock ahead": (refusal(b"403 F", b"RequestTimeTooSkewed", AHEAD), AccessDenied),
+    "expired token": (refusal(b"400 B", b"ExpiredToken"), CredentialsExpired),
+    "invalid token": (refusal(b"400 B", b"InvalidToken", b"<Token-0>my-token</Token-0>"), CredentialsExpired),
     "unauthorized": (refusal(b"401 U", b"Unauthorized"), AccessDenied),
     "changed": (refusal(b"412 P", b"PreconditionFailed"), ObjectChanged),
     "beyond the end": (refusal(b"416 R", b"InvalidRange"), InvalidRange),
@@ -76,7 +86,14 @@ RANGE_ANSWERS = {
     "reset": (None, ConnectionFailed),
     "noise": (b"garbage\r\n\r\n", ConnectionFailed),
 }
-WORDS = {"clock": "clock", "wrong region": "eu-west-1", "no such bucket": "bucket", "expired token": "expired"}
+WORDS = {
+    "clock": "timedatectl set-ntp true",
+    "clock behind": "it is 3 h behind the store's",
+    "clock ahead": "it is 60 s ahead of the store's",
+    "wrong region": "the bucket is in 'eu-west-1', so give the option region='eu-west-1'",
+    "no such bucket": "bucket",
+    "expired token": "expired",
+}
 
 
 class Server:
@@ -128,7 +145,9 @@ async def test_answers_to_a_range(kind, name):
     assert (error.url, error.key) == ("s3://bucket/root", "some key")
     assert (error.start, error.end) == (10, 20)
     assert WORDS.get(name, "") in str(error)
-    assert "very-secret" not in str(error)
+    shown = "".join(traceback.format_exception(error))
+    assert "very-secret" not in shown
+    assert "my-token" not in shown
     assert error.__cause__ is not None or isinstance(error, InvalidRange | TruncatedBody | ProtocolViolation)
 
 
@@ -261,7 +280,29 @@ async def test_answers_to_put_if_absent(kind, reply, expected):
 async def test_a_redirect_to_another_region(kind):
     reply = answer(b"301 M", headers=b"x-amz-bucket-region: eu-west-1\r\n")
     async with Server(reply) as server, kind("s3://bucket", options(server.endpoint_url)) as store:
-        with pytest.raises(ConfigurationError, match="region"):
+        with pytest.raises(ConfigurationError, match="so give the option region='eu-west-1'"):
+            await store.get("key")
+
+
+async def test_a_redirect_that_does_not_say_where():
+    async with Server(answer(b"301 M")) as server, CloudStore("s3://bucket", options(server.endpoint_url)) as store:
+        with pytest.raises(ConfigurationError, match=r"region=\.\.\."):
+            await store.get("key")
+
+
+async def test_a_region_that_nobody_tells():
+    async with Server(None) as server:
+        assert await bucket_region("bucket", endpoint_url=server.endpoint_url) is None
+        gone = server.endpoint_url
+    assert await bucket_region("bucket", endpoint_url=gone) is None
+
+
+async def test_a_clock_that_only_the_date_of_the_answer_betrays():
+    reply = refusal(b"403 F", b"RequestTimeTooSkewed").replace(
+        b"Last-Mod", b"Date: Wed, 21 Oct 2015 07:28:00 GMT\r\nLast-Mod"
+    )
+    async with Server(reply) as server, S3Store("s3://bucket", options(server.endpoint_url)) as store:
+        with pytest.raises(AccessDenied, match=r"is \d+ h ahead of"):
             await store.get("key")
 
 
