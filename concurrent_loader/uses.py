@@ -62,9 +62,12 @@ def shard_uses(
         num = np.minimum(ends[slots] - offset, size) - low
         shards = order[slots][num > 0]
         low, num = low[num > 0], num[num > 0]
-        position = _expected_position(low + min(window, size) / (num + 1), size, window)
+        if window < size:
+            position = _expected_position(low + window / (num + 1), size, window)
+            bound = np.minimum(low + num - 1 + window - 1, size - 1)
+        else:  # a uniform permutation
+            position, bound = size / (num + 1), np.full(len(shards), size - 1)
         first[shards] = np.minimum(first[shards], position / split.per_group)
-        bound = np.minimum(low + num - 1 + window - 1, size - 1) if window < size else np.full(len(shards), size - 1)
         last[shards] = np.maximum(last[shards], bound // split.per_group)
         group_start = group * split.per_group
         lowest_rank[shards] = np.minimum(lowest_rank[shards], group_start * world_size // split.global_batch_size)
@@ -75,8 +78,6 @@ def shard_uses(
 
 def _expected_position(key: Steps, size: int, window: int) -> Steps:
     """Returns how many of a group's items come before a sort key, on average."""
-    if window >= size:
-        return np.minimum(key, size)  # a uniform permutation: the key is the position
     opening = key**2 / (2 * window)
     closing = size - np.maximum(size + window - key, 0) ** 2 / (2 * window)
     return np.where(key < window, opening, np.where(key > size, closing, key - window / 2))

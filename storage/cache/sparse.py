@@ -93,7 +93,7 @@ class SparseFiles:
                 return
             try:
                 if os.path.samestat(self._drive.status(appender), self._drive.status(fd)):
-                    self._drive.append(appender, encode_record(record))
+                    self._drive.append(appender, encode_record(record, size=size))
             finally:
                 self._drive.close(appender)
         finally:
