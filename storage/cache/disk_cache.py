@@ -141,7 +141,7 @@ class DiskShardCache(ShardCache):
             try:
                 return FileShard(entry, fd, drive=self._drive)
             except CorruptData as error:
-                log.warning("a cached file has decayed and is fetched again: %s", error)
+                self._warn_of_decay(error)
                 self._discard(entry)
                 return None
 
@@ -150,8 +150,8 @@ class DiskShardCache(ShardCache):
             self._count(num_hits=1)
         return shard
 
-    async def _fetch_into_file(self, entry: ShardEntry, incoming: IncomingFile, lock: int) -> OpenShard:
-        """Fetches into a file that was begun, and makes it visible; whatever happens, its descriptor has an owner."""
+    async def _fetch_into_file(self, entry: ShardEntry, incoming: IncomingFile, lock: int) -> OpenShard | None:
+        """Fetches into a file that was begun, and makes it visible; None if what was just written cannot be read."""
 
         def put(position: int, piece: memoryview) -> None:
             self._drive.write(incoming.fd, piece, position)
@@ -165,14 +165,20 @@ class DiskShardCache(ShardCache):
                 entry.key, span.start, span.end, write, digest=entry.chunk_digests[number], object_size=entry.size
             )
 
-        def publish() -> OpenShard:
+        def publish() -> OpenShard | None:
             try:
                 self._folder.publish(incoming, entry.digest)
                 self._sparse.discard(entry.digest)
             except OSError as error:
                 self._warn(error)  # whole all the same: it serves once, without a name
                 self._folder.abandon(incoming, keep_open=True)
-            return FileShard(entry, incoming.fd, drive=self._drive)
+            try:
+                return FileShard(entry, incoming.fd, drive=self._drive)
+            except CorruptData as error:
+                self._warn_of_decay(error)
+                self._discard(entry)
+                self._decayed.add(entry.digest)
+                return None
 
         try:
             await self._fetch(entry, bring)
@@ -180,7 +186,8 @@ class DiskShardCache(ShardCache):
             await in_thread(lambda: self._folder.abandon(incoming))
             raise
         shard = await in_thread(publish, _close)
-        self._count(num_misses=1)
+        if shard is not None:
+            self._count(num_misses=1)
         return shard
 
     async def _replace(self, entry: ShardEntry) -> OpenShard:
@@ -296,7 +303,7 @@ class DiskShardCache(ShardCache):
                 if data is not None:
                     return (decode(memoryview(data)),)
             except CorruptData as error:
-                log.warning("a cached range has decayed and is fetched again: %s", error)
+                self._warn_of_decay(error)
                 discard(entry)
             except OSError as error:
                 self._warn(error)
@@ -356,6 +363,15 @@ class DiskShardCache(ShardCache):
                 "the cache folder %s cannot be used as it should (%s: %s); going on without it where need be",
                 self._folder.root, cause, error,
             )  # fmt: skip
+
+    def _warn_of_decay(self, error: CorruptData) -> None:
+        known = "decay" in self._warned
+        self._warned.add("decay")
+        log.log(
+            logging.INFO if known else logging.WARNING,
+            "a file in the cache folder %s has decayed and is fetched again: %s",
+            self._folder.root, error,
+        )  # fmt: skip
 
     def _warn_of_hanging(self, what: str) -> None:
         if "hanging" not in self._warned:

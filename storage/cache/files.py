@@ -35,6 +35,7 @@ __all__ = ["CacheFolder", "CachedFile", "FileKind", "IncomingFile", "file_name_o
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_MAX_LISTINGS = 10
 _BLOCK_BYTES = 512  # st_blocks counts in these, whatever the file system's blocks are
 
 
@@ -276,8 +277,21 @@ class CacheFolder:
     # -- all files -------------------------------------------------------------------------------------------------
 
     def files(self) -> list[CachedFile]:
-        """Lists the cache's files; others in the folder are not seen."""
-        found = []
+        """Lists the cache's files; others in the folder are not seen.
+
+        Under the folder's lock nothing is added meanwhile. An incoming file may get its final name, though, so one that
+        is gone when it is looked at makes the list start over.
+        """
+        for _ in range(_MAX_LISTINGS):
+            found, complete = self._list()
+            if complete:
+                break
+        return list(found.values())
+
+    def _list(self) -> tuple[dict[int, CachedFile], bool]:
+        """Returns the files by inode (one that is renamed meanwhile may be seen twice), and whether none was missed."""
+        found: dict[int, CachedFile] = {}
+        complete = True
         with os.scandir(self._folders[-1]) as entries:  # of a folder that was deleted: nothing
             for entry in entries:
                 match = _FILE.fullmatch(entry.name)
@@ -286,14 +300,15 @@ class CacheFolder:
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
+                    complete = complete and match is not None
                     continue
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 kind = FileKind(match[2]) if match else FileKind.INCOMING
                 num_bytes = status.st_blocks * _BLOCK_BYTES if kind is FileKind.SPARSE else status.st_size
                 name = match[1] if match else ""
-                found.append(CachedFile(entry.name, name, kind, status.st_size, num_bytes, status.st_mtime))
-        return found
+                found[status.st_ino] = CachedFile(entry.name, name, kind, status.st_size, num_bytes, status.st_mtime)
+        return found, complete
 
     def evict(self, file: CachedFile) -> bool:
         """Deletes a file unless any process has a lease on it or writes it; says whether it did.
