@@ -1,8 +1,9 @@
 """Which bytes of a shard a sparse file holds: records that are appended, and what follows from them; pure.
 
-A record is 40 bytes, little-endian: ``u64`` size of the shard, start, end, digest of the bytes, digest of these four;
-digests are xxh3_64. Many processes append; one of them may be killed in the middle of a record. So a record counts only
-if its own digest agrees, and behind a piece that is no record the next one is looked for at every byte.
+A record is 48 bytes, little-endian: ``u64`` size of the shard, start, end, digest of the bytes, salt, digest of these
+five; digests are xxh3_64. The salt is random, so that the first record tells a file from a later one of the same name.
+Many processes append; one of them may be killed in the middle of a record. So a record counts only if its own digest
+agrees, and behind a piece that is no record the next one is looked for at every byte.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import xxhash
 
 __all__ = ["RECORD_BYTES", "PresentRanges", "RangeRecord", "encode_record", "find_size", "parse_records"]
 
-_FACTS = struct.Struct("<QQQQ")
-_RECORD = struct.Struct("<QQQQQ")
+_FACTS = struct.Struct("<QQQQQ")
+_RECORD = struct.Struct("<QQQQQQ")
 RECORD_BYTES = _RECORD.size
 
 
@@ -30,9 +31,9 @@ class RangeRecord:
     digest: int
 
 
-def encode_record(record: RangeRecord, *, size: int) -> bytes:
+def encode_record(record: RangeRecord, *, size: int, salt: int) -> bytes:
     """Returns the bytes of a record in the file of a shard of this size."""
-    facts = _FACTS.pack(size, record.start, record.end, record.digest)
+    facts = _FACTS.pack(size, record.start, record.end, record.digest, salt)
     return facts + xxhash.xxh3_64_intdigest(facts).to_bytes(8, "little")
 
 
@@ -44,13 +45,13 @@ def parse_records(journal: bytes, *, size: int) -> tuple[list[RangeRecord], int]
         size: Of the shard; records of another size are none.
 
     Returns:
-        The records, and how many bytes of the journal are done with. Up to 39 at its end may be the beginning of a
+        The records, and how many bytes of the journal are done with. Up to 47 at its end may be the beginning of a
         record that somebody is appending, and are to be given again.
     """
     records: list[RangeRecord] = []
     at = 0
     while at + RECORD_BYTES <= len(journal):
-        of_size, start, end, digest, own = _RECORD.unpack_from(journal, at)
+        of_size, start, end, digest, _, own = _RECORD.unpack_from(journal, at)
         if of_size == size and start < end <= size and _digest(journal, at) == own:
             records.append(RangeRecord(start, end, digest))
             at += RECORD_BYTES
@@ -62,7 +63,7 @@ def parse_records(journal: bytes, *, size: int) -> tuple[list[RangeRecord], int]
 def find_size(tail: bytes) -> int | None:
     """Returns the size of the shard that a journal is of, from the last bytes of its file; None without a record."""
     for at in range(len(tail) - RECORD_BYTES, -1, -1):
-        size, start, end, _, own = _RECORD.unpack_from(tail, at)
+        size, start, end, _, _, own = _RECORD.unpack_from(tail, at)
         if start < end <= size and _digest(tail, at) == own:
             return int(size)
     return None

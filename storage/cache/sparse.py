@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from threading import Lock
@@ -28,10 +29,10 @@ _PAGE_BYTES = 4096
 
 @dataclass(slots=True)
 class _Journal:
-    """What is known of a file: which one it was, how far its journal was read, what it holds."""
+    """What is known of a file: its first record, how far its journal was read, what it holds."""
 
-    inode: int
     position: int
+    first_record: bytes = b""
     present: PresentRanges = field(default_factory=PresentRanges)
 
 
@@ -93,7 +94,7 @@ class SparseFiles:
                 return
             try:
                 if os.path.samestat(self._drive.status(appender), self._drive.status(fd)):
-                    self._drive.append(appender, encode_record(record, size=size))
+                    self._drive.append(appender, encode_record(record, size=size, salt=secrets.randbits(64)))
             finally:
                 self._drive.close(appender)
         finally:
@@ -112,15 +113,16 @@ class SparseFiles:
 
     def _covers(self, name: str, fd: int, start: int, end: int, size: int) -> bool:
         """Brings what is known of a file up to date, and says whether it holds a range."""
-        status = self._drive.status(fd)
+        length = self._drive.status(fd).st_size
+        first_record = self._drive.read(fd, RECORD_BYTES, size)
         with self._guard:
             known = self._journals.get(name)
-            if known is None or known.inode != status.st_ino or known.position > status.st_size:
-                known = self._journals[name] = _Journal(status.st_ino, size)
+            if known is None or known.position > length or known.first_record != first_record:
+                known = self._journals[name] = _Journal(size, first_record)
             self._journals.move_to_end(name)
             if len(self._journals) > _MAX_KNOWN:
                 self._journals.popitem(last=False)
-            if status.st_size - known.position >= RECORD_BYTES:
+            if length - known.position >= RECORD_BYTES:
                 records, known.position = read_journal(self._folder, fd, size, position=known.position)
                 for record in records:
                     known.present.add(record.start, record.end)
