@@ -100,5 +100,8 @@ class Drive:
         return True
 
     def close(self, fd: int) -> None:
-        """Closes a descriptor."""
-        os.close(fd)
+        """Gives a file's lock back and closes it: a forked child has the descriptor, too, and would keep the lock."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        finally:
+            os.close(fd)

@@ -320,3 +320,23 @@ class TestLocks:
         assert room is not None
         os.close(room)
         folder.unlock_shard(NAME, lock)
+
+    def test_a_forked_child_keeps_no_lock(self, folder: CacheFolder) -> None:
+        script = """
+import os, sys
+from storage.cache.files import CacheFolder
+folder = CacheFolder(sys.argv[1])
+room, lock = folder.lock_room(wait=False), folder.lock_shard(sys.argv[2], wait=False)
+reading, writing = os.pipe()
+child = os.fork()
+if not child:
+    os.close(writing)
+    os.read(reading, 1)
+    os._exit(0)
+folder.drive.close(room)
+folder.unlock_shard(sys.argv[2], lock)
+assert folder.lock_room(wait=False) and folder.lock_shard(sys.argv[2], wait=False)
+os.close(writing)
+os.waitpid(child, 0)
+"""
+        subprocess.run([sys.executable, "-c", script, str(folder.root), NAME], check=True)
