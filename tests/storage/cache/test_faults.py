@@ -403,3 +403,31 @@ class TestOpening:
         assert isinstance(again, DiskShardCache)
         assert again._budget_bytes == 5 * 2**20
         await again.close()
+
+
+async def test_a_read_only_folder_is_read(
+    store: Store, entries: list[ShardEntry], make_sample: MakeSample, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class ReadOnly(Drive):
+        def _refuse(self, *args: Any, **options: Any) -> Any:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        rename = remove = touch = write = append = allocate = truncate = _refuse
+
+        def open(self, name: str, flags: int, *, folder: int) -> int:
+            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                self._refuse()
+            return super().open(name, flags, folder=folder)
+
+    for drive, num_gets in ((Drive(), 4), (ReadOnly(), 1)):
+        engine = FetchEngine(store)
+        cache = DiskShardCache(engine, tmp_path, budget_bytes="1GiB", drive=drive)
+        assert await read_one(cache, entries[1], 3) == expected(make_sample, 1)[3]
+        for number in (0, 1)[: 1 + (num_gets == 4)]:
+            assert await read_all(cache, entries[number]) == expected(make_sample, number)
+        if num_gets == 1:
+            with caplog.at_level(logging.WARNING):
+                assert await read_all(cache, entries[2]) == expected(make_sample, 2)
+        assert engine.stats.num_gets == num_gets
+        await cache.close()
+    assert len(warnings_of(caplog)) == 1
