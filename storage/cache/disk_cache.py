@@ -8,14 +8,14 @@ about a name. A drive that fails is no error: the shard is kept in memory while 
 from __future__ import annotations
 
 import asyncio
-import errno
-import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
+from storage.cache.complaints import Complaints
 from storage.cache.drive import Drive
 from storage.cache.eviction import Resident, choose_victims
 from storage.cache.files import CachedFile, CacheFolder, FileKind, IncomingFile, file_name_of
@@ -33,12 +33,12 @@ from storage.sizes import Size, parse_size
 
 __all__ = ["DiskShardCache"]
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DEFAULT_PATIENCE_S = 30.0
 _EVICTABLE = (FileKind.SHARD, FileKind.SPARSE)
 _MAX_CREDIT_BYTES = 16 * 1024 * 1024
+_BEAT_S = 1.0
 _CREDIT_SHARE = 64  # a process takes room for sparse ranges in pieces of this part of the budget
 
 
@@ -53,6 +53,7 @@ class DiskShardCache(ShardCache):
         patience_s: How long another process that holds a lock may show no progress before it is taken to hang and gone
             round.
         drive: The system calls.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class DiskShardCache(ShardCache):
         budget_bytes: Size,
         patience_s: float = DEFAULT_PATIENCE_S,
         drive: Drive | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(engine)
         self._budget_bytes = parse_size(budget_bytes, name="cache_bytes")
@@ -77,11 +79,14 @@ class DiskShardCache(ShardCache):
         self._step = 0
         self._spent: set[str] = set()
         self._decayed: set[str] = set()
-        self._warned: set[object] = set()
+        self._complaints = Complaints(self._folder.root)
+        self._locks: set[int] = set()  # of shards that are being fetched
+        self._clock = clock
+        self._beat_s = clock()
         try:
             self._folder.sweep()
         except OSError as error:
-            self._warn(error)
+            self._complaints.of_drive(error)
 
     # -- what is known about the future ----------------------------------------------------------------------------
 
@@ -110,7 +115,7 @@ class DiskShardCache(ShardCache):
                 if shard is not None:
                     return shard
         except OSError as error:
-            self._warn(error)
+            self._complaints.of_drive(error)
         self._count(num_misses=1, num_bypassed=1)
         return await self._fetch_into_memory(entry)
 
@@ -121,17 +126,14 @@ class DiskShardCache(ShardCache):
             return shard
         async with self._locked(entry.digest) as lock:
             if lock is None:
-                self._warn_of_hanging(f"shard {entry.key}")
+                self._complaints.of_hanging(f"shard {entry.key}", self._patience_s)
                 return None
             # Another process may have fetched it while this one waited for the lock.
             shard = await self._open_local(entry)
             if shard is not None:
                 return shard
-            following = self._schedule.later_use(entry.digest, step=self._step) if self._schedule else None
-            async with self._room(entry.size, newcomer=following, then=lambda: self._folder.begin(size=entry.size)) as (
-                incoming
-            ):
-                return None if incoming is None else await self._fetch_into_file(entry, incoming, lock)
+            incoming = await self._begin(entry)
+            return None if incoming is None else await self._fetch_into_file(entry, incoming)
 
     async def _open_local(self, entry: ShardEntry) -> OpenShard | None:
         def open_file() -> OpenShard | None:
@@ -141,7 +143,7 @@ class DiskShardCache(ShardCache):
             try:
                 return FileShard(entry, fd, drive=self._drive)
             except CorruptData as error:
-                self._warn_of_decay(error)
+                self._complaints.of_decay(error)
                 self._discard(entry)
                 return None
 
@@ -150,15 +152,28 @@ class DiskShardCache(ShardCache):
             self._count(num_hits=1)
         return shard
 
-    async def _fetch_into_file(self, entry: ShardEntry, incoming: IncomingFile, lock: int) -> OpenShard | None:
+    async def _begin(self, entry: ShardEntry) -> IncomingFile | None:
+        """Makes room and takes it at once, so that no other process counts on it; None where there is none."""
+        if entry.size > self._budget_bytes:
+            return None
+        later = self._schedule.later_use(entry.digest, step=self._step) if self._schedule else None
+
+        def begin() -> IncomingFile | None:
+            return self._folder.begin(size=entry.size) if self._make_room(entry.size, later) else None
+
+        def dispose(unwanted: IncomingFile | None) -> None:
+            if unwanted is not None:
+                self._folder.abandon(unwanted)
+
+        async with self._room_lock() as locked:
+            return await in_thread(begin, dispose) if locked else None
+
+    async def _fetch_into_file(self, entry: ShardEntry, incoming: IncomingFile) -> OpenShard | None:
         """Fetches into a file that was begun, and makes it visible; None if what was just written cannot be read."""
 
-        def put(position: int, piece: memoryview) -> None:
-            self._drive.write(incoming.fd, piece, position)
-            self._drive.touch(lock)  # those who wait for the lock see that this process gets on
-
         async def write(position: int, piece: memoryview) -> None:
-            await in_thread(lambda: put(position, piece))
+            await in_thread(lambda: self._drive.write(incoming.fd, piece, position))
+            self._show_life()
 
         async def bring(number: int, span: ByteRange) -> None:
             await self._engine.fetch_into(
@@ -170,12 +185,12 @@ class DiskShardCache(ShardCache):
                 self._folder.publish(incoming, entry.digest)
                 self._sparse.discard(entry.digest)
             except OSError as error:
-                self._warn(error)  # whole all the same: it serves once, without a name
+                self._complaints.of_drive(error)  # whole all the same: it serves once, without a name
                 self._folder.abandon(incoming, keep_open=True)
             try:
                 return FileShard(entry, incoming.fd, drive=self._drive)
             except CorruptData as error:
-                self._warn_of_decay(error)
+                self._complaints.of_decay(error)
                 self._discard(entry)
                 self._decayed.add(entry.digest)
                 return None
@@ -201,7 +216,7 @@ class DiskShardCache(ShardCache):
         try:
             self._folder.remove(file_name_of(entry.digest, FileKind.SHARD))
         except OSError as error:
-            self._warn(error)
+            self._complaints.of_drive(error)
             self._decayed.add(entry.digest)
 
     @asynccontextmanager
@@ -217,32 +232,23 @@ class DiskShardCache(ShardCache):
                 partial(self._folder.pulse, name),
             )
         try:
+            if lock is not None:
+                self._locks.add(lock)
             yield lock
         finally:
             if lock is not None:
+                self._locks.discard(lock)
                 give_back(lock)
 
+    def _show_life(self) -> None:
+        """Touches the locks that this process holds, now and then: those who wait for one see that it gets on."""
+        now_s = self._clock()
+        if now_s - self._beat_s >= min(_BEAT_S, self._patience_s / 10):
+            self._beat_s = now_s
+            for lock in self._locks:
+                self._folder.mark_used(lock)
+
     # -- room ------------------------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _room(
-        self, num_bytes: int, *, newcomer: float | None, then: Callable[[], IncomingFile]
-    ) -> AsyncIterator[IncomingFile | None]:
-        """Makes room and fills it at once, so that no other process counts on it; gives None where there is none."""
-
-        def make_room() -> IncomingFile | None:
-            return then() if self._make_room(num_bytes, newcomer) else None
-
-        def dispose(unwanted: IncomingFile | None) -> None:
-            if unwanted is not None:
-                self._folder.abandon(unwanted)
-
-        if num_bytes > self._budget_bytes:
-            yield None
-            return
-        async with self._room_lock() as locked:
-            incoming = await in_thread(make_room, dispose) if locked else None
-        yield incoming
 
     @asynccontextmanager
     async def _room_lock(self) -> AsyncIterator[bool]:
@@ -252,7 +258,7 @@ class DiskShardCache(ShardCache):
             if lock is None:
                 lock = await self._waiter.wait("", partial(self._folder.lock_room, wait=True), self._drive.close)
                 if lock is None:
-                    self._warn_of_hanging("the folder")
+                    self._complaints.of_hanging("the folder", self._patience_s)
             try:
                 yield lock is not None
             finally:
@@ -278,9 +284,12 @@ class DiskShardCache(ShardCache):
         for victim in victims or ():
             if need_bytes <= 0:
                 break
-            if self._folder.evict(by_name[victim.name]):
-                need_bytes -= victim.size
-                num_evicted += 1
+            try:
+                if self._folder.evict(by_name[victim.name]):
+                    need_bytes -= victim.size
+                    num_evicted += 1
+            except OSError as error:
+                self._complaints.of_drive(error)  # the next one may do
         self._count(num_evicted=num_evicted)
         return need_bytes <= 0
 
@@ -303,10 +312,10 @@ class DiskShardCache(ShardCache):
                 if data is not None:
                     return (decode(memoryview(data)),)
             except CorruptData as error:
-                self._warn_of_decay(error)
+                self._complaints.of_decay(error)
                 discard(entry)
             except OSError as error:
-                self._warn(error)
+                self._complaints.of_drive(error)
         return None
 
     def _read_whole(self, entry: ShardEntry | BundleEntry, start: int, end: int) -> bytes | None:
@@ -326,14 +335,14 @@ class DiskShardCache(ShardCache):
         try:
             self._sparse.discard(entry.digest)
         except OSError as error:
-            self._warn(error)
+            self._complaints.of_drive(error)
 
     async def _keep_range(self, entry: ShardEntry | BundleEntry, start: int, data: memoryview) -> None:
         try:
             if await self._take_credit(self._sparse.cost_bytes(start, start + len(data))):
                 await in_thread(lambda: self._sparse.add(entry.digest, start, data, size=entry.size))
         except OSError as error:
-            self._warn(error)
+            self._complaints.of_drive(error)
 
     async def _take_credit(self, num_bytes: int) -> bool:
         """Takes room for a range out of a larger piece, so that not every range counts the folder's files."""
@@ -348,39 +357,9 @@ class DiskShardCache(ShardCache):
         self._credit_bytes -= num_bytes
         return True
 
-    # -- its end, and its complaints -------------------------------------------------------------------------------
-
     async def close(self) -> None:
         await super().close()
         self._folder.close()
-
-    def _warn(self, error: OSError) -> None:
-        """Says once for each cause that the drive refuses; the work goes on without it."""
-        if error.errno not in self._warned:
-            self._warned.add(error.errno)
-            cause = errno.errorcode.get(error.errno or 0, "?")
-            log.warning(
-                "the cache folder %s cannot be used as it should (%s: %s); going on without it where need be",
-                self._folder.root, cause, error,
-            )  # fmt: skip
-
-    def _warn_of_decay(self, error: CorruptData) -> None:
-        known = "decay" in self._warned
-        self._warned.add("decay")
-        log.log(
-            logging.INFO if known else logging.WARNING,
-            "a file in the cache folder %s has decayed and is fetched again: %s",
-            self._folder.root, error,
-        )  # fmt: skip
-
-    def _warn_of_hanging(self, what: str) -> None:
-        if "hanging" not in self._warned:
-            self._warned.add("hanging")
-            log.warning(
-                "another process holds the lock of %s in the cache folder %s and has not got on for %g s; "
-                "going on without it",
-                what, self._folder.root, self._patience_s,
-            )  # fmt: skip
 
 
 def _close(shard: OpenShard | None) -> None:

@@ -354,8 +354,12 @@ class CacheFolder:
                 if self._folders[-1:] == [folder]:
                     if not self._is_gone(folder):
                         raise
-                    # The old descriptor stays open: another thread may be using it.
-                    self._folders.append(self._open_root())
+                    try:
+                        # The old descriptor stays open: another thread may be using it.
+                        self._folders.append(self._open_root())
+                    except ConfigurationError as error:
+                        # In the middle of the work there is nobody to refuse it to; it is gone round.
+                        raise PermissionError(errno.EPERM, error.what, str(self.root)) from error
                 folder = self._folders[-1]
             return call(folder)
 

@@ -223,7 +223,7 @@ class TestDeletedFolder:
         shutil.rmtree(folder.root)
         folder.root.mkdir()
         folder.root.chmod(0o777)
-        with pytest.raises(ConfigurationError):
+        with pytest.raises(PermissionError, match="chmod go-w"):
             folder.begin(size=4)
 
     def test_a_closed_folder_says_so(self, folder: CacheFolder) -> None:

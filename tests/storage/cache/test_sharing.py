@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -214,6 +215,22 @@ async def test_a_holder_that_hangs_is_gone_round(
     assert shard.cached
     cache.release(entries[0])
     await cache.close()
+
+
+async def test_who_fetches_shows_signs_of_life(
+    store: Store, big_entry: ShardEntry, tmp_path: Path, drive: Any, no_leaks: None
+) -> None:
+    for step_s, num_beats in ((10.0, 3), (0.0, 0)):
+        seconds = itertools.count(0.0, step_s)
+        cache = DiskShardCache(
+            FetchEngine(store), tmp_path / str(step_s), budget_bytes="1GiB", drive=drive, clock=seconds.__next__
+        )
+        drive.calls.clear()
+        await cache.acquire(big_entry)
+        assert drive.calls["touch"] >= 1 + num_beats  # once when the lock is taken, then with the pieces that arrive
+        assert drive.calls["touch"] == 1 or step_s
+        cache.release(big_entry)
+        await cache.close()
 
 
 class TestWaiting:
