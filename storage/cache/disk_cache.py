@@ -37,9 +37,8 @@ T = TypeVar("T")
 
 DEFAULT_PATIENCE_S = 30.0
 _EVICTABLE = (FileKind.SHARD, FileKind.SPARSE)
-_MAX_CREDIT_BYTES = 16 * 1024 * 1024
 _BEAT_S = 1.0
-_CREDIT_SHARE = 64  # a process takes room for sparse ranges in pieces of this part of the budget
+_CREDIT_SHARE = 256  # of the budget, and of the files, is what goes without counting
 
 
 class DiskShardCache(ShardCache):
@@ -48,8 +47,8 @@ class DiskShardCache(ShardCache):
     Args:
         engine: Fetches what is missing.
         root: The folder; see `CacheFolder`, also for what it raises.
-        budget_bytes: All cached files together stay below this. What is in use is never evicted: where that leaves no
-            room, shards are kept in memory. Sparse ranges may exceed it by 1/64 (at most 16 MiB) for each process.
+        budget_bytes: All cached files together stay below this, save that each process may exceed it by 1/256. What is
+            in use is never evicted: where that leaves no room, shards are kept in memory.
         patience_s: How long another process that holds a lock may show no progress before it is taken to hang and gone
             round.
         drive: The system calls.
@@ -75,6 +74,7 @@ class DiskShardCache(ShardCache):
         self._patience_s = patience_s
         self._making_room = asyncio.Lock()
         self._credit_bytes = 0
+        self._refused_from, self._num_refusals = 0.0, 0
         self._schedule: UseSchedule | None = None
         self._step = 0
         self._spent: set[str] = set()
@@ -93,6 +93,7 @@ class DiskShardCache(ShardCache):
     async def follow(self, make_schedule: Callable[[], UseSchedule]) -> None:
         self._schedule, self._step = await in_thread(make_schedule), 0
         self._spent.clear()
+        self._num_refusals = 0
 
     def at(self, step: int) -> None:
         self._step = step
@@ -158,15 +159,10 @@ class DiskShardCache(ShardCache):
             return None
         later = self._schedule.later_use(entry.digest, step=self._step) if self._schedule else None
 
-        def begin() -> IncomingFile | None:
-            return self._folder.begin(size=entry.size) if self._make_room(entry.size, later) else None
-
-        def dispose(unwanted: IncomingFile | None) -> None:
-            if unwanted is not None:
-                self._folder.abandon(unwanted)
-
-        async with self._room_lock() as locked:
-            return await in_thread(begin, dispose) if locked else None
+        async with self._room(entry.size, newcomer=later) as granted:
+            if not granted:
+                return None
+            return await in_thread(lambda: self._folder.begin(size=entry.size), self._folder.abandon)
 
     async def _fetch_into_file(self, entry: ShardEntry, incoming: IncomingFile) -> OpenShard | None:
         """Fetches into a file that was begun, and makes it visible; None if what was just written cannot be read."""
@@ -251,6 +247,25 @@ class DiskShardCache(ShardCache):
     # -- room ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
+    async def _room(self, num_bytes: int, *, newcomer: float | None = None) -> AsyncIterator[bool]:
+        """Grants room for so many bytes, which are to be taken within the block; False where there is none.
+
+        Counting the folder's files takes time in proportion to them. So whoever counts takes a little more room than it
+        needs, and the next ones need not count; and what was not worth its room is not for as many newcomers, either.
+        """
+        if num_bytes > self._budget_bytes:
+            yield False
+        elif self._credit_bytes >= num_bytes:
+            self._credit_bytes -= num_bytes
+            yield True
+        elif newcomer is not None and self._num_refusals and newcomer >= self._refused_from:
+            self._num_refusals -= 1
+            yield False
+        else:
+            async with self._room_lock() as locked:
+                yield locked and await in_thread(lambda: self._make_room(num_bytes, newcomer))
+
+    @asynccontextmanager
     async def _room_lock(self) -> AsyncIterator[bool]:
         """Holds the folder's lock during the block; gives False if its holder hangs."""
         async with self._making_room:
@@ -268,30 +283,36 @@ class DiskShardCache(ShardCache):
     def _make_room(self, num_bytes: int, newcomer: float | None) -> bool:
         """Evicts until so many bytes fit into the budget; False if they cannot, or are not worth it."""
         files = self._folder.files()
-        need_bytes = sum(file.num_bytes for file in files) + num_bytes - self._budget_bytes
-        if need_bytes <= 0:
-            return True
+        free_bytes = self._budget_bytes - sum(file.num_bytes for file in files)
+        credit_bytes = self._budget_bytes // _CREDIT_SHARE
+        if free_bytes < num_bytes:
+            free_bytes += self._evict(files, num_bytes - free_bytes, credit_bytes, newcomer)
+        if free_bytes < num_bytes:
+            if newcomer is not None:
+                self._refused_from, self._num_refusals = newcomer, len(files) // _CREDIT_SHARE
+            return False
+        self._credit_bytes = min(free_bytes - num_bytes, credit_bytes)
+        return True
+
+    def _evict(self, files: list[CachedFile], need_bytes: int, more_bytes: int, newcomer: float | None) -> int:
+        """Evicts ``need_bytes``, or nothing; and once at it, up to ``more_bytes``. Returns how many it did."""
         by_name = {file.file_name: file for file in files if file.kind in _EVICTABLE and file.name not in self._pins}
-        victims = choose_victims(
-            [
-                Resident(file.file_name, file.num_bytes, self._next_use(file), file.last_used_s)
-                for file in by_name.values()
-            ],
-            need_bytes=need_bytes,
-            newcomer=newcomer,
-        )
-        num_evicted = 0
-        for victim in victims or ():
-            if need_bytes <= 0:
+        residents = [
+            Resident(file.file_name, file.num_bytes, self._next_use(file), file.last_used_s)
+            for file in by_name.values()
+        ]
+        num_evicted = evicted_bytes = 0
+        for victim in choose_victims(residents, need_bytes=need_bytes, newcomer=newcomer) or ():
+            if evicted_bytes >= need_bytes and evicted_bytes + victim.size > need_bytes + more_bytes:
                 break
             try:
                 if self._folder.evict(by_name[victim.name]):
-                    need_bytes -= victim.size
+                    evicted_bytes += victim.size
                     num_evicted += 1
             except OSError as error:
                 self._complaints.of_drive(error)  # the next one may do
         self._count(num_evicted=num_evicted)
-        return need_bytes <= 0
+        return evicted_bytes
 
     # -- ranges ----------------------------------------------------------------------------------------------------
 
@@ -339,23 +360,11 @@ class DiskShardCache(ShardCache):
 
     async def _keep_range(self, entry: ShardEntry | BundleEntry, start: int, data: memoryview) -> None:
         try:
-            if await self._take_credit(self._sparse.cost_bytes(start, start + len(data))):
-                await in_thread(lambda: self._sparse.add(entry.digest, start, data, size=entry.size))
+            async with self._room(self._sparse.cost_bytes(start, start + len(data))) as granted:
+                if granted:
+                    await in_thread(lambda: self._sparse.add(entry.digest, start, data, size=entry.size))
         except OSError as error:
             self._complaints.of_drive(error)
-
-    async def _take_credit(self, num_bytes: int) -> bool:
-        """Takes room for a range out of a larger piece, so that not every range counts the folder's files."""
-        if self._credit_bytes < num_bytes:
-            piece_bytes = max(num_bytes, min(self._budget_bytes // _CREDIT_SHARE, _MAX_CREDIT_BYTES))
-            if piece_bytes > self._budget_bytes:
-                return False
-            async with self._room_lock() as locked:
-                if not locked or not await in_thread(lambda: self._make_room(piece_bytes, None)):
-                    return False
-            self._credit_bytes = piece_bytes
-        self._credit_bytes -= num_bytes
-        return True
 
     async def close(self) -> None:
         await super().close()

@@ -5,13 +5,14 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from storage.cache import DiskShardCache, MemoryShardCache, OpenShard, ShardCache, UseSchedule
+from storage.cache.files import CachedFile
 from storage.errors import DatasetChanged, DigestMismatch, NotFound
 from storage.fetch.engine import FetchEngine
 from storage.shards.manifest import ShardEntry
@@ -292,3 +293,44 @@ async def test_a_waiter_for_another_process_can_be_cancelled(
     assert list(tmp_path.glob("*.lock")) == []
     await cache.close()
     await other.close()
+
+
+async def test_folders_of_many_files_are_counted_now_and_then_only(
+    store: Store, put: Callable[..., Awaitable[ShardEntry]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While there is room, while files must go, and while newcomers are not worth it."""
+    entries = [await put(store, range(n, n + 1), num_bytes=10) for n in range(1100)]
+    size = max(entry.size for entry in entries)
+    cache = disk(FetchEngine(store), tmp_path, budget_bytes=512 * size)
+    counted = 0
+    real = cache._folder.files
+
+    def files() -> list[CachedFile]:
+        nonlocal counted
+        counted += 1
+        return real()
+
+    monkeypatch.setattr(cache._folder, "files", files)
+
+    async def use(some: list[ShardEntry]) -> None:
+        nonlocal counted
+        counted = 0
+        for entry in some:
+            await cache.acquire(entry)
+            cache.release(entry, spent=True)
+
+    await use(entries[:512])
+    assert counted <= 512 // 2 + 1
+    assert cache.stats.num_evicted < 5
+    await use(entries[512:600])
+    assert counted <= 88 // 2 + 1
+    assert 85 <= cache.stats.num_evicted <= 95
+    steps = [float(n) for n in range(1100)]
+    await cache.follow(lambda: schedule(entries, next_step=steps))
+    cache.at(11)
+    bypassed = cache.stats.num_bypassed
+    await use(entries[600:640])  # wanted later than all that are there
+    assert cache.stats.num_bypassed >= bypassed + 38  # but for what was granted before
+    assert counted <= 40 // 2
+    assert sum(file.num_bytes for file in real()) <= 512 * size * (1 + 1 / 256)
+    await cache.close()
