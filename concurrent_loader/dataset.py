@@ -37,7 +37,8 @@ class ShardDataset:
         snapshot: Its number; the newest by default.
         cache_dir: Folder on a local drive that keeps fetched shards and samples, shared with other processes and data
             sets; see docs/cache.md. Without one, or where it cannot be used, shards live in memory while needed.
-        cache_bytes: The cache's budget, such as ``"200GiB"``; half of what is free on the drive by default.
+        cache_bytes: The budget of all processes together, such as ``"200GiB"``; by default half of what is free on the
+            drive, cached files counted as free.
         client: How to reach the store; see `storage.open_store`.
         storage_options: Endpoint, credentials and the like; see `storage.open_store`.
         in_flight: Requests under way at once.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 
 __all__ = ["Drive"]
 
@@ -101,7 +102,6 @@ class Drive:
 
     def close(self, fd: int) -> None:
         """Gives a file's lock back and closes it: a forked child has the descriptor, too, and would keep the lock."""
-        try:
+        with suppress(OSError):  # a file system without locks
             fcntl.flock(fd, fcntl.LOCK_UN)
-        finally:
-            os.close(fd)
+        os.close(fd)
