@@ -11,7 +11,7 @@ from typing import Any, Self, overload
 
 import numpy.typing as npt
 
-from storage.cache import CacheStats, DiskShardCache, MemoryShardCache, ShardCache
+from storage.cache import CacheStats, open_shard_cache
 from storage.errors import ConfigurationError, StoreClosed
 from storage.fetch import FetchEngine, FetchStats, HedgePolicy, InFlight, RetryPolicy, check_in_flight
 from storage.forking import keep_for_ever, tell_after_fork
@@ -41,9 +41,10 @@ class ShardDataset:
         columns: The columns that samples and batches have, in this order; all by default. Payload of other columns is
             not decoded.
         snapshot: Its number; the newest by default.
-        cache_dir: Folder on a local drive that keeps fetched shards, shared with other processes and data sets. Without
-            one, shards live in memory while they are needed.
-        cache_bytes: The cache's budget, such as ``"200GiB"``; half of what is free on the drive by default.
+        cache_dir: Folder on a local drive that keeps fetched shards and samples, shared with other processes and data
+            sets; see docs/cache.md. Without one, or where it cannot be used, shards live in memory while needed.
+        cache_bytes: The budget of all processes together, such as ``"200GiB"``; by default half of what is free on the
+            drive, cached files counted as free.
         client: How to reach the store; see `storage.open_store`.
         storage_options: Endpoint, credentials and the like; see `storage.open_store`.
         in_flight: Requests under way at once: at most so many, or ``"auto"`` for as many as the store bears, up to 256.
@@ -273,23 +274,14 @@ class ShardDataset:
     async def _open_reader(self) -> DatasetReader:
         # A forked child need not ask for what its parent knew.
         manifest = self._manifest or await load_manifest(self._engine, self._snapshot)
-        return DatasetReader(manifest, self._engine, self._make_cache())
+        cache = open_shard_cache(self._engine, self._cache_dir, budget_bytes=self._cache_bytes)
+        return DatasetReader(manifest, self._engine, cache)
 
     def _release(self) -> None:
         try:
             self._loop.run(self._close_all())
         finally:
             self._loop.close()
-
-    def _make_cache(self) -> ShardCache:
-        if self._cache_dir is None:
-            return MemoryShardCache(self._engine)
-        budget = self._cache_bytes
-        if budget is None:
-            os.makedirs(self._cache_dir, mode=0o700, exist_ok=True)  # noqa: PTH103
-            drive = os.statvfs(self._cache_dir)
-            budget = drive.f_bavail * drive.f_frsize // 2
-        return DiskShardCache(self._engine, self._cache_dir, budget_bytes=budget)
 
     async def _close_all(self) -> None:
         # What still reads ends first: no thread may find its shard's descriptor closed, or another file behind it.

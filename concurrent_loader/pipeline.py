@@ -16,7 +16,7 @@ import asyncio
 import heapq
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy as np
 from concurrent_loader.errors import LoaderError
 from concurrent_loader.plan import BatchIndex, EpochPlan
 from concurrent_loader.work import Recipe, Slice, cut, make_batch, make_samples
-from storage.cache import OpenShard
+from storage.cache import OpenShard, UseSchedule
 from storage.errors import CorruptData, StorageError, StoreClosed
 from storage.loop_thread import LoopThread
 from storage.shards.reader import DatasetReader
@@ -127,6 +127,8 @@ class Pipeline:
 
     async def run(self) -> None:
         """Makes and delivers everything from the first step to the last, or up to the first failure."""
+        await self._reader.cache.follow(self._make_schedule)
+        self._reader.cache.at(self._start_step)
         threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
         try:
             async with asyncio.TaskGroup() as group:
@@ -170,6 +172,18 @@ class Pipeline:
 
     # -- shards ----------------------------------------------------------------------------------------------------
 
+    def _make_schedule(self) -> UseSchedule:
+        """Tells the cache when shards are used, in this epoch and in the next one with the same settings."""
+        plan = self._plan
+        now, then = (each.uses(self._world_size) for each in (plan, replace(plan, epoch=(plan.epoch + 1) % 2**64)))
+        return UseSchedule(
+            names=[entry.digest for entry in self._shards],
+            first_step=now.first_step,
+            last_step=now.last_step,
+            next_step=then.first_step + plan.max_steps,
+            shared=now.shared,
+        )
+
     def _fetch_ahead(self, step: int, lookahead: _Lookahead, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         """Starts fetching what step ``step`` needs, and what comes after it as far as the budget goes."""
         while self._ahead and self._ahead[0][0] <= step:
@@ -200,15 +214,17 @@ class Pipeline:
         for shard, count in zip(*(numbers.tolist() for numbers in np.unique(used, return_counts=True)), strict=True):
             self._left[shard] -= count
             if not self._left[shard]:
-                self._release(shard)
+                uses = self._plan.max_uses(shard, self._rank, self._world_size)
+                self._release(shard, spent=uses == self._shards[shard].num_samples)
+        self._reader.cache.at(index.step + 1)
         while self._leaving and self._leaving[0][0] <= index.step:
             self._release(heapq.heappop(self._leaving)[1])
 
-    def _release(self, shard: int) -> None:
+    def _release(self, shard: int, *, spent: bool = False) -> None:
         self._left.pop(shard, None)
         task = self._arriving.pop(shard, None)
         if task is not None and task.done() and not task.cancelled() and isinstance(task.result(), OpenShard):
-            self._reader.cache.release(self._shards[shard])
+            self._reader.cache.release(self._shards[shard], spent=spent)
 
     def _release_all(self) -> None:
         for shard in list(self._arriving):

@@ -27,6 +27,7 @@ from concurrent_loader.shuffle import (
     shuffled_slice,
 )
 from concurrent_loader.split import Piece, Split
+from concurrent_loader.uses import ShardUses, shard_uses
 from concurrent_loader.window import DEFAULT_SHUFFLE_WINDOW, MAX_AUTOMATIC_WINDOW, parse_window
 from storage.errors import ConfigurationError
 
@@ -226,6 +227,12 @@ class EpochPlan:
         stop = int(self._ends[self._slot_of[shard]])
         start = stop - int(self._lengths[shard])
         return max(0, min(stop, split.group_starts[own.stop]) - max(start, split.group_starts[own.start]))
+
+    def uses(self, world_size: int = 1) -> ShardUses:
+        """Says when the epoch uses each shard, by any of so many ranks: for a cache to plan with."""
+        return shard_uses(
+            self._order, self._ends, self._lengths, self._split, window=self._window, world_size=world_size
+        )
 
     def _check_shard(self, shard: int) -> None:
         if not 0 <= shard < self.num_shards:

@@ -1,6 +1,19 @@
 """Shards on the local drive, shared by threads, processes and ranks."""
 
+from storage.cache.disk_cache import DiskShardCache
 from storage.cache.open_shard import FileShard, MemoryShard, OpenShard
-from storage.cache.shard_cache import CacheStats, DiskShardCache, MemoryShardCache, ShardCache
+from storage.cache.opening import open_shard_cache
+from storage.cache.schedule import UseSchedule
+from storage.cache.shard_cache import CacheStats, MemoryShardCache, ShardCache
 
-__all__ = ["CacheStats", "DiskShardCache", "FileShard", "MemoryShard", "MemoryShardCache", "OpenShard", "ShardCache"]
+__all__ = [
+    "CacheStats",
+    "DiskShardCache",
+    "FileShard",
+    "MemoryShard",
+    "MemoryShardCache",
+    "OpenShard",
+    "ShardCache",
+    "UseSchedule",
+    "open_shard_cache",
+]

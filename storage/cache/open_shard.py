@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -10,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from storage.cache.drive import Drive
 from storage.errors import CorruptData, DigestMismatch
 from storage.shards.columns import ColumnKind
 from storage.shards.index import ShardIndex
 from storage.shards.layout import HEADER_BYTES, parse_header
 from storage.shards.manifest import ShardEntry
 
-__all__ = ["FileShard", "MemoryShard", "OpenShard"]
+__all__ = ["FileShard", "MemoryShard", "OpenShard", "read_exactly"]
 
 
 class OpenShard(ABC):
@@ -120,14 +120,20 @@ class FileShard(OpenShard):
 
     Values are read by ``pread`` into memory of their own, not mapped: resident memory stays independent of how much
     of a data set is local, and a file that is truncated under us is an error instead of a SIGBUS.
+
+    Args:
+        entry: The shard.
+        fd: The open file, which is this object's from now on; while it is open no process evicts the file.
+        drive: The system calls.
     """
 
-    def __init__(self, entry: ShardEntry, fd: int) -> None:
+    def __init__(self, entry: ShardEntry, fd: int, *, drive: Drive | None = None) -> None:
         self._fd = fd
+        self._drive = drive or Drive()
         try:
             super().__init__(entry)
         except BaseException:
-            os.close(fd)
+            self.close()
             raise
 
     @property
@@ -135,14 +141,26 @@ class FileShard(OpenShard):
         return True
 
     def read(self, start: int, end: int) -> bytes:
-        data = os.pread(self._fd, end - start, start)
-        if len(data) != end - start:
-            raise CorruptData(
-                "the cached file is shorter than the shard", shard=self.entry.key, start=start, end=end, got=len(data)
-            )
-        return data
+        return read_exactly(self._drive, self._fd, start, end, shard=self.entry.key)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            self._drive.close(fd)
+
+
+def read_exactly(drive: Drive, fd: int, start: int, end: int, *, shard: str) -> bytes:
+    """Reads the bytes [start, end) of a local copy of a shard.
+
+    Raises:
+        CorruptData: They cannot be read, or the file ends before.
+    """
+    try:
+        data = drive.read(fd, end - start, start)
+    except OSError as error:
+        raise CorruptData(
+            f"the cached file cannot be read: {error.strerror}", shard=shard, start=start, end=end
+        ) from error
+    if len(data) != end - start:
+        raise CorruptData("the cached file is shorter than the shard", shard=shard, start=start, end=end, got=len(data))
+    return data

@@ -23,7 +23,7 @@ class SingleFlight(Generic[K, V]):
     """Joins concurrent calls for the same key, on one event loop.
 
     Cancellation: A cancelled caller leaves the others waiting; when the last one leaves, the call itself is cancelled
-    and has unwound before the caller's CancelledError goes on.
+    and has unwound before the caller's CancelledError goes on, also if the caller is cancelled again meanwhile.
     """
 
     def __init__(self) -> None:
@@ -43,8 +43,20 @@ class SingleFlight(Generic[K, V]):
             if not call.num_callers and not call.task.done():
                 self._calls.pop(key, None)
                 call.task.cancel()
-                await asyncio.wait({call.task})
+                await _unwound(call.task)
 
 
 async def _start(make: Callable[[], Awaitable[V]]) -> V:
     return await make()
+
+
+async def _unwound(task: asyncio.Task[V]) -> None:
+    """Waits until a cancelled task has ended, and only then raises a cancellation that came meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from storage.cache.shard_cache import ShardCache
 from storage.cache.single_flight import SingleFlight
-from storage.errors import DatasetChanged, DigestMismatch, ObjectChanged, SchemaError, StorageError
+from storage.errors import SchemaError, StorageError
 from storage.fetch.engine import FetchEngine
 from storage.shards.columns import ColumnKind, Schema
 from storage.shards.index import ShardIndex
@@ -31,7 +31,7 @@ class DatasetReader:
     Args:
         manifest: The snapshot.
         engine: Fetches from the data set's store.
-        cache: Where whole shards are, if they are local.
+        cache: Where shards, or parts of them, are, if they are local.
 
     Usable from one event loop, by any number of tasks.
     """
@@ -62,7 +62,7 @@ class DatasetReader:
         return shard, sample - int(self._first_sample[shard])
 
     async def read(self, sample: int, columns: Sequence[str] | None = None) -> dict[str, object]:
-        """Reads one sample: at most one range of its shard's tail (kept) and one range of its payload.
+        """Reads one sample: at most one range of its shard's tail and one range of its payload, both kept locally.
 
         Args:
             sample: 0 … len - 1, in the order of writing.
@@ -154,10 +154,10 @@ class DatasetReader:
         return tuple(columns)
 
     async def _fetch_index(self, entry: ShardEntry | BundleEntry) -> ShardIndex:
-        result = await self.engine.fetch(entry.key, entry.tail_start, entry.size, object_size=entry.size)
-        return await asyncio.to_thread(
-            ShardIndex.parse, result.data, tail_start=entry.tail_start, size=entry.size, shard=entry.key
-        )
+        def parse(tail: memoryview) -> ShardIndex:
+            return ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
+
+        return await self.cache.read(entry, entry.tail_start, entry.size, parse)
 
     async def _bundle(self, bundle: BundleEntry, name: str) -> npt.NDArray[np.generic]:
         index = await self._fetch_index(bundle)
@@ -185,21 +185,4 @@ class DatasetReader:
                 for name, span in zip(payload, spans, strict=True)
             }
 
-        local = self.cache.peek(entry)
-        data = memoryview(local.read(start, end)) if local is not None else await self._bytes(entry, start, end)
-        try:
-            return decoded(data)
-        except DigestMismatch:
-            try:
-                return decoded(await self._bytes(entry, start, end))
-            except DigestMismatch as error:
-                raise error.locate(attempts=2, start=start, end=end) from None
-
-    async def _bytes(self, entry: ShardEntry, start: int, end: int) -> memoryview:
-        try:
-            return (await self.engine.fetch(entry.key, start, end, object_size=entry.size)).data.toreadonly()
-        except ObjectChanged as error:
-            raise DatasetChanged(
-                "a shard was replaced under its manifest; open the data set again",
-                url=self.engine.store.url, key=entry.key, expected=error.expected, got=error.got,
-            ) from error  # fmt: skip
+        return await self.cache.read(entry, start, end, decoded)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import pytest
 
+from storage.cache.drive import Drive
 from storage.fetch.engine import FetchEngine
 from storage.shards.builder import ShardBuilder
 from storage.shards.columns import Schema
@@ -34,6 +38,38 @@ async def put_shard(store: Store, numbers: range, *, num_bytes: int = 1000) -> S
     )  # fmt: skip
     await store.put(entry.key, finished.tobytes())
     return entry
+
+
+class FaultyDrive(Drive):
+    """A drive on which calls fail as `faults` says (method → errno), or wait, or are counted."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, int] = {}
+        self.calls: Counter[str] = Counter()
+        self.before: Callable[[str], None] = lambda method: None
+
+
+def _faulty(method: str) -> Callable[..., Any]:
+    real = getattr(Drive, method)
+
+    def call(self: FaultyDrive, *args: Any, **options: Any) -> Any:
+        self.calls[method] += 1
+        self.before(method)
+        if method in self.faults:
+            raise OSError(self.faults[method], os.strerror(self.faults[method]))
+        return real(self, *args, **options)
+
+    return call
+
+
+METHODS = ("open", "allocate", "truncate", "read", "write", "append", "touch", "rename", "remove", "lock")
+for _method in METHODS:
+    setattr(FaultyDrive, _method, _faulty(_method))
+
+
+@pytest.fixture
+def drive() -> FaultyDrive:
+    return FaultyDrive()
 
 
 PutShard = Callable[..., object]
@@ -65,3 +101,8 @@ async def big_entry(store: Store) -> ShardEntry:
 @pytest.fixture
 def make_sample() -> Callable[..., dict[str, object]]:
     return sample
+
+
+@pytest.fixture
+def put() -> Callable[..., Any]:
+    return put_shard

@@ -1,152 +1,342 @@
 from __future__ import annotations
 
-import multiprocessing
+import logging
 import os
+import shutil
 import stat
+import subprocess
+import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from storage.cache.files import CacheFolder
+from storage.cache.drive import Drive
+from storage.cache.files import CachedFile, CacheFolder, FileKind
 from storage.errors import ConfigurationError
 
 NAME = "0123456789abcdef" * 2
 OTHER = "fedcba9876543210" * 2
 
+pytestmark = pytest.mark.usefixtures("no_leaks")
+Open = Callable[..., CacheFolder]
+
+
+@pytest.fixture
+def open_folder(tmp_path: Path) -> Iterator[Open]:
+    opened: list[CacheFolder] = []
+
+    def make(root: Path = tmp_path / "cache", drive: Drive | None = None) -> CacheFolder:
+        opened.append(CacheFolder(root, drive=drive))
+        return opened[-1]
+
+    yield make
+    for folder in opened:
+        folder.close()
+        folder.close()
+
+
+@pytest.fixture
+def folder(open_folder: Open) -> CacheFolder:
+    return open_folder()
+
 
 def write(folder: CacheFolder, name: str, data: bytes) -> None:
-    with folder.create(name, size=len(data)) as fd:
-        os.write(fd, data)
+    incoming = folder.begin(size=len(data))
+    folder.drive.write(incoming.fd, memoryview(data), 0)
+    folder.publish(incoming, name)
+    os.close(incoming.fd)
 
 
-def test_a_file_is_private_whole_and_found_again(tmp_path: Path) -> None:
-    folder = CacheFolder(tmp_path / "cache")
-    write(folder, NAME, b"data")
-    fd = CacheFolder(tmp_path / "cache").open(NAME, size=4)
-    assert fd is not None
-    assert os.pread(fd, 10, 0) == b"data"
-    os.close(fd)
-    assert stat.S_IMODE(folder.root.stat().st_mode) == 0o700
-    (path,) = folder.root.iterdir()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [(file.name, file.size) for file in folder.files()] == [(NAME, 4)]
+def the_file(folder: CacheFolder, kind: FileKind = FileKind.SHARD) -> CachedFile:
+    (file,) = [file for file in folder.files() if file.kind is kind]
+    return file
 
 
-def test_what_is_missing_or_of_another_size_is_not_opened(tmp_path: Path) -> None:
-    folder = CacheFolder(tmp_path)
-    assert folder.open(NAME, size=4) is None
-    write(folder, NAME, b"data")
-    assert folder.open(NAME, size=5) is None
+def names(folder: CacheFolder) -> list[str]:
+    return sorted(path.name for path in folder.root.iterdir())
 
 
-def test_a_file_that_is_not_finished_never_appears(tmp_path: Path) -> None:
-    folder = CacheFolder(tmp_path)
-    with pytest.raises(RuntimeError), folder.create(NAME, size=4) as fd:
-        os.write(fd, b"da")
-        raise RuntimeError
-    with pytest.raises(OSError, match="2 bytes instead of 4"), folder.create(NAME, size=4) as fd:
-        os.write(fd, b"da")
-    assert list(tmp_path.iterdir()) == []
+class TestShards:
+    def test_a_file_is_private_whole_and_found_again(self, folder: CacheFolder, open_folder: Open) -> None:
+        old = os.umask(0)
+        try:
+            write(folder, NAME, b"data")
+        finally:
+            os.umask(old)
+        fd = open_folder().open(NAME, size=4)
+        assert fd is not None
+        assert os.pread(fd, 10, 0) == b"data"
+        os.close(fd)
+        assert stat.S_IMODE(folder.root.stat().st_mode) == 0o700
+        (path,) = folder.root.iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        file = the_file(folder)
+        assert (file.name, file.size, file.num_bytes) == (NAME, 4, 4)
+
+    def test_what_is_missing_is_not_opened(self, folder: CacheFolder) -> None:
+        assert folder.open(NAME, size=4) is None
+
+    def test_a_file_that_was_cut_is_thrown_away(self, folder: CacheFolder) -> None:
+        write(folder, NAME, b"data")
+        assert folder.open(NAME, size=5) is None
+        assert names(folder) == []
+
+    def test_a_file_that_is_not_finished_never_appears(self, folder: CacheFolder) -> None:
+        incoming = folder.begin(size=4)
+        assert the_file(folder, FileKind.INCOMING).num_bytes == 4  # its room is taken
+        assert folder.open(NAME, size=4) is None
+        folder.abandon(incoming)
+        assert names(folder) == []
+
+    def test_removing_spares_those_who_read(self, folder: CacheFolder) -> None:
+        write(folder, NAME, b"data")
+        fd = folder.open(NAME, size=4)
+        folder.remove(f"{NAME}.shard")
+        folder.remove(f"{NAME}.shard")
+        assert fd is not None
+        assert os.pread(fd, 4, 0) == b"data"
+        os.close(fd)
+
+    def test_what_is_in_use_is_not_evicted(self, folder: CacheFolder, open_folder: Open) -> None:
+        write(folder, NAME, b"data")
+        fd = folder.open(NAME, size=4)
+        assert fd is not None
+        file = the_file(folder)
+        assert not open_folder().evict(file)
+        os.close(fd)
+        assert open_folder().evict(file)
+        assert not open_folder().evict(file)
+        assert folder.open(NAME, size=4) is None
+
+    def test_what_is_being_evicted_is_not_opened(self, folder: CacheFolder) -> None:
+        write(folder, NAME, b"data")
+        with (folder.root / f"{NAME}.shard").open() as held:
+            folder.drive.lock(held.fileno())
+            assert folder.open(NAME, size=4) is None
+        assert names(folder) == [f"{NAME}.shard"]
+
+    def test_a_fresh_file_is_leased_to_its_writer(self, folder: CacheFolder) -> None:
+        incoming = folder.begin(size=4)
+        folder.publish(incoming, NAME)
+        assert not folder.evict(the_file(folder))
+        reader = folder.open(NAME, size=4)
+        assert reader is not None
+        for fd in (reader, incoming.fd):
+            os.close(fd)
+        assert folder.evict(the_file(folder))
 
 
-def test_symbolic_links_are_not_followed(tmp_path: Path) -> None:
-    folder = CacheFolder(tmp_path / "cache")
-    (tmp_path / "elsewhere").write_bytes(b"data")
-    (folder.root / f"{NAME}.shard").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError):
-        folder.open(NAME, size=4)
-    assert folder.files() == []
+class TestStrangers:
+    @pytest.mark.parametrize("what", ["link", "folder", "pipe"])
+    def test_what_is_no_file_is_neither_followed_nor_waited_for_nor_deleted(
+        self, folder: CacheFolder, tmp_path: Path, what: str
+    ) -> None:
+        place = folder.root / f"{NAME}.shard"
+        (tmp_path / "elsewhere").write_bytes(b"data")
+        if what == "link":
+            place.symlink_to(tmp_path / "elsewhere")
+        elif what == "folder":
+            place.mkdir()
+        else:
+            os.mkfifo(place)
+        with pytest.raises(OSError):
+            folder.open(NAME, size=4)
+        with pytest.raises(OSError):
+            folder.evict(CachedFile(place.name, NAME, FileKind.SHARD, 4, 4, 0.0))
+        assert folder.files() == []
+        assert names(folder) == [place.name]
+
+    @pytest.mark.parametrize("name", ["", "../../etc/passwd", "ABCDEF0123456789", "0123/4567", NAME + "\n"])
+    def test_only_digests_become_names(self, folder: CacheFolder, name: str) -> None:
+        with pytest.raises(ValueError, match="hex digests"):
+            folder.open(name, size=1)
+
+    @pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
+    def test_a_folder_that_others_may_write_into_is_refused(self, open_folder: Open, tmp_path: Path, mode: int) -> None:
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "cache").chmod(mode)
+        with pytest.raises(ConfigurationError, match="chmod go-w"):
+            open_folder()
+
+    def test_what_a_link_leads_to_is_what_is_checked(self, open_folder: Open, tmp_path: Path) -> None:
+        """Between a look at the path and its use, a link could be turned elsewhere; so the open folder is looked at."""
+        (tmp_path / "mine").mkdir(mode=0o700)
+        (tmp_path / "theirs").mkdir()
+        (tmp_path / "theirs").chmod(0o777)
+        link = tmp_path / "link"
+        link.symlink_to(tmp_path / "mine")
+
+        class Turning(Drive):
+            def open_folder(self, path: str | os.PathLike[str]) -> int:
+                link.unlink()
+                link.symlink_to(tmp_path / "theirs")
+                return super().open_folder(path)
+
+        with pytest.raises(ConfigurationError):
+            open_folder(link, Turning())
+        link.unlink()
+        link.symlink_to(tmp_path / "mine")
+        folder = open_folder(link)
+        link.unlink()
+        link.symlink_to(tmp_path / "theirs")
+        write(folder, NAME, b"data")
+        assert [path.name for path in (tmp_path / "mine").iterdir()] == [f"{NAME}.shard"]
+
+    def test_another_users_folder_is_not_used(self, open_folder: Open) -> None:
+        class Foreign(Drive):
+            def status(self, fd: int) -> os.stat_result:
+                real = list(super().status(fd))
+                real[stat.ST_UID] = os.geteuid() + 1
+                return os.stat_result(real)
+
+        with pytest.raises(PermissionError, match="another user"):
+            open_folder(drive=Foreign())
+
+    def test_sweeping_deletes_what_the_dead_left_and_nothing_else(self, folder: CacheFolder) -> None:
+        (folder.root / "tmp-0123456789abcdef").write_bytes(b"half")
+        (folder.root / f"{NAME}.lock").write_bytes(b"")
+        (folder.root / "mine.txt").write_bytes(b"not the cache's")
+        (folder.root / "tmp-mine").write_bytes(b"not the cache's")
+        write(folder, OTHER, b"whole")
+        incoming = folder.begin(size=4)
+        lock = folder.lock_shard(OTHER, wait=False)
+        assert lock is not None
+        assert folder.sweep() == 2
+        assert names(folder) == sorted(["mine.txt", "tmp-mine", incoming.file_name, f"{OTHER}.shard", f"{OTHER}.lock"])
+        folder.unlock_shard(OTHER, lock)
+        folder.abandon(incoming)
 
 
-@pytest.mark.parametrize("name", ["", "../../etc/passwd", "ABCDEF0123456789", "0123/4567", NAME + "\n"])
-def test_only_digests_become_names(tmp_path: Path, name: str) -> None:
-    folder = CacheFolder(tmp_path)
-    with pytest.raises(ValueError, match="hex digests"):
-        folder.open(name, size=1)
+class TestDeletedFolder:
+    def test_it_is_made_again(self, folder: CacheFolder) -> None:
+        write(folder, NAME, b"data")
+        shutil.rmtree(folder.root)
+        assert folder.files() == []
+        assert folder.open(NAME, size=4) is None
+        write(folder, NAME, b"data")
+        assert names(folder) == [f"{NAME}.shard"]
+        assert stat.S_IMODE(folder.root.stat().st_mode) == 0o700
+
+    def test_one_that_others_may_write_into_is_refused_then_too(self, folder: CacheFolder) -> None:
+        shutil.rmtree(folder.root)
+        folder.root.mkdir()
+        folder.root.chmod(0o777)
+        with pytest.raises(PermissionError, match="chmod go-w"):
+            folder.begin(size=4)
+
+    def test_a_closed_folder_says_so(self, folder: CacheFolder) -> None:
+        folder.close()
+        with pytest.raises(OSError, match="closed"):
+            folder.open(NAME, size=4)
 
 
-def test_a_folder_that_others_may_write_into_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache").chmod(0o777)
-    with pytest.raises(ConfigurationError, match="chmod go-w"):
-        CacheFolder(tmp_path / "cache")
+class TestLocks:
+    def test_a_lock_excludes_and_leaves_no_file(self, folder: CacheFolder) -> None:
+        lock = folder.lock_shard(NAME, wait=False)
+        assert lock is not None
+        assert folder.lock_shard(NAME, wait=False) is None
+        other = folder.lock_shard(OTHER, wait=False)
+        assert other is not None
+        folder.unlock_shard(OTHER, other)
+        folder.unlock_shard(NAME, lock)
+        again = folder.lock_shard(NAME, wait=False)
+        assert again is not None
+        folder.unlock_shard(NAME, again)
+        assert names(folder) == []
 
+    def test_the_folders_lock_excludes_and_needs_no_file(self, folder: CacheFolder) -> None:
+        lock = folder.lock_room(wait=False)
+        assert lock is not None
+        assert folder.lock_room(wait=False) is None
+        os.close(lock)
+        again = folder.lock_room(wait=True)
+        assert again is not None
+        os.close(again)
+        assert names(folder) == []
 
-def test_removing_spares_those_who_read(tmp_path: Path) -> None:
-    folder = CacheFolder(tmp_path)
-    write(folder, NAME, b"data")
-    fd = folder.open(NAME, size=4)
-    folder.remove(NAME)
-    folder.remove(NAME)
-    assert fd is not None
-    assert os.pread(fd, 4, 0) == b"data"
-    os.close(fd)
+    def test_a_holder_shows_signs_of_life(self, folder: CacheFolder) -> None:
+        assert folder.pulse(NAME) is None
+        lock = folder.lock_shard(NAME, wait=False)
+        assert lock is not None
+        os.utime(lock, (1, 1))
+        before = folder.pulse(NAME)
+        assert folder.pulse(NAME) == before
+        folder.drive.touch(lock)
+        assert folder.pulse(NAME) != before
+        folder.unlock_shard(NAME, lock)
 
+    def test_a_lock_file_that_cannot_be_deleted_is_no_error(
+        self, open_folder: Open, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class ReadOnly(Drive):
+            def remove(self, name: str, *, folder: int) -> None:
+                raise OSError(30, "Read-only file system")
 
-def test_sweeping_deletes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> None:
-    folder = CacheFolder(tmp_path)
-    (tmp_path / "tmp-0123456789abcdef").write_bytes(b"half")
-    (tmp_path / "mine.txt").write_bytes(b"not the cache's")
-    write(folder, OTHER, b"whole")
-    with folder.create(NAME, size=4) as fd:
-        assert folder.sweep() == 1
-        os.write(fd, b"data")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"{NAME}.shard", f"{OTHER}.shard", "mine.txt"])
+        folder = open_folder(drive=ReadOnly())
+        lock = folder.lock_shard(NAME, wait=False)
+        assert lock is not None
+        with caplog.at_level(logging.INFO):
+            folder.unlock_shard(NAME, lock)
+        assert "Read-only" in caplog.text
 
+    def test_many_who_wait_get_the_lock_one_after_the_other(self, folder: CacheFolder) -> None:
+        inside, most, rounds = 0, 0, 0
+        guard = threading.Lock()
 
-def test_a_lock_excludes_and_leaves_no_file(tmp_path: Path) -> None:
-    folder = CacheFolder(tmp_path)
-    lock = folder.acquire_lock(NAME, wait=False)
-    assert lock is not None
-    assert folder.acquire_lock(NAME, wait=False) is None
-    other = folder.acquire_lock(OTHER, wait=False)
-    assert other is not None
-    folder.release_lock(OTHER, other)
-    folder.release_lock(NAME, lock)
-    again = folder.acquire_lock(NAME, wait=False)
-    assert again is not None
-    folder.release_lock(NAME, again)
-    assert list(tmp_path.iterdir()) == []
+        def visit() -> None:
+            nonlocal inside, most, rounds
+            for _ in range(20):
+                lock = folder.lock_shard(NAME, wait=True)
+                assert lock is not None
+                with guard:
+                    inside, rounds = inside + 1, rounds + 1
+                    most = max(most, inside)
+                with guard:
+                    inside -= 1
+                folder.unlock_shard(NAME, lock)
 
+        threads = [threading.Thread(target=visit) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (most, rounds) == (1, 160)
 
-def test_many_who_wait_get_the_lock_one_after_the_other(tmp_path: Path) -> None:
-    folder = CacheFolder(tmp_path)
-    inside, most, rounds = 0, 0, 0
-    guard = threading.Lock()
+    def test_a_lock_dies_with_its_process(self, folder: CacheFolder) -> None:
+        script = (
+            "import os, sys\n"
+            "from storage.cache.files import CacheFolder\n"
+            "folder = CacheFolder(sys.argv[1])\n"
+            "assert folder.lock_shard(sys.argv[2], wait=False) and folder.lock_room(wait=False)\n"
+            "os.kill(os.getpid(), 9)\n"
+        )
+        died = subprocess.run([sys.executable, "-c", script, str(folder.root), NAME], check=False)
+        assert died.returncode == -9
+        lock = folder.lock_shard(NAME, wait=False)
+        room = folder.lock_room(wait=False)
+        assert lock is not None
+        assert room is not None
+        os.close(room)
+        folder.unlock_shard(NAME, lock)
 
-    def visit() -> None:
-        nonlocal inside, most, rounds
-        for _ in range(20):
-            lock = folder.acquire_lock(NAME, wait=True)
-            assert lock is not None
-            with guard:
-                inside, rounds = inside + 1, rounds + 1
-                most = max(most, inside)
-            with guard:
-                inside -= 1
-            folder.release_lock(NAME, lock)
-
-    threads = [threading.Thread(target=visit) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (most, rounds) == (1, 160)
-
-
-def _hold_and_die(root: str) -> None:
-    folder = CacheFolder(root)
-    folder.acquire_lock(NAME, wait=False)
-    os.kill(os.getpid(), 9)
-
-
-def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_hold_and_die, args=(str(tmp_path),))
-    process.start()
-    process.join()
-    assert process.exitcode == -9
-    folder = CacheFolder(tmp_path)
-    lock = folder.acquire_lock(NAME, wait=False)
-    assert lock is not None
-    folder.release_lock(NAME, lock)
+    def test_a_forked_child_keeps_no_lock(self, folder: CacheFolder) -> None:
+        script = """
+import os, sys
+from storage.cache.files import CacheFolder
+folder = CacheFolder(sys.argv[1])
+room, lock = folder.lock_room(wait=False), folder.lock_shard(sys.argv[2], wait=False)
+reading, writing = os.pipe()
+child = os.fork()
+if not child:
+    os.close(writing)
+    os.read(reading, 1)
+    os._exit(0)
+folder.drive.close(room)
+folder.unlock_shard(sys.argv[2], lock)
+assert folder.lock_room(wait=False) and folder.lock_shard(sys.argv[2], wait=False)
+os.close(writing)
+os.waitpid(child, 0)
+"""
+        subprocess.run([sys.executable, "-c", script, str(folder.root), NAME], check=True)

@@ -4,13 +4,15 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from storage.cache import DiskShardCache, MemoryShardCache, OpenShard, ShardCache
+from storage.cache import DiskShardCache, MemoryShardCache, OpenShard, ShardCache, UseSchedule
+from storage.cache.files import CachedFile
 from storage.errors import DatasetChanged, DigestMismatch, NotFound
 from storage.fetch.engine import FetchEngine
 from storage.shards.manifest import ShardEntry
@@ -28,6 +30,19 @@ def cache(request: pytest.FixtureRequest, engine: FetchEngine, tmp_path: Path) -
 
 def disk(engine: FetchEngine, folder: Path, *, budget_bytes: int | str = "1GiB") -> DiskShardCache:
     return DiskShardCache(engine, folder, budget_bytes=budget_bytes)
+
+
+def schedule(
+    entries: list[ShardEntry], *, next_step: Sequence[float], last_step: Sequence[float] = (), shared: bool = False
+) -> UseSchedule:
+    """One in which this epoch's uses begin at once."""
+    return UseSchedule(
+        names=[entry.digest for entry in entries],
+        first_step=np.zeros(len(entries)),
+        last_step=np.array(last_step or [10.0] * len(entries)),
+        next_step=np.array(next_step, dtype=float),
+        shared=np.full(len(entries), shared),
+    )
 
 
 def images(shard: OpenShard, rows: list[int]) -> list[bytes]:
@@ -159,9 +174,10 @@ async def test_files_leave_when_the_budget_is_full_but_never_while_in_use(
 
 async def test_the_farthest_next_use_leaves_first(store: Store, entries: list[ShardEntry], tmp_path: Path) -> None:
     cache = disk(FetchEngine(store), tmp_path, budget_bytes=3 * entries[0].size + 500)
-    for entry, next_use in zip(entries[:3], (50, 900, 100), strict=True):
+    await cache.follow(lambda: schedule(entries, next_step=[50, 900, 100, 60, 0]))
+    for entry in entries[:3]:
         await cache.acquire(entry)
-        cache.release(entry, next_use=next_use)
+        cache.release(entry, spent=True)
     await cache.acquire(entries[3])
     assert not (tmp_path / f"{entries[1].digest}.shard").exists()
     cache.release(entries[3])
@@ -187,7 +203,7 @@ async def test_a_full_drive_is_reported_once_and_gone_round(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("storage.cache.shard_cache.os.pwrite", full)
+    monkeypatch.setattr("storage.cache.drive.os.pwrite", full)
     cache = disk(FetchEngine(store), tmp_path)
     with caplog.at_level(logging.WARNING):
         for number, entry in enumerate(entries):
@@ -262,16 +278,59 @@ async def test_a_waiter_for_another_process_can_be_cancelled(
     store: Store, entries: list[ShardEntry], tmp_path: Path
 ) -> None:
     cache, other = disk(FetchEngine(store), tmp_path), disk(FetchEngine(store), tmp_path)
-    lock = other._folder.acquire_lock(entries[0].digest, wait=False)
+    lock = other._folder.lock_shard(entries[0].digest, wait=False)
     assert lock is not None
     waiting = asyncio.create_task(cache.acquire(entries[0]))
-    while not list(tmp_path.glob("*.lock")) or not cache._waiters._threads:
+    while "cache-lock" not in {thread.name for thread in threading.enumerate()}:
         await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    other._folder.release_lock(entries[0].digest, lock)
-    cache._waiters.shutdown(wait=True)
+    other._folder.unlock_shard(entries[0].digest, lock)
+    for thread in threading.enumerate():
+        if thread.name == "cache-lock":
+            thread.join()
     assert list(tmp_path.glob("*.lock")) == []
     await cache.close()
     await other.close()
+
+
+async def test_folders_of_many_files_are_counted_now_and_then_only(
+    store: Store, put: Callable[..., Awaitable[ShardEntry]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While there is room, while files must go, and while newcomers are not worth it."""
+    entries = [await put(store, range(n, n + 1), num_bytes=10) for n in range(1100)]
+    size = max(entry.size for entry in entries)
+    cache = disk(FetchEngine(store), tmp_path, budget_bytes=512 * size)
+    counted = 0
+    real = cache._folder.files
+
+    def files() -> list[CachedFile]:
+        nonlocal counted
+        counted += 1
+        return real()
+
+    monkeypatch.setattr(cache._folder, "files", files)
+
+    async def use(some: list[ShardEntry]) -> None:
+        nonlocal counted
+        counted = 0
+        for entry in some:
+            await cache.acquire(entry)
+            cache.release(entry, spent=True)
+
+    await use(entries[:512])
+    assert counted <= 512 // 2 + 1
+    assert cache.stats.num_evicted < 5
+    await use(entries[512:600])
+    assert counted <= 88 // 2 + 1
+    assert 85 <= cache.stats.num_evicted <= 95
+    steps = [float(n) for n in range(1100)]
+    await cache.follow(lambda: schedule(entries, next_step=steps))
+    cache.at(11)
+    bypassed = cache.stats.num_bypassed
+    await use(entries[600:640])  # wanted later than all that are there
+    assert cache.stats.num_bypassed >= bypassed + 38  # but for what was granted before
+    assert counted <= 40 // 2
+    assert sum(file.num_bytes for file in real()) <= 512 * size * (1 + 1 / 256)
+    await cache.close()

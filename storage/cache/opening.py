@@ -1,0 +1,50 @@
+"""Opens the cache that a data set's options ask for, or the next best: before the first shard is fetched."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from storage.cache.disk_cache import DiskShardCache
+from storage.cache.files import CacheFolder
+from storage.cache.shard_cache import MemoryShardCache, ShardCache
+from storage.fetch.engine import FetchEngine
+from storage.sizes import Size
+
+__all__ = ["open_shard_cache"]
+
+log = logging.getLogger(__name__)
+
+
+def open_shard_cache(
+    engine: FetchEngine, root: str | os.PathLike[str] | None, *, budget_bytes: Size | None = None
+) -> ShardCache:
+    """Opens a cache in a folder, or in memory where none is asked for, or none can be used.
+
+    Args:
+        engine: Fetches what is missing.
+        root: The folder, or None.
+        budget_bytes: Half of what is free on the drive by default.
+
+    Raises:
+        ConfigurationError: Others may write into the folder, or the budget is no size.
+    """
+    if root is None:
+        return MemoryShardCache(engine)
+    try:
+        return DiskShardCache(
+            engine, root, budget_bytes=_half_of_the_drive(root) if budget_bytes is None else budget_bytes
+        )
+    except OSError as error:
+        log.warning("the cache folder %s cannot be used (%s); going on without it", root, error)
+        return MemoryShardCache(engine)
+
+
+def _half_of_the_drive(root: str | os.PathLike[str]) -> int:
+    """Of what is free, and of what the cache has there already: the next run's budget is then the same."""
+    folder = CacheFolder(root)
+    try:
+        drive = os.statvfs(folder.root)
+        return (drive.f_bavail * drive.f_frsize + sum(file.num_bytes for file in folder.files())) // 2
+    finally:
+        folder.close()
