@@ -146,7 +146,9 @@ def under_load(client):
 
 def main(scenario, client):
     name, _, method = scenario.partition(":")
-    if name == "middle":
+    if name == "fork":
+        by_loader(client, "fork")  # first, for it begins with a child whose parent has used no client yet
+        by_torch(client, "fork")
         in_the_middle(client)
     elif name == "load":
         under_load(client)

@@ -16,9 +16,8 @@ from storage import ShardWriter
 
 PROGRAM = Path(__file__).with_name("processes_program.py")
 NUM_SAMPLES = 60
-TIMEOUT_S = 60
+TIMEOUT_S = 90
 GRACE_S = 10
-BUCKET_CLIENTS = ["auto", "obstore", "aiobotocore", "fsspec"]
 
 
 def write(url, options):
@@ -90,21 +89,10 @@ def ends(pid):
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("client", [*BUCKET_CLIENTS, "local"])
-def test_torch_workers_by_fork(place, client):
-    run(place, "torch:fork", client)
-
-
-@pytest.mark.s3
-@pytest.mark.parametrize("client", [*BUCKET_CLIENTS, "local"])
-def test_a_loader_in_a_forked_child(place, client):
-    run(place, "loader:fork", client)
-
-
-@pytest.mark.s3
-@pytest.mark.parametrize("client", [*BUCKET_CLIENTS, "local"])
-def test_a_fork_in_the_middle_of_an_epoch(place, client):
-    run(place, "middle", client)
+@pytest.mark.parametrize("client", ["auto", "obstore", "aiobotocore", "fsspec", "local"])
+def test_fork(place, client):
+    """Loaders in children, torch's workers, a fork in the middle of an epoch."""
+    run(place, "fork", client)
 
 
 @pytest.mark.s3
@@ -114,8 +102,7 @@ def test_forks_while_threads_work(place, client):
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("client", ["auto", "fsspec"])
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(("client", "method"), [("auto", "spawn"), ("auto", "forkserver"), ("fsspec", "spawn")])
 def test_torch_workers_by_other_methods(place, client, method):
     run(place, f"torch:{method}", client)
 
