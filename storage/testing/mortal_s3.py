@@ -41,6 +41,8 @@ class MortalS3:
         self._program = program
         self._credentials = credentials
         self._log = folder / "server.log"
+        self._data = folder / "data"
+        self._data.mkdir()
         self._process, url = start_server(program, self._spawn, credentials, region=_REGION)
         self.server = LocalS3(url, program.kind, credentials.access_key, credentials.secret_key, origin=program.origin)
 
@@ -78,6 +80,11 @@ class MortalS3:
         self.kill()
         port = urlsplit(self.server.endpoint_url).port
         self._process, _ = start_server(self._program, self._spawn, self._credentials, region=_REGION, port=port)
+
+    def forget(self) -> None:
+        """Deletes all buckets behind the back of a server that is dead."""
+        shutil.rmtree(self._data)
+        self._data.mkdir()
 
     def end(self) -> None:
         """Ends it for good."""
@@ -119,11 +126,9 @@ def mortal_s3(*, kinds: tuple[Kind, ...] = ("minio",), build: bool = True) -> It
     credentials = new_credentials()
     folder = Path(tempfile.mkdtemp(prefix="concurrent-loader-mortal-"))
     try:
-        data = folder / "data"
-        data.mkdir()
         program = find_program(
             kinds,
-            data_dir=data,
+            data_dir=folder / "data",
             home=folder,
             access_key_id=credentials.access_key,
             secret_access_key=credentials.secret_key,

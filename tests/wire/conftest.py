@@ -173,3 +173,13 @@ def epochs(objects: Objects, client: str) -> Epochs:
 @pytest.fixture
 def make_epochs(client: str) -> Callable[[Objects], Epochs]:
     return lambda objects: Epochs(objects, client, short_deadlines)
+
+
+@pytest.fixture
+def check_batch() -> Callable[[Any], list[int]]:
+    return checked
+
+
+@pytest.fixture(scope="session")
+def truth() -> dict[int, int]:
+    return TRUTH
