@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from storage.cache import CacheStats, DiskShardCache, MemoryShardCache, ShardCache
 from storage.errors import ConfigurationError
-from storage.fetch import FetchEngine, FetchStats, RetryPolicy
+from storage.fetch import FetchEngine, FetchStats, HedgePolicy, InFlight, RetryPolicy, check_in_flight
 from storage.loop_thread import LoopThread
 from storage.shards.columns import Schema
 from storage.shards.manifest import Manifest, load_manifest
@@ -22,6 +22,8 @@ from storage.sizes import Size, parse_size
 from storage.stores import open_store
 
 __all__ = ["ShardDataset"]
+
+_HEDGE = HedgePolicy()
 
 
 class ShardDataset:
@@ -40,9 +42,10 @@ class ShardDataset:
         cache_bytes: The cache's budget, such as ``"200GiB"``; half of what is free on the drive by default.
         client: How to reach the store; see `storage.open_store`.
         storage_options: Endpoint, credentials and the like; see `storage.open_store`.
-        in_flight: Requests under way at once.
+        in_flight: Requests under way at once: at most so many, or ``"auto"`` for as many as the store bears, up to 256.
         bytes_in_flight: Bytes that these requests may have announced at once.
         retry: When to insist and when to give up.
+        hedge: When a request that is late is sent a second time; None for never. See docs/fetching.md for all four.
 
     Raises:
         NotFound: There is no data set, or no such snapshot.
@@ -62,9 +65,10 @@ class ShardDataset:
         cache_bytes: Size | None = None,
         client: str = "auto",
         storage_options: Mapping[str, Any] | None = None,
-        in_flight: int = 32,
+        in_flight: InFlight = "auto",
         bytes_in_flight: Size = "128MiB",
         retry: RetryPolicy | None = None,
+        hedge: HedgePolicy | None = _HEDGE,
     ) -> None:
         self._closed = False
         if cache_bytes is not None and cache_dir is None:
@@ -76,9 +80,11 @@ class ShardDataset:
         self._cache_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
         self._client = client
         self._storage_options = dict(storage_options or {})
+        check_in_flight(in_flight)
         self._in_flight = in_flight
         self._bytes_in_flight = parse_size(bytes_in_flight, name="bytes_in_flight")
         self._retry = retry or RetryPolicy()
+        self._hedge = hedge
         self._open()
 
     # -- what is in it ---------------------------------------------------------------------------------------------
@@ -207,7 +213,11 @@ class ShardDataset:
         self._closed = False
         self._store = open_store(self._url, client=self._client, **self._storage_options)
         self._engine = FetchEngine(
-            self._store, in_flight=self._in_flight, bytes_in_flight=self._bytes_in_flight, retry=self._retry
+            self._store,
+            in_flight=self._in_flight,
+            bytes_in_flight=self._bytes_in_flight,
+            retry=self._retry,
+            hedge=self._hedge,
         )
         self._loop = LoopThread(name="shard-dataset-loop")
         try:

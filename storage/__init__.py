@@ -34,7 +34,7 @@ from storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from storage.fetch import FetchEngine, FetchStats, RetryPolicy
+    from storage.fetch import FetchEngine, FetchStats, HedgePolicy, RetryPolicy
     from storage.importers import ImageFolder
     from storage.ingest import IngestReport
     from storage.loop_thread import LoopThread
@@ -62,6 +62,7 @@ __all__ = [
     "FetchStats",
     "FormatError",
     "GetResult",
+    "HedgePolicy",
     "ImageFolder",
     "IngestReport",
     "InvalidRange",
@@ -98,6 +99,7 @@ _HOMES = {
     "FetchEngine": "storage.fetch",
     "FetchStats": "storage.fetch",
     "GetResult": "storage.stores.protocol",
+    "HedgePolicy": "storage.fetch",
     "ImageFolder": "storage.importers",
     "IngestReport": "storage.ingest",
     "LoopThread": "storage.loop_thread",

@@ -6,56 +6,27 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-import xxhash
-
-from storage.errors import DeadlineExceeded, DigestMismatch, InvalidRange, ObjectChanged, StorageError, Throttled
+from storage.errors import ConfigurationError, DeadlineExceeded, StorageError, Throttled
+from storage.fetch.asking import Asker
+from storage.fetch.deadlines import attempt_timeout_s
+from storage.fetch.endpoint import Endpoint
+from storage.fetch.hedging import HedgePolicy
+from storage.fetch.limit_control import MAX_AUTO
 from storage.fetch.limits import InFlightGate
-from storage.fetch.retry import RetryPolicy, attempt_timeout_s, retry_delay_s
+from storage.fetch.retry import RetryPolicy, retry_delay_s
+from storage.fetch.stats import Counters, FetchStats
+from storage.fetch.transfer import Transfer, Wish, Write
 from storage.sizes import Size, parse_size
-from storage.stores.protocol import GetResult, ObjectMeta, Store, Write
+from storage.stores.protocol import GetResult, ObjectMeta, Store
 
-__all__ = ["FetchEngine", "FetchStats"]
+__all__ = ["FetchEngine", "InFlight", "check_in_flight"]
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
-class FetchStats:
-    """What the engine has done so far; a snapshot.
-
-    Attributes:
-        num_gets: GETs sent, failed and repeated ones included; lists, heads and puts are not counted.
-        num_bytes: Bytes that arrived, wasted ones included.
-        num_retries: Requests that repeated a failed one.
-        num_throttled: Answers that asked for fewer requests.
-        num_refetched: Ranges fetched again because their digest did not match.
-        in_flight: Requests under way at this moment.
-        wait_s: Seconds that requests spent between being sent and being whole, summed over all.
-    """
-
-    num_gets: int = 0
-    num_bytes: int = 0
-    num_retries: int = 0
-    num_throttled: int = 0
-    num_refetched: int = 0
-    in_flight: int = 0
-    wait_s: float = 0.0
-
-
-_NOTHING = memoryview(b"")
-
-
-@dataclass(frozen=True, slots=True)
-class _Brought:
-    """A range that has arrived; its bytes only if somebody keeps them."""
-
-    meta: ObjectMeta
-    num_bytes: int
-    digest: int | None
-    data: memoryview = _NOTHING
+InFlight = int | Literal["auto"]
+_HEDGE = HedgePolicy()
 
 
 class FetchEngine:
@@ -63,39 +34,50 @@ class FetchEngine:
 
     Args:
         store: Where the bytes live. The engine does not close it.
-        in_flight: Requests at once.
+        in_flight: Requests at once: at most so many, or ``"auto"`` for what the endpoint bears, up to 256. All engines
+            of one endpoint in the process share a limit that adapts; see docs/fetching.md.
         bytes_in_flight: Announced bytes at once; a larger single request runs alone.
         retry: When to insist and when to give up.
+        hedge: When a late request is sent a second time; None for never.
         clock: Monotonic seconds.
         sleep: Awaitable pause.
         dice: Uniform numbers in [0, 1).
 
     Cancellation: At any await; the place in flight is given back and the connection released.
+
+    Thread-safety: For one event loop; `stats` may be read from any thread.
     """
 
     def __init__(
         self,
         store: Store,
         *,
-        in_flight: int = 32,
+        in_flight: InFlight = "auto",
         bytes_in_flight: Size = "128MiB",
         retry: RetryPolicy | None = None,
+        hedge: HedgePolicy | None = _HEDGE,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
     ) -> None:
+        bound = check_in_flight(in_flight)
         self.store = store
-        self._gate = InFlightGate(max_requests=in_flight, max_bytes=parse_size(bytes_in_flight, name="bytes_in_flight"))
-        self._retry = retry or RetryPolicy()
-        self._clock = clock
+        self.policy = retry or RetryPolicy()
+        self.counters = Counters()
+        self.clock = clock
+        self._gate = InFlightGate(
+            max_requests=bound or MAX_AUTO, max_bytes=parse_size(bytes_in_flight, name="bytes_in_flight")
+        )
+        self._endpoint = Endpoint.of(store.endpoint)
+        self._membership = self._endpoint.join(bound)
+        self.asker = Asker(self._endpoint, self.counters, hedge, clock)
         self._sleep = sleep
         self._dice = dice
-        self._stats = FetchStats()
 
     @property
     def stats(self) -> FetchStats:
-        """Counters so far."""
-        return replace(self._stats, in_flight=self._gate.num_requests)
+        """Counters so far, and what is going on."""
+        return self.counters.snapshot(now_s=self.clock(), in_flight=self._gate.num_requests, limit=self._endpoint.limit)
 
     async def fetch(
         self,
@@ -118,16 +100,12 @@ class FetchEngine:
             object_size: What the whole object must measure, or `ObjectChanged` is raised.
 
         Raises:
+            ObjectChanged: The object is another one now, or became one between two attempts.
             StorageError: The last attempt's, with ``attempts`` filled in.
         """
-
-        async def bring() -> _Brought:
-            result = await self.store.get_range(key, start, end, if_match=if_match)
-            computed = None if digest is None else xxhash.xxh3_64_intdigest(result.data)
-            return _Brought(result.meta, len(result.data), computed, result.data)
-
-        brought = await self._verified(bring, key, start, end, digest, object_size)
-        return GetResult(brought.data, brought.meta)
+        transfer = Transfer(self, Wish(key, start, end, if_match, digest, object_size), None)
+        meta = await transfer.run()
+        return GetResult(transfer.data, meta)
 
     async def fetch_into(
         self,
@@ -146,9 +124,10 @@ class FetchEngine:
             key: The object.
             start: First byte.
             end: One past the last byte.
-            write: Awaited with (position in the object, piece). After a failed attempt the pieces come again from the
-                start of the range, so what was written is to be trusted only when this method returns. What ``write``
-                raises goes through unchanged.
+            write: Awaited with (position in the object, piece). Pieces come in order and every position once, however
+                often the body breaks off; only after wrong bytes (a digest mismatch, a body that is too long) all come
+                again from the start of the range. So what was written is to be trusted only when this method returns.
+                What ``write`` raises goes through unchanged.
             if_match: As for `fetch`.
             digest: As for `fetch`.
             object_size: As for `fetch`.
@@ -156,117 +135,93 @@ class FetchEngine:
         Raises:
             StorageError: As for `fetch`.
         """
-
-        async def bring() -> _Brought:
-            hashed = xxhash.xxh3_64()
-
-            async def take(position: int, piece: memoryview) -> None:
-                if digest is not None:
-                    hashed.update(piece)
-                await write(position, piece)
-
-            meta = await self.store.get_range_into(key, start, end, take, if_match=if_match)
-            return _Brought(meta, end - start, None if digest is None else hashed.intdigest())
-
-        return (await self._verified(bring, key, start, end, digest, object_size)).meta
-
-    async def _verified(
-        self,
-        bring: Callable[[], Awaitable[_Brought]],
-        key: str,
-        start: int,
-        end: int,
-        digest: int | None,
-        object_size: int | None,
-    ) -> _Brought:
-        """Brings a range, a second time if its digest disagrees."""
-        brought = await self._sized(bring, key, start, end, object_size)
-        if brought.digest == digest:
-            return brought
-        self._stats = replace(self._stats, num_refetched=self._stats.num_refetched + 1)
-        brought = await self._sized(bring, key, start, end, object_size)
-        if brought.digest == digest:
-            return brought
-        raise DigestMismatch(
-            "the bytes are not those that the manifest pins, fetched twice",
-            url=self.store.url, key=key, start=start, end=end, expected=f"{digest:016x}", got=f"{brought.digest:016x}",
-            attempts=2,
-        )  # fmt: skip
-
-    async def _sized(
-        self, bring: Callable[[], Awaitable[_Brought]], key: str, start: int, end: int, object_size: int | None
-    ) -> _Brought:
-        """Brings a range of an object that must have a certain size."""
-        try:
-            brought = await self._insist(bring, key, start, end, num_bytes=end - start)
-        except InvalidRange as error:
-            if object_size is None:
-                raise
-            raise self._replaced(key, object_size, error.got) from error
-        if object_size is not None and brought.meta.size != object_size:
-            raise self._replaced(key, object_size, brought.meta.size)
-        return brought
-
-    def _replaced(self, key: str, expected: int, got: object) -> ObjectChanged:
-        return ObjectChanged(
-            "the object was replaced: its size differs", url=self.store.url, key=key, expected=expected, got=got
-        )
+        return await Transfer(self, Wish(key, start, end, if_match, digest, object_size), write).run()
 
     async def fetch_object(self, key: str) -> GetResult:
         """Brings a whole object whose size is not known beforehand (a manifest, say)."""
-
-        async def bring() -> _Brought:
-            result = await self.store.get(key)
-            return _Brought(result.meta, len(result.data), None, result.data)
-
-        brought = await self._insist(bring, key, 0, None, num_bytes=0)
-        return GetResult(brought.data, brought.meta)
+        transfer = Transfer(self, Wish(key, 0, None), None)
+        meta = await transfer.run()
+        return GetResult(transfer.data, meta)
 
     async def insist(self, call: Callable[[], Awaitable[T]], key: str) -> T:
-        """Makes any other call on the store (head, put, the pages of a list) under the same policy."""
-        return await self._insist(call, key, None, None, num_bytes=None)
-
-    async def _insist(
-        self, call: Callable[[], Awaitable[T]], key: str, start: int | None, end: int | None, *, num_bytes: int | None
-    ) -> T:
-        """Calls until it succeeds or the policy gives up; ``num_bytes`` are announced, None for what is no GET."""
-        began = self._clock()
+        """Makes any other call on the store (head, put, the pages of a list) under the same policy; never a double."""
+        began_s = self.clock()
+        queued_s = 0.0
         attempts = 0
         while True:
             attempts += 1
+            asked_s = self.clock()
+            place = await self.enter(0)
+            sent_s = self.clock()
+            queued_s += sent_s - asked_s
+            allowed_s = attempt_timeout_s(self.policy, num_bytes=0, elapsed_s=sent_s - began_s - queued_s)
             try:
-                async with self._gate.admit(num_bytes or 0):
-                    return await self._attempt(call, num_bytes, self._clock() - began)
+                return await _within(allowed_s, call)
             except StorageError as error:
+                elapsed_s = self.clock() - began_s - queued_s
                 if isinstance(error, Throttled):
-                    self._stats = replace(self._stats, num_throttled=self._stats.num_throttled + 1)
-                delay_s = retry_delay_s(
-                    self._retry, error, attempts=attempts, elapsed_s=self._clock() - began, dice=self._dice()
-                )
+                    self.counters.num_throttled += 1
+                delay_s = self.delay_s(error, self.policy, failures=attempts, elapsed_s=elapsed_s)
                 if delay_s is None:
-                    raise error.locate(
-                        url=self.store.url, key=key, start=start, end=end, attempts=attempts
-                    ) from error.__cause__
-            self._stats = replace(self._stats, num_retries=self._stats.num_retries + 1)
-            await self._sleep(delay_s)
+                    raise error.locate(url=self.store.url, key=key, attempts=attempts) from error.__cause__
+            finally:
+                self.leave(place, 0, received=0, answer_s=self.clock() - sent_s)
+            self.counters.num_retries += 1
+            await self.pause(delay_s)
 
-    async def _attempt(self, call: Callable[[], Awaitable[T]], num_bytes: int | None, elapsed_s: float) -> T:
-        allowed_s = attempt_timeout_s(self._retry, num_bytes=num_bytes or 0, elapsed_s=elapsed_s)
-        began = self._clock()
-        received = 0
+    # -- for `Transfer` --------------------------------------------------------------------------------------------
+
+    async def enter(self, num_bytes: int) -> int:
+        """Waits for a place in flight, of this engine and then of the endpoint."""
+        await self._gate.enter(num_bytes)
         try:
-            async with asyncio.timeout(allowed_s):
-                result = await call()
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"no complete answer within {allowed_s:.3g} s") from error
-        else:
-            received = result.num_bytes if isinstance(result, _Brought) else 0
-            return result
-        finally:
-            stats = self._stats
-            self._stats = replace(
-                stats,
-                num_gets=stats.num_gets + (1 if num_bytes is not None else 0),
-                num_bytes=stats.num_bytes + received,
-                wait_s=stats.wait_s + self._clock() - began,
-            )
+            return await self._endpoint.enter()
+        except BaseException:
+            self._gate.leave(num_bytes)
+            raise
+
+    def leave(self, place: int, num_bytes: int, *, received: int, answer_s: float) -> None:
+        """Gives both back."""
+        self.counters.wait_s += answer_s
+        self._endpoint.leave(place, now_s=self.clock(), num_bytes=received, answer_s=answer_s)
+        self._gate.leave(num_bytes)
+
+    def delay_s(self, error: StorageError, policy: RetryPolicy, *, failures: int, elapsed_s: float) -> float | None:
+        """Seconds to pause after so many failures in a row, or None to give up; tells the endpoint of throttling."""
+        if isinstance(error, Throttled | DeadlineExceeded):
+            self._endpoint.throttled(self.clock())
+        # Who brought something is no burden on a sick store: going on costs no token.
+        within_budget = failures == 0 or not error.retryable or self._endpoint.withdraw()
+        return retry_delay_s(
+            policy,
+            error,
+            attempts=max(1, failures),
+            elapsed_s=elapsed_s,
+            dice=self._dice(),
+            within_budget=within_budget,
+        )
+
+    async def pause(self, seconds: float) -> None:
+        """Waits."""
+        await self._sleep(seconds)
+
+
+def check_in_flight(in_flight: object) -> int | None:
+    """Returns the number, or None for ``"auto"``.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if in_flight == "auto":
+        return None
+    if not isinstance(in_flight, int) or isinstance(in_flight, bool) or in_flight < 1:
+        raise ConfigurationError("in_flight is a positive number or 'auto'", got=in_flight)
+    return in_flight
+
+
+async def _within(allowed_s: float, call: Callable[[], Awaitable[T]]) -> T:
+    try:
+        async with asyncio.timeout(allowed_s):
+            return await call()
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"no complete answer within {allowed_s:.3g} s") from error

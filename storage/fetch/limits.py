@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from storage.errors import ConfigurationError
 
@@ -43,21 +41,13 @@ class InFlightGate:
         """Bytes announced by them."""
         return self._num_bytes
 
-    @asynccontextmanager
-    async def admit(self, num_bytes: int) -> AsyncIterator[None]:
-        """Waits for a place, holds it for the body of the ``async with``."""
-        await self._enter(num_bytes)
-        try:
-            yield
-        finally:
-            self._leave(num_bytes)
-
     def _fits(self, num_bytes: int) -> bool:
         if self._num_requests == 0:
             return True
         return self._num_requests < self._max_requests and self._num_bytes + num_bytes <= self._max_bytes
 
-    async def _enter(self, num_bytes: int) -> None:
+    async def enter(self, num_bytes: int) -> None:
+        """Waits for a place; whoever got one gives it back by `leave`."""
         if not self._waiting and self._fits(num_bytes):
             self._take(num_bytes)
             return
@@ -68,9 +58,10 @@ class InFlightGate:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self._leave(num_bytes)
+                self.leave(num_bytes)
             else:
-                self._waiting.remove(entry)
+                if entry in self._waiting:  # not if its turn came between being cancelled and running again
+                    self._waiting.remove(entry)
                 self._wake()
             raise
 
@@ -78,7 +69,8 @@ class InFlightGate:
         self._num_requests += 1
         self._num_bytes += num_bytes
 
-    def _leave(self, num_bytes: int) -> None:
+    def leave(self, num_bytes: int) -> None:
+        """Gives a place back."""
         self._num_requests -= 1
         self._num_bytes -= num_bytes
         self._wake()

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from storage.errors import AlreadyExists, DeadlineExceeded, NotFound, StorageError
-from storage.fetch.retry import RetryPolicy, attempt_timeout_s, retry_delay_s
+from storage.fetch.deadlines import attempt_timeout_s
+from storage.fetch.retry import RetryPolicy, retry_delay_s
 from storage.stores.protocol import Buffer, Store
 
 __all__ = ["Uploader"]

@@ -20,6 +20,7 @@ from storage.stores.aws_chain import AwsSettings, CredentialSource
 from storage.stores.location import Location
 from storage.stores.obstore_words import translate
 from storage.stores.options import AzureOptions, CloudOptions, GoogleOptions, S3Options, parse_options
+from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
 from storage.stores.s3 import S3Store
 
@@ -37,10 +38,6 @@ _OPTIONS: dict[str, type[CloudOptions]] = {
     "azure": AzureOptions,
 }
 _LIST_PAGE_KEYS = 1000
-# Large enough to make few trips through Python, small enough to stay in the processor's cache until it is written:
-# 8 MiB ranges into files cost 1.0 CPU s a GB so, 1.4 in one piece, 1.2 in pieces of 256 KiB.
-_PIECE_BYTES = 1 << 20
-
 # The process that started obstore's runtime. Its threads do not survive a fork: in the child every call would hang.
 _runtime_pid: int | None = None
 
@@ -76,9 +73,21 @@ class CloudStore(Store):
         self._made: Any = None
         self._credentials: CredentialSource | None = None
         self._large: S3Store | None = None
+        self._idle_connections = self._options.max_connections
+        self._fresh: CloudStore | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._url, self._options)
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self._options.endpoint_url or self._location.scheme}/{self._location.bucket}"
+
+    def on_fresh_connections(self) -> Store:
+        if self._fresh is None:
+            self._fresh = CloudStore(self._url, self._options)
+            self._fresh._idle_connections = 0
+        return self._fresh
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -89,16 +98,18 @@ class CloudStore(Store):
         return GetResult(memoryview(data), _meta(key, result.meta))
 
     async def _stream(
-        self, key: str, span: tuple[int, int], if_match: str | None
-    ) -> tuple[ObjectMeta, AsyncGenerator[memoryview, None]]:
+        self, key: str, span: tuple[int, int] | None, if_match: str | None, piece_bytes: int
+    ) -> tuple[ObjectMeta, Pieces]:
         with self._translated(key, span):
             result = await self._request(key, span, if_match)
-        return _meta(key, result.meta), self._pieces(key, span, result)
+        return _meta(key, result.meta), self._pieces(key, span, result, piece_bytes)
 
-    async def _pieces(self, key: str, span: tuple[int, int], result: Any) -> AsyncGenerator[memoryview, None]:
+    async def _pieces(
+        self, key: str, span: tuple[int, int] | None, result: Any, piece_bytes: int
+    ) -> AsyncGenerator[memoryview, None]:
         # Only obstore's own errors are translated: what the consumer of a piece raises is not the store's.
         with self._translated(key, span):
-            pieces = aiter(result.stream(min_chunk_size=_PIECE_BYTES))
+            pieces = aiter(result.stream(min_chunk_size=piece_bytes))
         while True:
             with self._translated(key, span):
                 piece = await anext(pieces, None)
@@ -200,10 +211,10 @@ class CloudStore(Store):
             # Retry and deadline belong to `storage.fetch`. obstore's own total timeout of 30 s would end large healthy
             # GETs; what stays is a limit on silence, for callers without a deadline.
             "timeout": timedelta(days=7),
-            "connect_timeout": timedelta(seconds=10),
+            "connect_timeout": timedelta(seconds=options.connect_s),
             "read_timeout": timedelta(seconds=120),
             "allow_invalid_certificates": not options.verify_tls,
-            "pool_max_idle_per_host": str(options.max_connections),
+            "pool_max_idle_per_host": str(self._idle_connections),
         }
         match options:
             case S3Options():
@@ -252,8 +263,9 @@ class CloudStore(Store):
 
     async def _close(self) -> None:
         self._made = None
-        if self._large is not None:
-            await self._large.close()
+        for other in (self._large, self._fresh):
+            if other is not None:
+                await other.close()
 
     @contextlib.contextmanager
     def _translated(

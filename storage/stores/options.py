@@ -19,6 +19,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "bool | None": (bool, type(None)),
     "int": (int,),
+    "float": (int, float),
     "Size": (int, str),
 }
 OptionsT = TypeVar("OptionsT", bound="CloudOptions")
@@ -60,6 +61,7 @@ class CloudOptions:
         anonymous: Send no credentials.
         verify_tls: Check the server's certificate.
         max_connections: Connections kept open for the next request; with aiobotocore also the most at a time.
+        connect_s: Seconds for making a connection; one of the deadlines of docs/fetching.md.
         multipart_bytes: Objects larger than this go up in parts.
         part_bytes: Size of a part, at least 5 MiB (S3's minimum).
         parts_in_flight: Parts of one object uploaded at a time.
@@ -70,6 +72,7 @@ class CloudOptions:
     anonymous: bool = False
     verify_tls: bool = True
     max_connections: int = 256
+    connect_s: float = 5.0
     multipart_bytes: Size = 64 * MIB
     part_bytes: Size = 16 * MIB
     parts_in_flight: int = 4
@@ -84,6 +87,8 @@ class CloudOptions:
             raise ConfigurationError("multipart_bytes is at most 5 GiB", got=self.multipart_bytes)
         if self.max_connections < 1 or self.parts_in_flight < 1:
             raise ConfigurationError("max_connections and parts_in_flight are at least 1")
+        if not self.connect_s > 0:
+            raise ConfigurationError("connect_s must be positive", got=self.connect_s)
         if not 1 <= self.list_page_keys <= 1000:
             raise ConfigurationError("list_page_keys is 1 to 1000", got=self.list_page_keys)
         if self.endpoint_url is not None and not self.endpoint_url.startswith(("http://", "https://")):

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -26,15 +25,13 @@ from storage.errors import (
     StoreError,
     TruncatedBody,
 )
+from storage.stores.pieces import PIECE_BYTES, OpenRange, Pieces
 
-__all__ = ["Buffer", "GetResult", "ObjectMeta", "Store", "Write", "check_key", "check_match"]
+__all__ = ["Buffer", "GetResult", "ObjectMeta", "Store", "check_key", "check_match"]
 
 # Every backend hands out something that supports the buffer protocol and is contiguous bytes. (PEP 688's
 # collections.abc.Buffer needs Python 3.12.)
 Buffer = bytes | bytearray | memoryview
-
-# Takes (position in the object, piece) of a range that arrives piece by piece.
-Write = Callable[[int, memoryview], Awaitable[None]]
 
 _MAX_KEY_BYTES = 1024  # S3's limit
 
@@ -119,6 +116,24 @@ class Store(ABC):
         """The root, without credentials and without a trailing slash."""
         return self._url
 
+    @property
+    def endpoint(self) -> str:
+        """What stores share that wear out the same server's patience: by default the URL's scheme and host (bucket)."""
+        scheme, _, rest = self._url.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}"
+
+    @property
+    def streams(self) -> bool:
+        """Whether `open_range` returns before the body is there; a range of any other store comes in one piece."""
+        return type(self)._stream is not Store._stream
+
+    def on_fresh_connections(self) -> Store:
+        """The same store over connections of which each is made for one request: for those that a failure made suspect.
+
+        It is closed together with this one. A store without connections returns itself.
+        """
+        return self
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r})"
 
@@ -170,36 +185,41 @@ class Store(ABC):
         self._check_body(len(result.data), key, start, end)
         return result
 
-    async def get_range_into(
-        self, key: str, start: int, end: int, write: Write, *, if_match: str | None = None
-    ) -> ObjectMeta:
-        """Fetches a range as `get_range` does, and hands it on piece by piece instead of holding it.
+    async def open_range(
+        self,
+        key: str,
+        start: int,
+        end: int | None,
+        *,
+        if_match: str | None = None,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> OpenRange:
+        """Asks for a range as `get_range` does, and returns when the answer begins instead of when it is whole.
 
         Args:
             key: The object.
-            start: First byte.
-            end: One past the last byte; after ``start``.
-            write: Awaited with (position in the object, piece), in order; a piece must not be kept. What it raises
-                goes through unchanged and ends the transfer.
+            start: First byte; 0 without ``end``.
+            end: One past the last byte, after ``start``; None for the whole object, however long it is.
             if_match: As for `get_range`.
+            piece_bytes: How large the pieces are, roughly; a backend that cannot stream hands out a single one.
+
+        Returns:
+            The answer; close it in every case.
 
         Raises:
-            As `get_range`, perhaps after some pieces have been written, but never after a byte beyond ``end``.
+            As `get_range`; what goes wrong in the body is raised where its pieces are read.
         """
         self._check(key)
-        if not 0 <= start < end:
-            raise InvalidRange("a range to write needs 0 <= start < end", url=self.url, key=key, start=start, end=end)
-        meta, pieces = await self._stream(key, (start, end), if_match)
-        async with aclosing(pieces):
-            self._check_long_enough(meta, start, end)
-            position = start
-            async for piece in pieces:
-                if position + len(piece) > end:
-                    self._check_body(position + len(piece) - start, key, start, end)
-                await write(position, piece)
-                position += len(piece)
-        self._check_body(position - start, key, start, end)
-        return meta
+        if not 0 <= start < (start + 1 if end is None else end) or (end is None and start):
+            raise InvalidRange("an open range needs 0 <= start < end", url=self.url, key=key, start=start, end=end)
+        meta, pieces = await self._stream(key, None if end is None else (start, end), if_match, piece_bytes)
+        opened = OpenRange(meta, pieces, url=self.url, start=start, end=meta.size if end is None else end)
+        try:
+            self._check_long_enough(meta, start, opened.end)
+        except BaseException:
+            await opened.aclose()
+            raise
+        return opened
 
     def _check_long_enough(self, meta: ObjectMeta, start: int, end: int) -> None:
         if meta.size < end:
@@ -292,9 +312,9 @@ class Store(ABC):
         """Fetches a whole object, or a non-empty span of it; may return fewer bytes where the object or body ends."""
 
     async def _stream(
-        self, key: str, span: tuple[int, int], if_match: str | None
-    ) -> tuple[ObjectMeta, AsyncGenerator[memoryview, None]]:
-        """Begins to fetch a non-empty span piece by piece; by default it is one piece."""
+        self, key: str, span: tuple[int, int] | None, if_match: str | None, piece_bytes: int
+    ) -> tuple[ObjectMeta, Pieces]:
+        """Begins to fetch an object or a non-empty span of it piece by piece; by default it is one piece."""
         result = await self._get(key, span, if_match)
         return result.meta, _one_piece(result.data)
 

@@ -33,13 +33,13 @@ from storage.stores.answers import refusal
 from storage.stores.aws_chain import chain_error, with_shared_models
 from storage.stores.location import Location
 from storage.stores.options import S3Options
+from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
 
 __all__ = ["S3Store", "translate"]
 
 _log = logging.getLogger(__name__)
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_CONNECT_TIMEOUT_S = 10
 # For callers without a deadline of their own: between two reads from a socket. `storage.fetch` is stricter.
 _SILENCE_TIMEOUT_S = 120
 _ABORT_TIMEOUT_S = 10
@@ -57,13 +57,47 @@ class S3Store(Store):
         super().__init__(self._location.url)
         self._options = options or S3Options()
         self._bound: _BoundClient | None = None
+        self._keep_alive = True
+        self._fresh: S3Store | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._url, self._options)
 
+    @property
+    def endpoint(self) -> str:
+        return f"{self._options.endpoint_url or self._location.scheme}/{self._location.bucket}"
+
+    def on_fresh_connections(self) -> Store:
+        if self._fresh is None:
+            self._fresh = S3Store(self._url, self._options)
+            self._fresh._keep_alive = False
+        return self._fresh
+
     # -- reading ---------------------------------------------------------------------------------------------------
 
     async def _get(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
+        response = await self._request(key, span, if_match)
+        with self._translated(key, span):
+            # Leaving the block gives the connection back, or closes it where bytes are left: an unread body would
+            # occupy a place in the pool for ever.
+            async with response["Body"] as body:
+                size = self._check_answer(response, key, span)
+                data = await body.read()
+        self._check_length(response, len(data), key, span)
+        return GetResult(memoryview(data), _meta(key, size, response))
+
+    async def _stream(
+        self, key: str, span: tuple[int, int] | None, if_match: str | None, piece_bytes: int
+    ) -> tuple[ObjectMeta, Pieces]:
+        response = await self._request(key, span, if_match)
+        try:
+            size = self._check_answer(response, key, span)
+        except BaseException:
+            response["Body"].close()
+            raise
+        return _meta(key, size, response), _Body(self, response, key, span, piece_bytes)
+
+    async def _request(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> Mapping[str, Any]:
         request = self._at(key)
         if span is not None:
             request["Range"] = f"bytes={span[0]}-{span[1] - 1}"
@@ -71,21 +105,16 @@ class S3Store(Store):
             request["IfMatch"] = if_match
         client = await self._client()
         with self._translated(key, span):
-            response = await client.get_object(**request)
-            # Leaving the block gives the connection back, or closes it where bytes are left: an unread body would
-            # occupy a place in the pool for ever.
-            async with response["Body"] as body:
-                size = self._check_answer(response, key, span)
-                data = await body.read()
-        if len(data) != response["ContentLength"]:
+            response: Mapping[str, Any] = await client.get_object(**request)
+        return response
+
+    def _check_length(self, response: Mapping[str, Any], got: int, key: str, span: tuple[int, int] | None) -> None:
+        if got != response["ContentLength"]:
+            start, end = span or (None, None)
             raise TruncatedBody(
-                "the body is not as long as announced",
-                url=self.url,
-                key=key,
-                expected=response["ContentLength"],
-                got=len(data),
-            )
-        return GetResult(memoryview(data), ObjectMeta(key, size, response.get("ETag"), response.get("LastModified")))
+                "the body is not as long as announced", url=self.url, key=key, start=start, end=end,
+                expected=response["ContentLength"], got=got,
+            )  # fmt: skip
 
     def _check_answer(self, response: Mapping[str, Any], key: str, span: tuple[int, int] | None) -> int:
         """Returns the object's size, or raises if the answer is not one to this question."""
@@ -207,9 +236,11 @@ class S3Store(Store):
                 await stale.close()
             bound = self._bound
         with self._translated(None):
-            return await bound.get(self._options)
+            return await bound.get(self._options, self._keep_alive)
 
     async def _close(self) -> None:
+        if self._fresh is not None:
+            await self._fresh.close()
         if self._bound is not None:
             bound, self._bound = self._bound, None
             await bound.close()
@@ -230,6 +261,51 @@ class S3Store(Store):
             raise translate(error, writing=writing).locate(url=self.url, key=key, start=start, end=end) from error
 
 
+class _Body:
+    """The body of an answer, in pieces; see `storage.stores.pieces.Pieces`."""
+
+    def __init__(
+        self, store: S3Store, response: Mapping[str, Any], key: str, span: tuple[int, int] | None, piece_bytes: int
+    ) -> None:
+        self._store = store
+        self._response = response
+        self._key = key
+        self._span = span
+        self._piece_bytes = piece_bytes
+        self._num_bytes = 0
+        self._failure: Exception | None = None
+
+    async def __anext__(self) -> memoryview:
+        # aiohttp hands out what a socket had, 64 KiB or so: gathered, because every piece costs its taker a trip.
+        gathered: list[bytes] = []
+        missing = self._piece_bytes
+        with self._store._translated(self._key, self._span):
+            if self._failure is not None:
+                raise self._failure
+            while missing > 0:
+                try:
+                    chunk = await self._response["Body"].read(missing)
+                except Exception as error:
+                    if not gathered:
+                        raise
+                    self._failure = error  # what came before it is good, and is not asked for again
+                    break
+                if not chunk:
+                    break
+                gathered.append(chunk)
+                missing -= len(chunk)
+        if not gathered:
+            self._store._check_length(self._response, self._num_bytes, self._key, self._span)
+            raise StopAsyncIteration
+        piece = gathered[0] if len(gathered) == 1 else b"".join(gathered)
+        self._num_bytes += len(piece)
+        return memoryview(piece)
+
+    async def aclose(self) -> None:
+        # Gives the connection back, or closes it where bytes are left: an unread body would occupy its place for ever.
+        self._response["Body"].close()
+
+
 class _BoundClient:
     """A client and the one event loop that it works in."""
 
@@ -239,11 +315,11 @@ class _BoundClient:
         self._stack = contextlib.AsyncExitStack()
         self._client: Any = None
 
-    async def get(self, options: S3Options) -> Any:
+    async def get(self, options: S3Options, keep_alive: bool) -> Any:
         if self._client is None:
             async with self._making:
                 if self._client is None:
-                    self._client = await self._stack.enter_async_context(_make_client(options))
+                    self._client = await self._stack.enter_async_context(_make_client(options, keep_alive))
         return self._client
 
     async def close(self) -> None:
@@ -252,14 +328,15 @@ class _BoundClient:
             await self._stack.aclose()
 
 
-def _make_client(options: S3Options) -> Any:
+def _make_client(options: S3Options, keep_alive: bool) -> Any:
     path_style = {None: "auto", True: "path", False: "virtual"}[options.path_style]
     config = AioConfig(
         # Retry and deadline belong to `storage.fetch`; two owners would multiply attempts.
         retries={"total_max_attempts": 1},
-        connect_timeout=_CONNECT_TIMEOUT_S,
+        connect_timeout=options.connect_s,
         read_timeout=_SILENCE_TIMEOUT_S,
         max_pool_connections=options.max_connections,
+        **({} if keep_alive else {"connector_args": {"force_close": True, "keepalive_timeout": None}}),
         # "auto" is path style whenever there is an endpoint of one's own, wherever it was configured.
         s3={"addressing_style": path_style},
         # The payload's SHA-256 is signed, and readers verify digests: no CRC trailers, which some servers refuse.
@@ -278,6 +355,10 @@ def _make_client(options: S3Options) -> Any:
         verify=None if options.verify_tls else False,
         config=config,
     )
+
+
+def _meta(key: str, size: int, response: Mapping[str, Any]) -> ObjectMeta:
+    return ObjectMeta(key, size, response.get("ETag"), response.get("LastModified"))
 
 
 def _body(data: memoryview) -> bytes:

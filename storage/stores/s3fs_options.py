@@ -23,6 +23,7 @@ def for_s3fs(options: Mapping[str, Any], *, url: str) -> tuple[dict[str, Any], i
     config = {
         "retries": {"total_max_attempts": 1},
         "max_pool_connections": known.max_connections,
+        "connect_timeout": known.connect_s,
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
         **(

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from storage.errors import ConnectionFailed, ServerError, StorageError, Throttled
+from storage.errors import ConnectionFailed, ServerError, StorageError, Throttled, TruncatedBody
+from storage.stores.pieces import PIECE_BYTES, OpenRange, Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store, check_match
 
-__all__ = ["Call", "ChangeEtag", "Fail", "Fault", "FaultStore", "FlipBit", "Truncate", "Wait", "in_order", "seeded"]
+__all__ = [
+    "Call",
+    "ChangeEtag",
+    "Cut",
+    "Fail",
+    "Fault",
+    "FaultStore",
+    "FlipBit",
+    "Stall",
+    "Truncate",
+    "Wait",
+    "in_order",
+    "seeded",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +37,7 @@ class Call:
         number: Of the call among all that this store saw, from 0.
         start: First byte of a range.
         end: One past its last.
+        fresh: Whether it came by way of `FaultStore.on_fresh_connections`.
     """
 
     operation: str
@@ -29,6 +45,7 @@ class Call:
     number: int
     start: int | None = None
     end: int | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +87,23 @@ class Wait:
     until: Callable[[], Awaitable[object]]
 
 
-Fault = Fail | Truncate | FlipBit | ChangeEtag | Wait
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The body breaks with an error after so many bytes; a read that is not piece by piece fails without any."""
+
+    after_bytes: int
+    error: type[StorageError] = TruncatedBody
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The body pauses after so many bytes until something happens: for ever, if it is an event that nobody sets."""
+
+    after_bytes: int
+    until: Callable[[], Awaitable[object]]
+
+
+Fault = Fail | Truncate | FlipBit | ChangeEtag | Wait | Cut | Stall
 Script = Callable[[Call], Sequence[Fault]]
 
 
@@ -112,34 +145,94 @@ class FaultStore(Store):
     Args:
         inner: Answers the calls that no fault takes over; closed together with this store.
         script: Says which faults a call meets; see `in_order` and `seeded`.
+        piece_bytes: The largest piece that a range read piece by piece comes in.
 
     Attributes:
         calls: Every call so far, in order of arrival.
     """
 
-    def __init__(self, inner: Store, script: Script) -> None:
+    def __init__(self, inner: Store, script: Script, *, piece_bytes: int = PIECE_BYTES) -> None:
         super().__init__(inner.url)
         self._inner = inner
         self._script = script
+        self._piece_bytes = piece_bytes
+        self._is_fresh = False
+        self._fresh: FaultStore | None = None
         self.calls: list[Call] = []
+
+    @property
+    def endpoint(self) -> str:
+        return self._inner.endpoint
+
+    def on_fresh_connections(self) -> Store:
+        if self._fresh is None:
+            self._fresh = FaultStore(self._inner.on_fresh_connections(), self._script, piece_bytes=self._piece_bytes)
+            self._fresh.calls = self.calls
+            self._fresh._is_fresh = True
+        return self._fresh
 
     async def _get(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
         start, end = span or (None, None)
         call, faults = self._arrive("get", key, start, end)
         await self._before(call, faults)
-        changed = next((fault for fault in faults if isinstance(fault, ChangeEtag)), None)
-        inner_match = None if changed else if_match
+        inner_match = None if _change(faults) else if_match
         if start is None or end is None:
             result = await self._inner.get(key, if_match=inner_match)
         else:
             result = await self._inner.get_range(key, start, end, if_match=inner_match)
-        if changed is not None:
-            result = replace(result, meta=replace(result.meta, etag=changed.etag))
-            check_match(result.meta, if_match, url=self.url)
+        meta = self._seen(result.meta, faults, if_match)
+        data = result.data
         for fault in faults:
-            result = replace(result, data=_damaged(result.data, fault))
+            if isinstance(fault, Stall):
+                await fault.until()
+            elif isinstance(fault, Cut):
+                raise self._error(call, fault.error)
+            data = _damaged(data, fault)
         self._after(call, faults)
-        return result
+        return GetResult(data, meta)
+
+    async def _stream(
+        self, key: str, span: tuple[int, int] | None, if_match: str | None, piece_bytes: int
+    ) -> tuple[ObjectMeta, Pieces]:
+        start, end = span or (None, None)
+        call, faults = self._arrive("get", key, start, end)
+        await self._before(call, faults)
+        inner_match = None if _change(faults) else if_match
+        opened = await self._inner.open_range(key, start or 0, end, if_match=inner_match, piece_bytes=piece_bytes)
+        try:
+            meta = self._seen(opened.meta, faults, if_match)
+        except BaseException:
+            await opened.aclose()
+            raise
+        return meta, self._pieces(call, faults, opened, min(piece_bytes, self._piece_bytes))
+
+    async def _pieces(
+        self, call: Call, faults: Sequence[Fault], opened: OpenRange, piece_bytes: int
+    ) -> AsyncGenerator[memoryview, None]:
+        async with aclosing(opened):
+            whole = memoryview(b"".join([bytes(piece) async for piece in opened]))
+        for fault in faults:
+            whole = _damaged(whole, fault)
+        breaks = sorted((f for f in faults if isinstance(f, Cut | Stall)), key=lambda fault: fault.after_bytes)
+        position = 0
+        for fault in breaks:
+            for start in range(position, fault.after_bytes, piece_bytes):
+                yield whole[start : min(start + piece_bytes, fault.after_bytes)]
+            position = max(position, fault.after_bytes)
+            if isinstance(fault, Cut):
+                raise self._error(call, fault.error)
+            await fault.until()
+        for start in range(position, len(whole), piece_bytes):
+            yield whole[start : start + piece_bytes]
+        self._after(call, faults)
+
+    def _seen(self, meta: ObjectMeta, faults: Sequence[Fault], if_match: str | None) -> ObjectMeta:
+        changed = _change(faults)
+        if changed is None:
+            return meta
+        meta = replace(meta, etag=changed.etag)
+        check_match(meta, if_match, url=self.url)
+        return meta
 
     async def _put(self, key: str, data: memoryview, *, if_absent: bool) -> ObjectMeta:
         call, faults = self._arrive("put", key)
@@ -172,12 +265,14 @@ class FaultStore(Store):
         self._after(call, faults)
 
     async def _close(self) -> None:
+        if self._fresh is not None:
+            await self._fresh.close()
         await self._inner.close()
 
     def _arrive(
         self, operation: str, key: str, start: int | None = None, end: int | None = None
     ) -> tuple[Call, Sequence[Fault]]:
-        call = Call(operation, key, len(self.calls), start, end)
+        call = Call(operation, key, len(self.calls), start, end, self._is_fresh)
         self.calls.append(call)
         return call, self._script(call)
 
@@ -186,15 +281,19 @@ class FaultStore(Store):
             if isinstance(fault, Wait):
                 await fault.until()
             elif isinstance(fault, Fail) and not fault.after:
-                raise self._error(call, fault)
+                raise self._error(call, fault.error)
 
     def _after(self, call: Call, faults: Sequence[Fault]) -> None:
         for fault in faults:
             if isinstance(fault, Fail) and fault.after:
-                raise self._error(call, fault)
+                raise self._error(call, fault.error)
 
-    def _error(self, call: Call, fault: Fail) -> StorageError:
-        return fault.error("injected", url=self.url, key=call.key, start=call.start, end=call.end)
+    def _error(self, call: Call, error: type[StorageError]) -> StorageError:
+        return error("injected", url=self.url, key=call.key, start=call.start, end=call.end)
+
+
+def _change(faults: Sequence[Fault]) -> ChangeEtag | None:
+    return next((fault for fault in faults if isinstance(fault, ChangeEtag)), None)
 
 
 def _damaged(data: memoryview, fault: Fault) -> memoryview:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from typing import ClassVar
 
 import pytest
@@ -161,34 +162,47 @@ class StoreTests(StoreLifeTests):
     async def test_a_range_piece_by_piece(self, store: Store) -> None:
         data = pattern(self.large_bytes)
         await store.put("key", data)
-        for start, end in ((0, len(data)), (1, 2), (len(data) // 3, len(data))):
-            taken = bytearray(len(data))
+        for start, end in ((0, len(data)), (1, 2), (len(data) // 3, len(data)), (0, None)):
+            for piece_bytes in (1 << 20, 1 << 16):
+                async with aclosing(await store.open_range("key", start, end, piece_bytes=piece_bytes)) as opened:
+                    assert opened.meta.size == len(data)
+                    assert opened.end == (len(data) if end is None else end)
+                    assert b"".join([bytes(piece) async for piece in opened]) == data[start:end]
 
-            async def write(position: int, piece: memoryview, taken: bytearray = taken) -> None:
-                taken[position : position + len(piece)] = piece
+    async def test_an_empty_object_piece_by_piece(self, store: Store) -> None:
+        await store.put("key", b"")
+        async with aclosing(await store.open_range("key", 0, None)) as opened:
+            assert b"".join([bytes(piece) async for piece in opened]) == b""
 
-            meta = await store.get_range_into("key", start, end, write)
-            assert meta.size == len(data)
-            assert bytes(taken) == bytes(start) + data[start:end] + bytes(len(data) - end)
+    async def test_an_open_range_may_be_left_unread(self, store: Store) -> None:
+        await store.put("key", pattern(self.large_bytes))
+        for _ in range(3):
+            unread = await store.open_range("key", 0, self.large_bytes)
+            await unread.aclose()
+            async with aclosing(await store.open_range("key", 0, self.large_bytes, piece_bytes=1 << 16)) as begun:
+                await anext(begun)
+        assert (await store.get("key")).meta.size == self.large_bytes
 
     async def test_piece_by_piece_fails_as_a_whole_range_does(self, store: Store) -> None:
         await store.put("key", b"0123456789")
-
-        async def keep(position: int, piece: memoryview) -> None: ...
-
-        async def fail(position: int, piece: memoryview) -> None:
-            raise OSError("the taker's own")
-
         for key, start, end, error in (
             ("no", 0, 1, NotFound),
+            ("no", 0, None, NotFound),
             ("key", 5, 11, InvalidRange),
             ("key", 5, 5, InvalidRange),
+            ("key", 5, None, InvalidRange),
         ):
             with pytest.raises(error):
-                await store.get_range_into(key, start, end, keep)
-        with pytest.raises(OSError, match="the taker's own"):
-            await store.get_range_into("key", 0, 10, fail)
+                await store.open_range(key, start, end)
         assert bytes((await store.get("key")).data) == b"0123456789"
+
+    async def test_the_same_over_fresh_connections(self, store: Store) -> None:
+        await store.put("key", b"0123456789")
+        fresh = store.on_fresh_connections()
+        assert fresh is store.on_fresh_connections()
+        for _ in range(2):
+            assert bytes((await fresh.get_range("key", 2, 4)).data) == b"23"
+        assert (fresh.url, fresh.endpoint) == (store.url, store.endpoint)
 
     async def test_if_match_accepts_the_object_that_it_names(self, store: Store) -> None:
         await store.put("key", b"0123456789")

@@ -2,11 +2,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from storage.errors import ConfigurationError
 from storage.fetch.limits import InFlightGate
+
+
+@asynccontextmanager
+async def placed(gate: InFlightGate, num_bytes: int) -> AsyncIterator[None]:
+    await gate.enter(num_bytes)
+    try:
+        yield
+    finally:
+        gate.leave(num_bytes)
 
 
 async def _settle() -> None:
@@ -23,7 +34,7 @@ class _Holder:
         self.task = asyncio.create_task(self._hold(gate, num_bytes))
 
     async def _hold(self, gate: InFlightGate, num_bytes: int) -> None:
-        async with gate.admit(num_bytes):
+        async with placed(gate, num_bytes):
             self.inside = True
             await self._leave.wait()
         self.inside = False
@@ -96,12 +107,26 @@ async def test_a_waiter_cancelled_just_as_it_is_admitted_gives_its_place_back() 
     assert gate.num_requests == 0
 
 
+async def test_a_place_that_comes_free_for_a_cancelled_waiter_goes_to_the_next() -> None:
+    gate = InFlightGate(max_requests=1, max_bytes=10)
+    first, second, third, fourth = (_Holder(gate, 1) for _ in range(4))
+    await _settle()
+    for holder in (first, second, third):
+        holder.task.cancel()
+    await asyncio.wait({first.task, second.task, third.task})
+    await _settle()
+    assert all(holder.task.cancelled() for holder in (first, second, third))
+    assert fourth.inside
+    await fourth.leave()
+    assert (gate.num_requests, gate.num_bytes) == (0, 0)
+
+
 async def test_random_traffic_with_cancellations_never_exceeds_the_bounds_nor_gets_stuck() -> None:
     dice = random.Random(7)
     gate = InFlightGate(max_requests=3, max_bytes=20)
 
     async def visit(num_bytes: int) -> None:
-        async with gate.admit(num_bytes):
+        async with placed(gate, num_bytes):
             assert gate.num_requests <= 3
             assert gate.num_bytes <= 20 or gate.num_requests == 1
             for _ in range(dice.randrange(4)):

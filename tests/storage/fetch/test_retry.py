@@ -4,8 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import AccessDenied, ConfigurationError, ConnectionFailed, NotFound, Throttled
-from storage.fetch.retry import RetryPolicy, attempt_timeout_s, retry_delay_s
+from storage.errors import (
+    AccessDenied,
+    ConfigurationError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    NotFound,
+    ServerError,
+    Throttled,
+    TruncatedBody,
+)
+from storage.fetch.retry import RetryBudget, RetryPolicy, retry_delay_s, wants_new_connection
 
 POLICY = RetryPolicy(max_attempts=4, base_delay_s=1, max_delay_s=3, throttle_factor=2, deadline_s=60)
 
@@ -35,14 +44,39 @@ def test_no_pause_is_negative_above_the_maximum_or_past_the_deadline(
         assert attempts < POLICY.max_attempts
 
 
-def test_an_attempt_gets_time_for_its_size_but_not_beyond_the_deadline() -> None:
-    policy = RetryPolicy(attempt_s=5, min_bytes_per_s=1000, deadline_s=60)
-    assert attempt_timeout_s(policy, num_bytes=10_000, elapsed_s=0) == 15
-    assert attempt_timeout_s(policy, num_bytes=10_000, elapsed_s=50) == 10
-    assert attempt_timeout_s(policy, num_bytes=10_000, elapsed_s=99) == 0
+def test_a_retry_beyond_the_budget_is_put_off_and_not_dropped() -> None:
+    delays = [
+        retry_delay_s(POLICY, ConnectionFailed("x"), attempts=1, elapsed_s=0, dice=dice, within_budget=False)
+        for dice in (0.0, 1.0)
+    ]
+    assert delays == [1.5, 3]
+    late = retry_delay_s(POLICY, ConnectionFailed("x"), attempts=1, elapsed_s=58, dice=1.0, within_budget=False)
+    assert late == pytest.approx(1.8)
 
 
-@pytest.mark.parametrize("option", [{"max_attempts": 0}, {"deadline_s": 0}, {"min_bytes_per_s": -1}])
+@given(st.lists(st.booleans(), max_size=400))
+def test_the_budget_bounds_retries_by_a_share_of_the_good_answers(steps: list[bool]) -> None:
+    budget = RetryBudget(share=0.2, burst=3)
+    num_good = num_retries = 0
+    for is_good in steps:
+        if is_good:
+            budget.deposit()
+            num_good += 1
+        else:
+            num_retries += budget.withdraw()
+    assert num_retries <= 3 + 0.2 * num_good + 1e-6
+
+
+def test_a_connection_that_failed_is_not_used_again() -> None:
+    assert wants_new_connection(TruncatedBody("x"))
+    assert wants_new_connection(DeadlineExceeded("x"))
+    assert not wants_new_connection(Throttled("x"))
+    assert not wants_new_connection(ServerError("x"))
+
+
+@pytest.mark.parametrize(
+    "option", [{"max_attempts": 0}, {"deadline_s": 0}, {"min_bytes_per_s": -1}, {"stall_window_s": 0}]
+)
 def test_senseless_policies_are_refused(option: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError):
         RetryPolicy(**option)  # type: ignore[arg-type]

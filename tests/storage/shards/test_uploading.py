@@ -84,7 +84,7 @@ async def test_somebody_else_was_quicker_while_ours_failed() -> None:
 
 async def test_hanging_uploads_end() -> None:
     never = asyncio.Event()
-    policy = RetryPolicy(max_attempts=2, attempt_s=0.01, min_bytes_per_s=1e9)
+    policy = RetryPolicy(max_attempts=2, first_byte_s=0.01, min_bytes_per_s=1e9)
     uploader, _, _ = an_uploader([Wait(never.wait)] * 2, policy)
     with pytest.raises(DeadlineExceeded) as caught:
         await uploader.put_once("key", b"data")

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks import inflight
+from benchmarks.inflight import QUICK, Auto, main
+from benchmarks.inflight_figures import (
+    Cell,
+    Cycles,
+    auto_ratios,
+    converged_after_s,
+    limit_per_s,
+    rate_of,
+    rate_over,
+    rates_between,
+    rows,
+)
+
+
+def test_a_rate_is_the_sum_of_the_workers_paces() -> None:
+    assert rate_of([Cycles(10, 2.0), Cycles(5, 1.0), Cycles(0, 0.0)]) == 10
+
+
+def test_what_is_possible_is_bounded_by_latency_wire_and_processors() -> None:
+    def possible(in_flight: int) -> float:
+        return limit_per_s(in_flight, latency_s=0.03, num_bytes=900_000, bytes_per_s=90e6, cpu_per_s=500)
+
+    assert possible(1) == pytest.approx(25)
+    assert possible(10) == pytest.approx(250)
+    assert possible(100) == 500
+
+
+def test_a_table_of_medians_and_the_ratio_of_auto_to_the_best() -> None:
+    few, many = Cell("object", 30, 1), Cell("object", 30, 64)
+    table = rows(
+        {few: [30, 29, 31], many: [900, 1000, 990]}, {few: [1.0] * 3, many: [0.5] * 3}, {few: 31.0, many: 1100.0}
+    )
+    assert [(row.per_s, row.ratio) for row in table] == [(30, 0.968), (990, 0.9)]
+    assert auto_ratios(table, {("object", 30): 940.5}) == {("object", 30): pytest.approx(0.95)}
+
+
+def test_rates_are_of_bytes() -> None:
+    seen = [(1.0, 0), (1.5, 1000), (2.0, 4000)]
+    assert rates_between(seen, num_bytes=100) == [20, 60]
+    assert rate_over(seen, num_bytes=100) == 40
+
+
+@pytest.mark.parametrize(
+    ("rates", "after_s"),
+    [([100, 100, 100], 0.5), ([10, 20, 95, 95, 100], 1.0), ([10, 20, 30], 0.75), ([], 0.0)],
+)
+def test_convergence_is_when_the_rate_first_is_near_its_end(rates: list[float], after_s: float) -> None:
+    assert converged_after_s(rates, bucket_s=0.25, final_per_s=100) == after_s
+
+
+def test_the_file_has_what_readers_of_it_expect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(load: inflight.Load, console: Console) -> dict[str, object]:
+        pairs = [(kind, latency) for kind in ("object", "range") for latency in load.latencies_ms]
+        cells = [Cell(kind, latency, number) for kind, latency in pairs for number in load.in_flight]
+        cells += [Cell(kind, 0, 16) for kind in ("object", "range")]
+        return inflight._figures(
+            {cell: [10.0 * cell.in_flight] for cell in cells},
+            {cell: [0.5] for cell in cells},
+            {pair: [Auto(600.0, 64, 1.5)] for pair in pairs},
+            {0: 0.001, **{latency: latency / 1000 for latency in load.latencies_ms}},
+        )
+
+    monkeypatch.setattr(inflight, "run_benchmark", measured)
+    file = tmp_path / "figures.json"
+    assert main(["--quick", "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())
+    assert set(figures["rows"][0]) >= {"kind", "latency_ms", "in_flight", "per_s", "limit_per_s", "ratio"}
+    assert len(figures["rows"]) == 2 * len(QUICK.latencies_ms) * len(QUICK.in_flight)
+    assert figures["auto_ratio"] == {"5": 0.938, "30": 0.938}
