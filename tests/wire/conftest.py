@@ -29,8 +29,9 @@ def short_deadlines(**changes: Any) -> RetryPolicy:
         "max_attempts": 8,
         "base_delay_s": 0.02,
         "max_delay_s": 0.2,
-        "attempt_s": 0.5,
-        "min_bytes_per_s": 16 * MIB,
+        "first_byte_s": 0.5,
+        "stall_window_s": 0.5,
+        "min_bytes_per_s": 64 * 1024,
         "deadline_s": 30.0,
     }
     return RetryPolicy(**{**fields, **changes})
