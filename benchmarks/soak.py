@@ -108,10 +108,10 @@ def run_soak(options: Options, console: Console) -> dict[str, object]:
     Raises:
         AssertionError: A sample was wrong, missing, or delivered twice, or the weather could not be made.
     """
-    faulthandler.enable()
     record = _Record()
     began = time.monotonic()
     with ExitStack() as stack:
+        stack.callback(faulthandler.cancel_dump_traceback_later)
         folder = Path(tempfile.mkdtemp(prefix="concurrent-loader-soak-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         cache = folder / "cache"
@@ -137,7 +137,6 @@ def run_soak(options: Options, console: Console) -> dict[str, object]:
                     progress=progress,
                     began=began,
                 )
-        faulthandler.cancel_dump_traceback_later()
         record.look()
         figures = _figures(options, record, weather.counts, faults.counts(), before, time.monotonic() - began)
     if options.json is not None:
