@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 import time
 from collections.abc import Awaitable, Callable
 from typing import Literal, TypeVar
@@ -35,7 +36,8 @@ class FetchEngine:
     Args:
         store: Where the bytes live. The engine does not close it.
         in_flight: Requests at once: at most so many, or ``"auto"`` for what the endpoint bears, up to 256. All engines
-            of one endpoint in the process share a limit that adapts; see docs/fetching.md.
+            of one endpoint in the process share a limit that adapts; see docs/fetching.md. Where few files may be open
+            (``ulimit -n``), fewer.
         bytes_in_flight: Announced bytes at once; a larger single request runs alone.
         retry: When to insist and when to give up.
         hedge: When a late request is sent a second time; None for never.
@@ -66,7 +68,8 @@ class FetchEngine:
         self.counters = Counters()
         self.clock = clock
         self._gate = InFlightGate(
-            max_requests=bound or MAX_AUTO, max_bytes=parse_size(bytes_in_flight, name="bytes_in_flight")
+            max_requests=min(bound or MAX_AUTO, _most_by_descriptors()),
+            max_bytes=parse_size(bytes_in_flight, name="bytes_in_flight"),
         )
         self._endpoint = Endpoint.of(store.endpoint)
         self._membership = self._endpoint.join(bound)
@@ -105,7 +108,7 @@ class FetchEngine:
         """
         transfer = Transfer(self, Wish(key, start, end, if_match, digest, object_size), None)
         meta = await transfer.run()
-        return GetResult(transfer.data, meta)
+        return GetResult(transfer.data.toreadonly(), meta)
 
     async def fetch_into(
         self,
@@ -141,7 +144,7 @@ class FetchEngine:
         """Brings a whole object whose size is not known beforehand (a manifest, say)."""
         transfer = Transfer(self, Wish(key, 0, None), None)
         meta = await transfer.run()
-        return GetResult(transfer.data, meta)
+        return GetResult(transfer.data.toreadonly(), meta)
 
     async def insist(self, call: Callable[[], Awaitable[T]], key: str) -> T:
         """Makes any other call on the store (head, put, the pages of a list) under the same policy; never a double."""
@@ -217,6 +220,12 @@ def check_in_flight(in_flight: object) -> int | None:
     if not isinstance(in_flight, int) or isinstance(in_flight, bool) or in_flight < 1:
         raise ConfigurationError("in_flight is a positive number or 'auto'", got=in_flight)
     return in_flight
+
+
+def _most_by_descriptors() -> int:
+    """How many sockets requests may use: half of the files that may be open, after 32 for everything else."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_AUTO if most == resource.RLIM_INFINITY else max(1, (most - 32) // 2)
 
 
 async def _within(allowed_s: float, call: Callable[[], Awaitable[T]]) -> T:

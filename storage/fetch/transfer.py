@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import xxhash
 
 from storage.errors import (
@@ -91,7 +92,6 @@ class Transfer:
         self._position = wish.start
         self._hash = xxhash.xxh3_64() if wish.digest is not None else None
         self._meta: ObjectMeta | None = None
-        self._buffer: bytearray | None = None
         self.data = memoryview(b"")
         self._policy = lane.policy if wish.end is None else for_size(lane.policy, wish.end - wish.start)
         self._began_s = 0.0
@@ -178,9 +178,10 @@ class Transfer:
             if self._end is None:
                 self._end = opened.end
                 self._policy = for_size(self._policy, opened.end)
-            if self._write is None and self._buffer is None:
-                self._buffer = bytearray(self._end - wish.start)
-                self.data = memoryview(self._buffer)
+            if self._write is None and start == wish.start:
+                # numpy's memory is neither cleared first nor touched in small pages: 8 MiB ranges cost
+                # half the processor time that they cost in a bytearray.
+                self.data = np.empty(self._end - start, np.uint8).data
             watch = StallWatch(self._policy, piece_bytes=piece_bytes)
             while (piece := await self._next(opened, watch)) is not None:
                 await self._take(piece)
@@ -253,7 +254,7 @@ class Transfer:
 
     def _is_complete(self, error: StorageError) -> bool:
         """Whether nothing is missing although the attempt failed: the connection broke behind the last byte."""
-        if self._position != self._end:
+        if self._meta is None or self._position != self._end:
             return False
         if isinstance(error, ProtocolViolation) and self._hash is None:
             # The body goes on behind its end, and nothing says that what came of it is right.
@@ -281,7 +282,6 @@ class Transfer:
         self._position = wish.start
         self._failures = 0
         self._has_failed = False
-        self._buffer = None
         self._store = self._lane.store.on_fresh_connections()
 
     def _replaced(self, what: str, expected: object, got: object) -> ObjectChanged:

@@ -84,6 +84,7 @@ class CloudStore(Store):
         return f"{self._options.endpoint_url or self._location.scheme}/{self._location.bucket}"
 
     def on_fresh_connections(self) -> Store:
+        self._check_open()
         if self._fresh is None:
             self._fresh = CloudStore(self._url, self._options)
             self._fresh._idle_connections = 0

@@ -131,6 +131,9 @@ class Store(ABC):
         """The same store over connections of which each is made for one request: for those that a failure made suspect.
 
         It is closed together with this one. A store without connections returns itself.
+
+        Raises:
+            StoreClosed: This one is closed.
         """
         return self
 

@@ -68,6 +68,7 @@ class S3Store(Store):
         return f"{self._options.endpoint_url or self._location.scheme}/{self._location.bucket}"
 
     def on_fresh_connections(self) -> Store:
+        self._check_open()
         if self._fresh is None:
             self._fresh = S3Store(self._url, self._options)
             self._fresh._keep_alive = False

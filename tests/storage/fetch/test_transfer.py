@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import secrets
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from storage.errors import (
     ConnectionFailed,
     DeadlineExceeded,
     DigestMismatch,
+    NotFound,
     ObjectChanged,
     ServerError,
     StorageError,
@@ -234,6 +236,33 @@ async def test_a_final_error_in_the_body_is_final() -> None:
     with pytest.raises(AccessDenied):
         await FetchEngine(store, retry=QUICK).fetch("k", START, END)
     assert len(store.calls) == 1
+
+
+async def test_an_empty_range_is_a_question_like_any_other() -> None:
+    store = await a_store(in_order([]))
+    engine = FetchEngine(store, retry=QUICK)
+    assert len((await engine.fetch("k", 10, 10)).data) == 0
+    with pytest.raises(NotFound):
+        await engine.fetch("no", 10, 10)
+    await store._inner.put("empty", b"")
+    assert len((await engine.fetch_object("empty")).data) == 0
+
+
+async def test_few_descriptors_mean_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_now = num_most = 0
+
+    async def count() -> None:
+        nonlocal num_now, num_most
+        num_now += 1
+        num_most = max(num_most, num_now)
+        await asyncio.sleep(0)
+        num_now -= 1
+
+    store = await a_store(lambda call: (Wait(count),))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    engine = FetchEngine(store, in_flight=100)
+    await asyncio.gather(*(engine.fetch("k", n, n + 1) for n in range(60)))
+    assert num_most == 16
 
 
 async def test_the_deadline_ends_even_a_body_that_makes_progress() -> None:

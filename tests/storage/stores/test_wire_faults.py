@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from contextlib import aclosing
 
 import pytest
 
@@ -16,6 +18,7 @@ from storage.errors import (
     ObjectChanged,
     ProtocolViolation,
     ServerError,
+    StoreClosed,
     StoreError,
     Throttled,
     TransientError,
@@ -127,6 +130,76 @@ async def test_answers_to_a_range(kind, name):
     assert WORDS.get(name, "") in str(error)
     assert "very-secret" not in str(error)
     assert error.__cause__ is not None or isinstance(error, InvalidRange | TruncatedBody | ProtocolViolation)
+
+
+@pytest.mark.parametrize("kind", [S3Store, CloudStore])
+@pytest.mark.parametrize("name", RANGE_ANSWERS)
+async def test_answers_to_a_range_that_is_read_piece_by_piece(kind, name):
+    reply, expected = RANGE_ANSWERS[name]
+    taken = b""
+    async with Server(reply) as server, kind("s3://bucket/root", options(server.endpoint_url)) as store:
+        with pytest.raises(expected) as caught:
+            async with aclosing(await store.open_range("some key", 10, 20, if_match='"abc"', piece_bytes=3)) as opened:
+                async for piece in opened:
+                    taken += piece
+    assert len(taken) <= 10
+    assert set(taken) <= set(b"x")
+    error = caught.value
+    assert (error.url, error.key, error.start, error.end) == ("s3://bucket/root", "some key", 10, 20)
+    assert "very-secret" not in str(error)
+
+
+async def test_what_came_before_a_cut_is_handed_out():
+    reply = answer(b"206 P", b"01234", RANGE, 10)
+    async with (
+        Server(reply) as server,
+        S3Store("s3://bucket", options(server.endpoint_url)) as store,
+        aclosing(await store.open_range("key", 10, 20)) as opened,
+    ):
+        assert bytes(await anext(opened)) == b"01234"
+        with pytest.raises(TruncatedBody):
+            await anext(opened)
+
+
+class KeepAlive(Server):
+    """Answers as many requests as come over a connection, and counts connections."""
+
+    def __init__(self, reply):
+        super().__init__(reply)
+        self._writers = []
+
+    @property
+    def num_connections(self):
+        return len(self._writers)
+
+    async def __aexit__(self, *_):
+        for writer in self._writers:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        await super().__aexit__()
+
+    async def _serve(self, reader, writer):
+        self._writers.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                self.num_requests += 1
+                writer.write(self.reply)
+
+
+@pytest.mark.parametrize("kind", [S3Store, CloudStore])
+async def test_fresh_connections_are_made_for_one_request_each(kind):
+    reply = answer(b"206 P", b"0123456789", RANGE).replace(b"Connection: close\r\n", b"")
+    async with KeepAlive(reply) as server, kind("s3://bucket", options(server.endpoint_url)) as store:
+        for _ in range(3):
+            await store.get_range("key", 10, 20)
+        assert (server.num_requests, server.num_connections) == (3, 1)
+        fresh = store.on_fresh_connections()
+        for _ in range(3):
+            assert bytes((await fresh.get_range("key", 10, 20)).data) == b"0123456789"
+        assert (server.num_requests, server.num_connections) == (6, 4)
+    with pytest.raises(StoreClosed):
+        await fresh.get_range("key", 10, 20)
 
 
 @pytest.mark.parametrize("kind", [S3Store, CloudStore])

@@ -3,12 +3,24 @@ from __future__ import annotations
 import asyncio
 import pickle
 import secrets
+from contextlib import aclosing
 
 import pytest
 
 from storage.errors import ConnectionFailed, ObjectChanged, StorageError, Throttled, TruncatedBody
 from storage.stores.memory import MemoryStore
-from storage.testing.fault_store import ChangeEtag, Fail, FaultStore, FlipBit, Truncate, Wait, in_order, seeded
+from storage.testing.fault_store import (
+    ChangeEtag,
+    Cut,
+    Fail,
+    FaultStore,
+    FlipBit,
+    Stall,
+    Truncate,
+    Wait,
+    in_order,
+    seeded,
+)
 from storage.testing.store_tests import StoreTests
 
 
@@ -44,6 +56,47 @@ async def test_a_script_in_order(inner):
         ("get", None, None)
     ] * 4
     assert bytes((await inner.get("key")).data) == b"0123456789"
+
+
+async def pieces_of(store, start, end):
+    async with aclosing(await store.open_range("key", start, end)) as opened:
+        return [bytes(piece) async for piece in opened]
+
+
+async def test_a_body_in_pieces_that_breaks_and_pauses(inner):
+    gate = asyncio.Event()
+    store = FaultStore(inner, in_order([None, Cut(5), Stall(3, gate.wait), FlipBit(0)]), piece_bytes=4)
+    assert await pieces_of(store, 0, 10) == [b"0123", b"4567", b"89"]
+    taken = b""
+    with pytest.raises(TruncatedBody):
+        async with aclosing(await store.open_range("key", 1, 9)) as opened:
+            async for piece in opened:
+                taken += piece
+    assert taken == b"12345"
+    paused = asyncio.create_task(pieces_of(store, 0, 10))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not paused.done()
+    gate.set()
+    assert await paused == [b"012", b"3456", b"789"]
+    assert (await pieces_of(store, 0, 2)) == [bytes([ord("0") ^ 1]) + b"1"]
+
+
+async def test_cuts_and_pauses_of_what_is_read_at_once(inner):
+    gate = asyncio.Event()
+    gate.set()
+    store = FaultStore(inner, in_order([Cut(5, ConnectionFailed), Stall(3, gate.wait)]))
+    with pytest.raises(ConnectionFailed):
+        await store.get("key")
+    assert bytes((await store.get("key")).data) == b"0123456789"
+
+
+async def test_it_says_which_calls_came_over_fresh_connections(inner):
+    store = FaultStore(inner, in_order([None, Fail(Throttled)]))
+    await store.get("key")
+    with pytest.raises(Throttled):
+        await store.on_fresh_connections().get("key")
+    assert [(call.number, call.fresh) for call in store.calls] == [(0, False), (1, True)]
 
 
 async def test_a_changed_object(inner):
