@@ -226,8 +226,9 @@ async def test_ranges_end_in_one_error(proxy, objects, client, policy, name):
         error = caught.value
         assert (error.url, error.key, error.end) == (objects.url, "big", 9096)
         assert 5000 <= error.start < 9096  # what was still missing
+        # Three in a row that brought nothing; those that brought a few bytes do not count.
         assert error.attempts is not None
-        assert 2 <= error.attempts <= 3
+        assert 2 <= error.attempts <= (12 if isinstance(fault, Announce) else 3)
         assert fetcher.engine.stats.in_flight == 0
         proxy.script = in_order([])
         await fetcher.part(5000, 4096)  # the engine is as good as new
