@@ -209,7 +209,7 @@ FATAL = {
     "an error document with 200": (Refuse(200, "InternalError"), ProtocolViolation),
     "flipped bytes": (Flip((17,)), DigestMismatch),
 }
-IMPATIENT = {"max_attempts": 3, "deadline_s": 5.0}
+IMPATIENT = {"max_attempts": 3, "deadline_s": 3.0}
 
 
 @pytest.mark.parametrize("name", FATAL)
@@ -239,7 +239,7 @@ def test_epochs_end_in_one_error(proxy, epochs, name):
     fault, kind = FATAL[name]
     with epochs.open(epochs.objects.options(proxy), retry=epochs.policy(**IMPATIENT)) as dataset:
         proxy.script = always(fault)
-        loader = epochs.loader(dataset)
+        loader = epochs.loader(dataset, shuffle=False, prefetch_batches=1, prefetch_bytes="16KiB")
         begun = time.monotonic()
         with pytest.raises(StorageError) as caught:
             epochs.check(loader)
@@ -255,6 +255,16 @@ def test_epochs_end_in_one_error(proxy, epochs, name):
         assert error.attempts is not None
         proxy.script = in_order([])
         epochs.check(epochs.loader(dataset))  # the data set is as good as new
+
+
+def test_a_dead_store_is_told_of_in_time_although_much_was_asked_for(proxy, epochs):
+    """Ranges that were fetched ahead do not wait for each other's attempts, one deadline after the other."""
+    with epochs.open(epochs.objects.options(proxy), retry=epochs.policy(**IMPATIENT)) as dataset:
+        proxy.script = always(Silence())
+        begun = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            epochs.check(epochs.loader(dataset, prefetch_bytes="64MiB"))
+        assert time.monotonic() - begun < GENEROUS_S
 
 
 # Answers that no further attempt will change, and a word of what helps.
