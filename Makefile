@@ -19,7 +19,7 @@ WHEEL := $(VENV)/.wheel
 SOURCES := pyproject.toml README.md LICENSE $(shell find storage concurrent_loader -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name py.typed \) -print)
 ARGS ?=
 
-.PHONY: help demo test check bench lock clean
+.PHONY: help demo test check bench soak lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -39,6 +39,9 @@ check: $(DEPENDENCIES)  ## format, lint, types, layers
 
 bench: $(WHEEL)  ## remote against local, as figures (ARGS="--json out.json" …)
 	$(BIN)/python -m benchmarks.remote_vs_local $(ARGS)
+
+soak: $(WHEEL)  ## half an hour of bad weather, every sample compared (ARGS="--minutes 5 --json out.json" …)
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 # -- the environment ---------------------------------------------------------------------------------------------------
 

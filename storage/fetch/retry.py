@@ -36,7 +36,7 @@ class RetryPolicy:
         first_byte_s: From sending a request to the first byte of its answer, making a connection included.
         min_bytes_per_s: The slowest body that is still worth waiting for.
         stall_window_s: A body that brings less than ``min_bytes_per_s * stall_window_s`` in so many seconds stalls.
-        deadline_s: For one range, all attempts and pauses included; waiting for a place in flight is not.
+        deadline_s: For one range, from its first request on; waiting for the place of that one is not included.
     """
 
     max_attempts: int = 12

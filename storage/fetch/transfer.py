@@ -134,7 +134,9 @@ class Transfer:
         asked_s = lane.clock()
         place = await lane.enter(num_bytes)
         began_s = lane.clock()
-        self._queued_s += began_s - asked_s
+        if not self._has_failed:
+            # Waiting for the first request is the bound's doing. Later it is the store's: many wait because it fails.
+            self._queued_s += began_s - asked_s
         before = self._position
         if before > self._wish.start:
             lane.counters.num_resumed += 1

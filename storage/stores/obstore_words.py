@@ -68,7 +68,8 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
             return Redirected(str(wrong_region(None)))
         case _ if kind == "Timeout":
             return DeadlineExceeded("the store did not answer in time")
-        case _ if "response body error" in words or kind in ("Interrupted", "Decode"):
+        # A kept connection that is reset before the answer is "Interrupted" as well, but while sending.
+        case _ if "response body error" in words or (kind in ("Interrupted", "Decode") and "SendRequest" not in words):
             return TruncatedBody("the body ended early")
         case _ if kind is not None:
             return ConnectionFailed("the connection failed", got=kind)

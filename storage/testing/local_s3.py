@@ -23,6 +23,8 @@ from storage.testing.s3_requests import create_bucket, send
 from storage.testing.starting import start_server
 
 if TYPE_CHECKING:
+    from storage.testing.http_faults import HttpFaults
+    from storage.testing.http_faults_process import HttpFaultsProcess
     from storage.testing.toxiproxy import Toxiproxy
 
 __all__ = ["LocalS3", "local_s3", "new_credentials"]
@@ -85,7 +87,7 @@ class LocalS3:
         create_bucket(self.endpoint_url, name, self._credentials(), region=self.region)
         return f"s3://{name}"
 
-    def through(self, proxy: Toxiproxy) -> LocalS3:
+    def through(self, proxy: Toxiproxy | HttpFaults | HttpFaultsProcess) -> LocalS3:
         """The same server, reached through a proxy that stands in front of it."""
         return replace(self, endpoint_url=proxy.endpoint_url)
 

@@ -70,6 +70,11 @@ class SupervisedProcess(ServerProcess):
             start_new_session=True,
         )
 
+    @property
+    def pid(self) -> int:
+        """Of the supervisor; the server is its only child."""
+        return self._process.pid
+
     def wait(self, timeout_s: float) -> bool:
         """Waits for the process to end by itself; says whether it has."""
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,0 +1,317 @@
+"""Hours of bad weather: ``python -m benchmarks.soak --minutes 30 --json FILE``, or ``make soak``.
+
+Epochs of a real loader over a real cache folder that is too small, from MinIO behind toxiproxy behind the faulty HTTP
+proxy, while `benchmarks.weather` changes every few seconds. Each sample's digest is compared with the truth. What ends
+an epoch must be an error of the tree: it is counted, and the loader goes on from its own state, so that every sample is
+still delivered exactly once. Anything else (a wrong sample, one too many, another exception, a hang) fails the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import psutil
+import xxhash
+from rich.console import Console
+
+from benchmarks.console import Bar, bar, ends_with_one_line
+from benchmarks.machine import describe_machine, versions
+from benchmarks.weather import Weather, forecast
+from concurrent_loader import Batch, ConcurrentDataLoader, ShardDataset
+from storage import ShardWriter
+from storage.errors import StorageError
+from storage.fetch import RetryPolicy
+from storage.testing import LocalS3, http_faults_process, mortal_s3, toxiproxy
+
+__all__ = ["main", "run_soak"]
+
+_BATCH_SIZE = 32
+_MEAN_BYTES = 12_000
+_SHARD_SIZE = "512KiB"
+_WINDOW = "2MiB"
+_CACHE_SHARE = 0.4
+_EPOCHS_AN_OPENING = 5  # then the data set is closed and opened again
+_HANG_S = 300.0
+# Short enough that a spell of bad weather is felt, patient enough to outlast it.
+_POLICY = RetryPolicy(
+    max_attempts=40, max_delay_s=2.0, first_byte_s=2.0, min_bytes_per_s=16 * 1024, stall_window_s=2.0, deadline_s=90.0
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says.
+
+    Attributes:
+        json: File for the figures, or None.
+        minutes: How long.
+        num_samples: Of the data set.
+        spell_s: Shortest and longest spell of weather.
+        seed: Of samples, order and weather.
+        client: As for `storage.open_store`.
+    """
+
+    json: Path | None
+    minutes: float
+    num_samples: int
+    spell_s: tuple[float, float]
+    seed: int
+    client: str
+
+
+@dataclass(slots=True)
+class _Record:
+    """What has been seen so far."""
+
+    num_epochs: int = 0
+    num_samples: int = 0
+    wrong_samples: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    fetch: Counter[str] = field(default_factory=Counter)
+    cache: Counter[str] = field(default_factory=Counter)
+    descriptors: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+    rss_mb: list[float] = field(default_factory=list)
+
+    def count(self, dataset: ShardDataset) -> None:
+        """Adds what a data set that is about to be closed has counted."""
+        for into, stats in ((self.fetch, dataset.fetch_stats), (self.cache, dataset.cache_stats)):
+            into.update({name: value for name, value in asdict(stats).items() if isinstance(value, int)})
+
+    def look(self) -> None:
+        """Takes the process's measure, at an epoch's end."""
+        process = psutil.Process()
+        self.descriptors.append(process.num_fds())
+        self.threads.append(process.num_threads())
+        self.rss_mb.append(round(process.memory_info().rss / 1e6, 1))
+
+
+def run_soak(options: Options, console: Console) -> dict[str, object]:
+    """Runs epochs in bad weather until the time is over.
+
+    Returns:
+        The figures, as they are written to the JSON file.
+
+    Raises:
+        AssertionError: A sample was wrong, missing, or delivered twice, or the weather could not be made.
+    """
+    record = _Record()
+    began = time.monotonic()
+    with ExitStack() as stack:
+        stack.callback(faulthandler.cancel_dump_traceback_later)
+        folder = Path(tempfile.mkdtemp(prefix="concurrent-loader-soak-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        cache = folder / "cache"
+        mortal = stack.enter_context(mortal_s3())
+        truth, num_bytes = _fill(mortal.server, options)
+        network = stack.enter_context(toxiproxy(mortal.server, latency_ms=0, bandwidth_mb_s=None))
+        faults = stack.enter_context(http_faults_process(mortal.server.through(network)))
+        record.look()
+        before = record.descriptors[0]
+        progress = stack.enter_context(bar(console, "Seconds", round(options.minutes * 60)))
+        spells = forecast(options.seed, shortest_s=options.spell_s[0], longest_s=options.spell_s[1])
+        with Weather(spells, faults=faults, network=network, mortal=mortal, cache=cache) as weather:
+            until = began + options.minutes * 60
+            while time.monotonic() < until and weather.error is None:
+                _open_and_read(
+                    mortal.server.through(faults),
+                    options,
+                    truth=truth,
+                    cache=cache,
+                    cache_bytes=round(num_bytes * _CACHE_SHARE),
+                    record=record,
+                    until=until,
+                    progress=progress,
+                    began=began,
+                )
+        record.look()
+        figures = _figures(options, record, weather.counts, faults.counts(), before, time.monotonic() - began)
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    console.print_json(json.dumps({name: value for name, value in figures.items() if name not in ("machine", "ends")}))
+    if weather.error is not None:
+        raise AssertionError("the weather could not be made") from weather.error
+    if record.wrong_samples:
+        raise AssertionError(f"{record.wrong_samples} wrong samples")
+    return figures
+
+
+def _fill(server: LocalS3, options: Options) -> tuple[list[int], int]:
+    """Makes the data set; returns each sample's digest, and the bytes of all."""
+    server.make_bucket("soak")
+    dice = np.random.default_rng(options.seed)
+    truth: list[int] = []
+    num_bytes = 0
+    with ShardWriter(
+        "s3://soak/data",
+        columns={"data": "bytes", "label": "int64"},
+        shard_size=_SHARD_SIZE,
+        storage_options=server.storage_options(),
+    ) as writer:
+        for label in range(options.num_samples):
+            data = dice.bytes(1 + int(dice.exponential(_MEAN_BYTES)))
+            truth.append(xxhash.xxh3_64_intdigest(data))
+            num_bytes += len(data)
+            writer.write({"data": data, "label": label})
+    return truth, num_bytes
+
+
+def _open_and_read(
+    server: LocalS3,
+    options: Options,
+    *,
+    truth: list[int],
+    cache: Path,
+    cache_bytes: int,
+    record: _Record,
+    until: float,
+    progress: Bar,
+    began: float,
+) -> None:
+    """Opens the data set, reads some epochs and closes it."""
+    faulthandler.dump_traceback_later(_HANG_S, exit=True)
+    try:
+        dataset = ShardDataset(
+            "s3://soak/data",
+            client=options.client,
+            storage_options=server.storage_options(),
+            cache_dir=cache,
+            cache_bytes=cache_bytes,
+            retry=_POLICY,
+        )
+    except StorageError as error:
+        record.errors[f"open: {type(error).__name__}"] += 1
+        return
+    with dataset:
+        loader = ConcurrentDataLoader(
+            dataset,
+            batch_size=_BATCH_SIZE,
+            shuffle=True,
+            seed=options.seed,
+            # Few shards at a time: the others come and go.
+            shuffle_window=_WINDOW,
+            prefetch_bytes=_WINDOW,
+        )
+        loader.set_epoch(record.num_epochs)
+        for _ in range(_EPOCHS_AN_OPENING):
+            seen = _read_epoch(loader, truth, record, lambda: progress.reach(round(time.monotonic() - began)))
+            if sorted(seen) != list(range(len(truth))):
+                raise AssertionError(f"an epoch of {len(seen)} samples, of which {len(set(seen))} differ")
+            record.num_epochs += 1
+            record.look()
+            if time.monotonic() > until:
+                break
+        record.count(dataset)
+
+
+def _read_epoch(
+    loader: ConcurrentDataLoader, truth: list[int], record: _Record, on_batch: Callable[[], object]
+) -> list[int]:
+    """Reads one epoch to its end, over all errors of the tree; returns the labels in order."""
+    seen: list[int] = []
+    num_batches = len(loader)
+    while True:
+        try:
+            for batch in loader:
+                faulthandler.dump_traceback_later(_HANG_S, exit=True)
+                seen += _check(batch, truth, record)
+                on_batch()
+            return seen
+        except StorageError as error:
+            record.errors[type(error).__name__] += 1
+            if sum(record.errors.values()) > 100 * (record.num_epochs + 1) + num_batches:
+                raise
+            loader.load_state_dict(loader.state_dict())
+
+
+def _check(batch: Batch, truth: list[int], record: _Record) -> list[int]:
+    labels: list[int] = batch["label"].tolist()
+    for label, data in zip(labels, batch["data"], strict=True):
+        record.num_samples += 1
+        record.wrong_samples += xxhash.xxh3_64_intdigest(data) != truth[label]
+    return labels
+
+
+def _figures(
+    options: Options,
+    record: _Record,
+    spells: Counter[str],
+    faults: dict[str, int],
+    descriptors_before: int,
+    took_s: float,
+) -> dict[str, object]:
+    third = max(1, len(record.rss_mb) // 3)
+    return {
+        "machine": describe_machine(),
+        "versions": versions(),
+        "options": {**asdict(options), "json": None},
+        "seconds": round(took_s),
+        "epochs": record.num_epochs,
+        "samples": record.num_samples,
+        "wrong_samples": record.wrong_samples,
+        "spells": dict(spells),
+        "faults": faults,
+        "errors": dict(record.errors),
+        "retries": record.fetch["num_retries"],
+        "resumed": record.fetch["num_resumed"],
+        "hedges": record.fetch["num_hedges"],
+        "throttled": record.fetch["num_throttled"],
+        "refetched": record.fetch["num_refetched"],
+        "quarantined": record.cache["num_quarantined"],
+        "fetch": dict(record.fetch),
+        "cache": dict(record.cache),
+        "max_fd": max(record.descriptors),
+        "fd_before": descriptors_before,
+        "fd_after": record.descriptors[-1],
+        "max_threads": max(record.threads),
+        # The first third warms up allocators and pools; what leaks goes on.
+        "rss_mb": record.rss_mb[-1],
+        "rss_drift_mb": round(median(record.rss_mb[-third:]) - median(record.rss_mb[third : 2 * third] or [0]), 1),
+        "ends": {"descriptors": record.descriptors, "threads": record.threads, "rss_mb": record.rss_mb},
+    }
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long (default 30)")
+    parser.add_argument("--samples", type=int, default=3000, help="of the data set (default 3000, 36 MB)")
+    parser.add_argument("--shortest", type=float, default=2.0, help="seconds, of a spell of weather (default 2)")
+    parser.add_argument("--longest", type=float, default=6.0, help="seconds, of a spell of weather (default 6)")
+    parser.add_argument("--seed", type=int, default=0, help="of samples, order and weather (default 0)")
+    parser.add_argument("--client", default="auto", help="auto, obstore, aiobotocore")
+    parsed = parser.parse_args(arguments)
+    if parsed.minutes <= 0 or parsed.samples < 1 or not 0 < parsed.shortest <= parsed.longest:
+        parser.error("--minutes and --samples are positive, --shortest is not longer than --longest")
+    return Options(
+        json=parsed.json,
+        minutes=parsed.minutes,
+        num_samples=parsed.samples,
+        spell_s=(parsed.shortest, parsed.longest),
+        seed=parsed.seed,
+        client=parsed.client,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the soak test; returns the exit status."""
+    options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    return ends_with_one_line(lambda: run_soak(options, Console()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""The slowest batches, with and without hedging: ``python -m benchmarks.tail --json FILE``.
+
+A bucket behind a proxy that draws every answer's latency from a lognormal distribution and makes 1 % of the requests 50
+times as slow, as real stores do. Batches of small objects, several in flight; a batch takes as long as its slowest
+object. Two engines that differ in hedging alone take turns, so that a machine that changes its pace changes both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import quantiles
+from time import perf_counter
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.console import Bar, bar, ends_with_one_line
+from benchmarks.machine import describe_machine, versions
+from storage.fetch import FetchEngine, HedgePolicy, RetryPolicy
+from storage.stores import open_store
+from storage.stores.protocol import Store
+from storage.testing import LocalS3, http_faults_process, local_s3, measure_latency
+from storage.testing.wire_faults import Rates
+
+__all__ = ["main", "run_benchmark"]
+
+_NUM_OBJECTS = 512
+_OBJECT_BYTES = 8 * 1024
+_BATCH = 64
+_BATCHES_IN_FLIGHT = 3
+_ROUND = 20  # batches that a side takes in its turn
+# What is measured is hedging: no deadline comes before the slowest answer.
+_PATIENT = RetryPolicy(first_byte_s=60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says.
+
+    Attributes:
+        json: File for the figures, or None.
+        num_batches: Of each side.
+        latency_ms: Median to the first byte.
+        sigma: Of the lognormal distribution.
+        slow: Share of slow requests.
+        slow_factor: How much slower.
+        seed: Of the latencies.
+        client: As for `storage.open_store`.
+    """
+
+    json: Path | None
+    num_batches: int
+    latency_ms: float
+    sigma: float
+    slow: float
+    slow_factor: float
+    seed: int
+    client: str
+
+
+@dataclass(slots=True)
+class _Side:
+    """One engine and how long its batches took."""
+
+    name: str
+    engine: FetchEngine
+    batch_s: list[float] = field(default_factory=list)
+
+    def row(self) -> dict[str, object]:
+        stats = self.engine.stats
+        percentiles = quantiles(self.batch_s, n=100)
+        needed = len(self.batch_s) * _BATCH
+        return {
+            "hedging": self.name,
+            "batches": len(self.batch_s),
+            "p50_s": round(percentiles[49], 4),
+            "p95_s": round(percentiles[94], 4),
+            "p99_s": round(percentiles[98], 4),
+            "needed_gets": needed,
+            "gets": stats.num_gets,
+            "extra_gets": round(stats.num_gets / needed - 1, 4),
+            "retries": stats.num_retries,
+            "hedges": stats.num_hedges,
+            "hedges_won": stats.num_hedges_won,
+        }
+
+
+def run_benchmark(options: Options, console: Console) -> dict[str, object]:
+    """Runs both sides in turns.
+
+    Returns:
+        The figures, as they are written to the JSON file.
+    """
+    rates = Rates(
+        seed=options.seed,
+        latency_s=options.latency_ms / 1000,
+        sigma=options.sigma,
+        slow=options.slow,
+        slow_factor=options.slow_factor,
+    )
+    figures: dict[str, object] = {"machine": describe_machine(), "versions": versions()}
+    with local_s3() as server:
+        url = server.make_bucket(f"tail-{secrets.token_hex(4)}")
+        with http_faults_process(server, rates) as proxy:
+            far = server.through(proxy)
+            figures["first_byte_ms"] = round(measure_latency(far.endpoint_url, num_requests=31), 1)
+            with bar(console, "Batches", 2 * options.num_batches) as progress:
+                sides = asyncio.run(_run(url, server, far, options, progress))
+    off, on = (side.row() for side in sides)
+    figures |= {
+        "server": server.kind,
+        "client": options.client,
+        "options": {**asdict(options), "json": None},
+        "batch": _BATCH,
+        "batches_in_flight": _BATCHES_IN_FLIGHT,
+        "object_bytes": _OBJECT_BYTES,
+        "p99_drop": round(_number(off, "p99_s") / _number(on, "p99_s"), 2),
+        "extra_gets": on["extra_gets"],
+        "rows": [off, on],
+        "batch_s": {side.name: [round(took_s, 4) for took_s in side.batch_s] for side in sides},
+    }
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    _show(figures, [off, on], console)
+    return figures
+
+
+def _number(row: dict[str, object], name: str) -> float:
+    value = row[name]
+    assert isinstance(value, float)
+    return value
+
+
+async def _run(url: str, server: LocalS3, far: LocalS3, options: Options, progress: Bar) -> list[_Side]:
+    async with open_store(url, client=options.client, **server.storage_options()) as near:
+        await _fill(near)
+    async with open_store(url, client=options.client, **far.storage_options()) as store:
+        in_flight = _BATCH * _BATCHES_IN_FLIGHT
+        sides = [
+            _Side("off", FetchEngine(store, in_flight=in_flight, retry=_PATIENT, hedge=None)),
+            _Side("on", FetchEngine(store, in_flight=in_flight, retry=_PATIENT, hedge=HedgePolicy())),
+        ]
+        for number, start in enumerate(range(0, options.num_batches, _ROUND)):
+            batches = range(start, min(start + _ROUND, options.num_batches))
+            for side in sides if number % 2 == 0 else reversed(sides):
+                await _take_turn(side, batches, progress)
+    return sides
+
+
+async def _fill(store: Store) -> None:
+    places = asyncio.Semaphore(16)
+
+    async def put(number: int) -> None:
+        async with places:
+            await store.put(_key(number), number.to_bytes(4, "little") * (_OBJECT_BYTES // 4))
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(_NUM_OBJECTS):
+            group.create_task(put(number))
+
+
+def _key(number: int) -> str:
+    return f"{number % _NUM_OBJECTS:08x}"
+
+
+async def _take_turn(side: _Side, batches: range, progress: Bar) -> None:
+    """Fetches some batches, as many at once as there are workers."""
+    waiting = iter(batches)
+
+    async def work() -> None:
+        for batch in waiting:
+            began = perf_counter()
+            async with asyncio.TaskGroup() as group:
+                for number in range(batch * _BATCH, (batch + 1) * _BATCH):
+                    group.create_task(_fetch(side.engine, number))
+            side.batch_s.append(perf_counter() - began)
+            progress.advance()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(_BATCHES_IN_FLIGHT):
+            group.create_task(work())
+
+
+async def _fetch(engine: FetchEngine, number: int) -> None:
+    result = await engine.fetch(_key(number), 0, _OBJECT_BYTES, object_size=_OBJECT_BYTES)
+    if int.from_bytes(result.data[:4], "little") != number % _NUM_OBJECTS:
+        raise AssertionError(f"object {number} has the wrong bytes")
+
+
+def _show(figures: dict[str, object], rows: Sequence[dict[str, object]], console: Console) -> None:
+    shown = Table(title=f"Batches of {_BATCH} objects, {_BATCHES_IN_FLIGHT} in flight", box=box.SIMPLE_HEAD)
+    for title in ("hedging", "p50_s", "p95_s", "p99_s", "gets", "hedges", "hedges_won"):
+        shown.add_column(title, justify="right")
+    for row in rows:
+        shown.add_row(*(str(row[str(column.header)]) for column in shown.columns))
+    console.print(shown)
+    console.print(f"P99 falls {figures['p99_drop']}×; {figures['extra_gets']:.1%} more GETs than objects")
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tail", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--batches", type=int, default=400, help="of each side (default 400; 300 make a P99)")
+    parser.add_argument("--latency", type=float, default=30.0, help="ms to the first byte, median (default 30)")
+    parser.add_argument("--sigma", type=float, default=0.5, help="of the lognormal distribution (default 0.5)")
+    parser.add_argument("--slow", type=float, default=0.01, help="share of slow requests (default 0.01)")
+    parser.add_argument("--slow-factor", type=float, default=50.0, help="how much slower (default 50)")
+    parser.add_argument("--seed", type=int, default=0, help="of the latencies (default 0)")
+    parser.add_argument("--client", default="auto", help="auto, obstore, aiobotocore")
+    parsed = parser.parse_args(arguments)
+    if parsed.batches < 2 or parsed.latency <= 0 or not 0 <= parsed.slow <= 1:
+        parser.error("--batches is at least 2, --latency above 0, --slow a share")
+    return Options(
+        json=parsed.json,
+        num_batches=parsed.batches,
+        latency_ms=parsed.latency,
+        sigma=parsed.sigma,
+        slow=parsed.slow,
+        slow_factor=parsed.slow_factor,
+        seed=parsed.seed,
+        client=parsed.client,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit status."""
+    options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    return ends_with_one_line(lambda: run_benchmark(options, Console()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""What a soak test has to endure: spells of bad weather, drawn from a seed, over network, server and cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from storage.errors import StorageError
+from storage.testing import HttpFaultsProcess, MortalS3, Toxiproxy
+from storage.testing.wire_faults import Rates
+
+__all__ = ["KINDS", "Spell", "Weather", "forecast"]
+
+# HTTP, at the faulty proxy; milder than what no deadline outlasts.
+_RATES: dict[str, Rates] = {
+    "storm": Rates(slow_down=0.5),
+    "storm_of_all": Rates(slow_down=1.0),
+    "errors": Rates(error=0.2),
+    "resets": Rates(reset=0.15, reset_body=0.15),
+    "cut_bodies": Rates(close_body=0.4),
+    "stalls": Rates(silence=0.03, stall=0.03),
+    "flips": Rates(flip=0.1),
+    "lies": Rates(lie=0.2),
+    "slow_tail": Rates(latency_s=0.02, slow=0.02),
+    "mixed": Rates(slow_down=0.1, error=0.05, reset=0.05, reset_body=0.05, close_body=0.05, stall=0.02, flip=0.02),
+}
+# TCP, at toxiproxy.
+_TOXICS: dict[str, tuple[str, float, dict[str, int]]] = {
+    "latency": ("latency", 1.0, {"latency": 80, "jitter": 40}),
+    "bandwidth": ("bandwidth", 1.0, {"rate": 2_000}),
+    "slicer": ("slicer", 1.0, {"average_size": 4_000, "size_variation": 2_000, "delay": 50}),
+    "reset_peer": ("reset_peer", 0.3, {"timeout": 50}),
+    "limit_data": ("limit_data", 0.5, {"bytes": 200_000}),
+    "timeout": ("timeout", 0.1, {"timeout": 500}),
+}
+_OTHERS = (
+    "calm", "network_away", "server_frozen", "server_killed", "cache_flipped", "cache_truncated", "cache_deleted"
+)  # fmt: skip
+KINDS = (*_RATES, *_TOXICS, *_OTHERS)
+_FREEZE_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """Weather for a while.
+
+    Attributes:
+        kind: One of `KINDS`.
+        duration_s: How long it lasts.
+        seed: Of what is drawn while it does.
+    """
+
+    kind: str
+    duration_s: float
+    seed: int
+
+
+def forecast(seed: int, *, shortest_s: float, longest_s: float) -> Iterator[Spell]:
+    """Says what comes, for ever: every kind once, in an order of the seed's, then again in another."""
+    dice = random.Random(seed)
+    while True:
+        for kind in dice.sample(KINDS, len(KINDS)):
+            yield Spell(kind, dice.uniform(shortest_s, longest_s), dice.randrange(1 << 31))
+
+
+class Weather:
+    """Makes the weather on a thread of its own for as long as the ``with`` block lasts; the sky is clear afterwards.
+
+    Args:
+        spells: What comes.
+        faults: The proxy that the client talks to.
+        network: The proxy behind it.
+        mortal: The server behind that.
+        cache: The cache folder.
+
+    Attributes:
+        counts: Spells that have begun, by kind.
+        error: What ended it early, or None.
+    """
+
+    def __init__(
+        self,
+        spells: Iterator[Spell],
+        *,
+        faults: HttpFaultsProcess,
+        network: Toxiproxy,
+        mortal: MortalS3,
+        cache: Path,
+    ) -> None:
+        self._spells = spells
+        self._faults = faults
+        self._network = network
+        self._mortal = mortal
+        self._cache = cache
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="weather")
+        self.counts: Counter[str] = Counter()
+        self.error: StorageError | OSError | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for spell in self._spells:
+                if self._over.is_set():
+                    return
+                self.counts[spell.kind] += 1
+                with self._making(spell):
+                    self._over.wait(spell.duration_s)
+        except (StorageError, OSError) as error:
+            self.error = error
+
+    @contextlib.contextmanager
+    def _making(self, spell: Spell) -> Iterator[None]:
+        kind = spell.kind
+        if kind in _RATES:
+            self._faults.set_rates(replace(_RATES[kind], seed=spell.seed))
+            yield
+            self._faults.set_rates(Rates())
+        elif kind in _TOXICS:
+            name, toxicity, attributes = _TOXICS[kind]
+            self._network.add_toxic("weather", name, stream="downstream", toxicity=toxicity, **attributes)
+            yield
+            self._network.remove_toxic("weather")
+        elif kind == "network_away":
+            self._network.disable()
+            self._over.wait(_FREEZE_S)
+            self._network.enable()
+            yield
+        elif kind == "server_frozen":
+            self._mortal.freeze()
+            self._over.wait(_FREEZE_S)
+            self._mortal.thaw()
+            yield
+        elif kind == "server_killed":
+            self._mortal.restart()
+            yield
+        else:
+            if kind != "calm":
+                _spoil(self._cache, kind, random.Random(spell.seed))
+            yield
+
+
+def _spoil(cache: Path, kind: str, dice: random.Random) -> None:
+    """Does to a cache folder what drives and people do."""
+    if kind == "cache_deleted":
+        shutil.rmtree(cache, ignore_errors=True)
+        return
+    change = _flip if kind == "cache_flipped" else _truncate
+    for path in _some(sorted(cache.rglob("*")), dice):
+        # Evicted meanwhile, or one that is not ours to write.
+        with contextlib.suppress(OSError):
+            change(path, dice)
+
+
+def _some(paths: Sequence[Path], dice: random.Random) -> Sequence[Path]:
+    files = [path for path in paths if path.is_file() and not path.is_symlink()]
+    return dice.sample(files, min(len(files), 3))
+
+
+def _flip(path: Path, dice: random.Random) -> None:
+    with path.open("r+b") as file:
+        size = path.stat().st_size
+        for _ in range(min(size, 64)):
+            place = dice.randrange(size)
+            file.seek(place)
+            byte = file.read(1)
+            file.seek(place)
+            file.write(bytes(value ^ 0xFF for value in byte))
+
+
+def _truncate(path: Path, dice: random.Random) -> None:
+    with path.open("r+b") as file:
+        file.truncate(dice.randrange(path.stat().st_size + 1))
