@@ -67,7 +67,7 @@ class Load:
         latencies_ms: To the first byte.
         in_flight: Fixed numbers.
         cpu_in_flight: Numbers to try without latency; the best counts.
-        num_rounds: Of everything.
+        num_rounds: By kind, as ranges take longer.
         window_s: Of one fixed number, at least; every worker is answered twice in any case.
         warm_s: That "auto" gets to find its number.
         auto_s: That it is measured then.
@@ -76,14 +76,14 @@ class Load:
     latencies_ms: tuple[int, ...]
     in_flight: tuple[int, ...]
     cpu_in_flight: tuple[int, ...]
-    num_rounds: int
+    num_rounds: Mapping[str, int]
     window_s: float
     warm_s: float
     auto_s: float
 
 
-FULL = Load((5, 30, 130), (1, 2, 4, 8, 16, 32, 64, 128, 256), (8, 16, 32, 64), 3, 0.8, 4.0, 2.0)
-QUICK = Load((5, 30), (1, 16, 64), (16,), 1, 0.3, 2.0, 1.0)
+FULL = Load((5, 30, 130), (1, 2, 4, 8, 16, 32, 64, 128, 256), (8, 16, 32, 64), {"object": 3, "range": 2}, 0.8, 4.0, 2.0)
+QUICK = Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 0.3, 2.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,14 +252,19 @@ async def _measure(
     ]
     pairs = [(kind, latency_ms) for kind in NUM_BYTES for latency_ms in load.latencies_ms]
     try:
-        with bar(console, "Requests in flight", load.num_rounds * (len(cells) + len(pairs))) as progress:
-            for number in range(load.num_rounds):
+        num_steps = sum(load.num_rounds[cell.kind] for cell in cells) + sum(load.num_rounds[kind] for kind, _ in pairs)
+        with bar(console, "Requests in flight", num_steps) as progress:
+            for number in range(max(load.num_rounds.values())):
                 for cell in cells if number % 2 == 0 else reversed(cells):
+                    if number >= load.num_rounds[cell.kind]:
+                        continue
                     rate, cost_ms = await clients[cell.latency_ms].fixed(cell.kind, cell.in_flight, load.window_s)
                     rates.setdefault(cell, []).append(rate)
                     cpu_ms.setdefault(cell, []).append(cost_ms)
                     progress.advance()
                 for kind, latency_ms in pairs:
+                    if number >= load.num_rounds[kind]:
+                        continue
                     done = await clients[latency_ms].auto(kind, load.warm_s, load.auto_s)
                     autos.setdefault((kind, latency_ms), []).append(done)
                     progress.advance()
@@ -315,7 +320,6 @@ def _figures(
         "auto": auto,
         "cpu_limit_per_s": {kind: round(per_s, 1) for kind, per_s in cpu_per_s.items()},
         "measured_latency_ms": {str(latency): round(1000 * seconds, 2) for latency, seconds in latency_s.items()},
-        "num_rounds": len(next(iter(rates.values()))),
     }
 
 

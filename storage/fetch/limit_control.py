@@ -26,6 +26,7 @@ _SLOW_START_INTERVAL_S = 0.1
 _INTERVAL_S = 0.25
 _HOLD_S = 1.0
 _DOWN_EVERY = 4
+_STRIDE, _LONGEST_STRIDE = 1 / 8, 1 / 2  # of the limit; doubled while steps succeed
 
 
 class Phase(Enum):
@@ -55,6 +56,7 @@ class LimitController:
         self._reference: float | None = None  # goodput to compare with
         self._came_from: float | None = None  # the limit before the step that is being judged
         self._num_probes = 0
+        self._stride = _STRIDE
         self._next_probe_s = 0.0
         self._recover_to = 0.0
         self._grown = False
@@ -95,6 +97,7 @@ class LimitController:
         self.phase = Phase.RECOVERY
         self._grown = False
         self._reference = self._came_from = None
+        self._stride = _STRIDE
         self._move(max(1.0, _CUT * self._limit))
 
     def finished(self, now_s: float, *, generation: int, num_bytes: int, answer_s: float, bound: bool) -> None:
@@ -170,7 +173,7 @@ class LimitController:
         self._next_probe_s = now_s + _HOLD_S
 
     def _step(self, now_s: float, *, up: bool) -> None:
-        before, step = self._limit, max(1.0, self._limit / 8)
+        before, step = self._limit, max(1.0, self._limit * (self._stride if up else _STRIDE))
         self._move(before + step if up else max(before - step, float(self._wanted)))
         if self._limit == before:
             self._next_probe_s = now_s + _HOLD_S
@@ -184,8 +187,10 @@ class LimitController:
         gain = goodput / self._reference if self._reference else 2.0
         if self._limit > before and gain >= 1.0 + (self._limit - before) / before / 2:
             self._reference = goodput
+            self._stride = min(_LONGEST_STRIDE, 2 * self._stride)
             self._step(now_s, up=True)
             return
+        self._stride = _STRIDE
         if self._limit > before or gain < 1.0:
             self._move(before)
         self._next_probe_s = now_s + _HOLD_S

@@ -39,6 +39,7 @@ from storage.stores.location import Location
 from storage.stores.options import S3Options
 from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
+from storage.stores.s3_body import BodyPieces
 
 __all__ = ["S3Store", "translate"]
 
@@ -101,7 +102,13 @@ class S3Store(Store):
         except BaseException:
             response["Body"].close()
             raise
-        return _meta(key, size, response), _Body(self, response, key, span, piece_bytes)
+        pieces = BodyPieces(
+            response["Body"],
+            translated=lambda: self._translated(key, span),
+            check_length=lambda got: self._check_length(response, got, key, span),
+            piece_bytes=piece_bytes,
+        )
+        return _meta(key, size, response), pieces
 
     async def _request(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> Mapping[str, Any]:
         request = self._at(key)
@@ -274,51 +281,6 @@ class S3Store(Store):
             OSError,
         ) as error:
             raise translate(error, writing=writing).locate(url=self.url, key=key, start=start, end=end) from error
-
-
-class _Body:
-    """The body of an answer, in pieces; see `storage.stores.pieces.Pieces`."""
-
-    def __init__(
-        self, store: S3Store, response: Mapping[str, Any], key: str, span: tuple[int, int] | None, piece_bytes: int
-    ) -> None:
-        self._store = store
-        self._response = response
-        self._key = key
-        self._span = span
-        self._piece_bytes = piece_bytes
-        self._num_bytes = 0
-        self._failure: Exception | None = None
-
-    async def __anext__(self) -> memoryview:
-        # aiohttp hands out what a socket had, 64 KiB or so: gathered, because every piece costs its taker a trip.
-        gathered: list[bytes] = []
-        missing = self._piece_bytes
-        with self._store._translated(self._key, self._span):
-            if self._failure is not None:
-                raise self._failure
-            while missing > 0:
-                try:
-                    chunk = await self._response["Body"].read(missing)
-                except Exception as error:
-                    if not gathered:
-                        raise
-                    self._failure = error  # what came before it is good, and is not asked for again
-                    break
-                if not chunk:
-                    break
-                gathered.append(chunk)
-                missing -= len(chunk)
-        if not gathered:
-            self._store._check_length(self._response, self._num_bytes, self._key, self._span)
-            raise StopAsyncIteration
-        piece = gathered[0] if len(gathered) == 1 else b"".join(gathered)
-        self._num_bytes += len(piece)
-        return memoryview(piece)
-
-    async def aclose(self) -> None:
-        # Gives the connection back, or closes it where bytes are left: an unread body would occupy its place for ever.
-        self._response["Body"].close()
 
 
 class _BoundClient:

@@ -159,7 +159,7 @@ async def _visit(endpoint: Endpoint) -> None:
     endpoint.leave(await endpoint.enter(), **SMALL)  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_begins_anew() -> None:
     engine = FetchEngine(MemoryStore(f"memory://{secrets.token_hex(8)}"), in_flight=1)
     asyncio.run(engine._endpoint.enter())  # never left

@@ -312,6 +312,24 @@ async def test_cancelling_in_the_body_gives_the_place_back() -> None:
     assert bytes((await engine.fetch("k", 0, 10)).data) == DATA[:10]
 
 
+@pytest.mark.parametrize("large", [False, True])
+async def test_cancelling_at_any_await_leaves_nothing_in_flight(large: bool) -> None:
+    store = await a_store(lambda call: (Cut(700_000), Wait(asyncio.Event().wait)) if call.number % 3 == 2 else ())
+    engine = FetchEngine(store, in_flight=2, retry=RetryPolicy(base_delay_s=1e-6, first_byte_s=0.01))
+    finished = 0
+    for num_steps in range(60):
+        tasks = [asyncio.create_task(engine.fetch("k", 0, SIZE if large else 100)) for _ in range(4)]
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        finished += sum(not task.cancelled() and task.exception() is None for task in tasks)
+        assert (engine.stats.in_flight, engine._endpoint.num_active) == (0, 0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert finished > 0
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 async def test_any_faults_in_any_place_leave_the_right_bytes_once(data: st.DataObject) -> None:
