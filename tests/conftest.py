@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from storage.testing import LocalS3, ToolUnavailable, local_s3
 from storage.testing import no_leaks as leaving_nothing
@@ -19,6 +20,10 @@ from storage.testing.canary import Canary, canary, pytest_runtest_makereport
 __all__ = ["canary", "pytest_runtest_makereport"]  # pytest finds both here
 
 IN_CI = os.environ.get("CI") == "true"
+
+# No deadline for single examples: on a busy machine they measure the others.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 
 @dataclass(frozen=True)

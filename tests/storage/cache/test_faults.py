@@ -254,7 +254,13 @@ async def main():
         cache = DiskShardCache(FetchEngine(store), sys.argv[2], budget_bytes="1GiB")
         await asyncio.gather(*(asyncio.to_thread(int) for _ in range(8)))
         resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
-        shards = await asyncio.gather(*(cache.acquire(entry) for entry in entries))
+        slots = asyncio.Semaphore(3)  # at once; what was acquired stays open
+
+        async def acquire(entry):
+            async with slots:
+                return await cache.acquire(entry)
+
+        shards = await asyncio.gather(*map(acquire, entries))
         for number, shard in enumerate(shards):
             assert [bytes(d) for d in shard.payload("image", np.arange(3))] == [
                 sample(3 * number + row)["image"] for row in range(3)], number
