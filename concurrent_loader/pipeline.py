@@ -245,6 +245,8 @@ class Pipeline:
                     continue
                 arrived = await asyncio.shield(self._arriving[shard])
                 if isinstance(arrived, Exception):
+                    if isinstance(arrived, StorageError):
+                        arrived.locate(sample=int(index.sample[index.shard == shard][0]))
                     raise arrived
                 shards[shard] = arrived
             return await self._make_from(index, shards, threads)

@@ -247,9 +247,9 @@ class Transfer:
             lane.counters.num_throttled += 1
         delay_s = lane.delay_s(error, self._policy, failures=self._failures, elapsed_s=self._elapsed_s())
         if delay_s is None:
-            raise error.locate(
-                url=lane.store.url, key=wish.key, start=wish.start, end=self._end, attempts=self._attempts
-            ) from error.__cause__
+            # The range that was asked for, not the part of it that was still missing.
+            error.start, error.end = wish.start, self._end
+            raise error.locate(url=lane.store.url, key=wish.key, attempts=self._attempts) from error.__cause__
         lane.counters.num_retries += 1
         self._store = lane.store.on_fresh_connections() if wants_new_connection(error) else lane.store
         return delay_s
