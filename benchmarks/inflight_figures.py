@@ -10,7 +10,7 @@ __all__ = [
     "Cell",
     "Cycles",
     "Row",
-    "auto_ratios",
+    "best_fixed",
     "converged_after_s",
     "limit_per_s",
     "rate_of",
@@ -117,12 +117,10 @@ def rows(
     return made
 
 
-def auto_ratios(table: Sequence[Row], auto_per_s: Mapping[tuple[str, int], float]) -> dict[tuple[str, int], float]:
-    """The automatic number's rate, divided by that of the best fixed number, by kind and latency."""
-    return {
-        (kind, latency_ms): per_s / max(row.per_s for row in table if (row.kind, row.latency_ms) == (kind, latency_ms))
-        for (kind, latency_ms), per_s in auto_per_s.items()
-    }
+def best_fixed(rates: Mapping[Cell, Sequence[float]], kind: str, latency_ms: int) -> int:
+    """The fixed number in flight with the highest rate, of one kind at one latency."""
+    of_pair = {cell: found for cell, found in rates.items() if (cell.kind, cell.latency_ms) == (kind, latency_ms)}
+    return max(of_pair, key=lambda cell: statistics.median(of_pair[cell])).in_flight
 
 
 def rate_over(seen: Sequence[tuple[float, int]], *, num_bytes: int) -> float:

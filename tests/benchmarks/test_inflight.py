@@ -11,7 +11,7 @@ from benchmarks.inflight import QUICK, Auto, main
 from benchmarks.inflight_figures import (
     Cell,
     Cycles,
-    auto_ratios,
+    best_fixed,
     converged_after_s,
     limit_per_s,
     rate_of,
@@ -40,7 +40,8 @@ def test_a_table_of_medians_and_the_ratio_of_auto_to_the_best() -> None:
         {few: [30, 29, 31], many: [900, 1000, 990]}, {few: [1.0] * 3, many: [0.5] * 3}, {few: 31.0, many: 1100.0}
     )
     assert [(row.per_s, row.ratio) for row in table] == [(30, 0.968), (990, 0.9)]
-    assert auto_ratios(table, {("object", 30): 940.5}) == {("object", 30): pytest.approx(0.95)}
+    rates = {few: [30, 99999, 31], many: [900, 1000, 990], Cell("range", 30, 1): [9999.0]}
+    assert best_fixed(rates, "object", 30) == many.in_flight
 
 
 def test_rates_are_of_bytes() -> None:
@@ -65,7 +66,7 @@ def test_the_file_has_what_readers_of_it_expect(tmp_path: Path, monkeypatch: pyt
         return inflight._figures(
             {cell: [10.0 * cell.in_flight] for cell in cells},
             {cell: [0.5] for cell in cells},
-            {pair: [Auto(600.0, 64, 1.5)] for pair in pairs},
+            {pair: [Auto(600.0, 640.0, 64, 1.5)] for pair in pairs},
             {0: 0.001, **{latency: latency / 1000 for latency in load.latencies_ms}},
         )
 

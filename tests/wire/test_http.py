@@ -121,7 +121,8 @@ class Fetcher:
 @pytest.fixture
 async def fetcher(proxy, objects, client, policy):
     async with open_store(objects.url, client=client, **objects.options(proxy)) as store:
-        yield Fetcher(FetchEngine(store, in_flight=8, retry=policy()), objects.big)
+        # A piece of 1 MiB at the slowest pace is what a stalled body may take: two seconds.
+        yield Fetcher(FetchEngine(store, in_flight=8, retry=policy(min_bytes_per_s=512 * 1024)), objects.big)
 
 
 def happened(proxy, faults):
