@@ -89,7 +89,8 @@ class _Record:
     def count(self, dataset: ShardDataset) -> None:
         """Adds what a data set that is about to be closed has counted."""
         for into, stats in ((self.fetch, dataset.fetch_stats), (self.cache, dataset.cache_stats)):
-            into.update({name: value for name, value in asdict(stats).items() if isinstance(value, int)})
+            into.update({name: value for name, value in asdict(stats).items() if name.startswith("num_")})
+        self.fetch["wasted_bytes"] += dataset.fetch_stats.wasted_bytes
 
     def look(self) -> None:
         """Takes the process's measure, at an epoch's end."""

@@ -7,12 +7,12 @@ import random
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from storage.errors import StorageError
+from storage.errors import ConnectionFailed, StorageError
 from storage.testing import HttpFaultsProcess, MortalS3, Toxiproxy
 from storage.testing.wire_faults import Rates
 
@@ -45,6 +45,7 @@ _OTHERS = (
 )  # fmt: skip
 KINDS = (*_RATES, *_TOXICS, *_OTHERS)
 _FREEZE_S = 1.5
+_TRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +133,13 @@ class Weather:
             self._faults.set_rates(Rates())
         elif kind in _TOXICS:
             name, toxicity, attributes = _TOXICS[kind]
-            self._network.add_toxic("weather", name, stream="downstream", toxicity=toxicity, **attributes)
+            _insist(lambda: _poison(self._network, name, toxicity, attributes))
             yield
-            self._network.remove_toxic("weather")
+            _insist(lambda: _cleanse(self._network))
         elif kind == "network_away":
-            self._network.disable()
+            _insist(self._network.disable)
             self._over.wait(_FREEZE_S)
-            self._network.enable()
+            _insist(self._network.enable)
             yield
         elif kind == "server_frozen":
             self._mortal.freeze()
@@ -152,6 +153,25 @@ class Weather:
             if kind != "calm":
                 _spoil(self._cache, kind, random.Random(spell.seed))
             yield
+
+
+def _poison(network: Toxiproxy, name: str, toxicity: float, attributes: dict[str, int]) -> None:
+    _cleanse(network)
+    network.add_toxic("weather", name, stream="downstream", toxicity=toxicity, **attributes)
+
+
+def _cleanse(network: Toxiproxy) -> None:
+    if "weather" in network.toxics():
+        network.remove_toxic("weather")
+
+
+def _insist(call: Callable[[], None]) -> None:
+    """Calls again if the proxy does not answer: on a machine in distress it may take longer than its own patience."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(ConnectionFailed):
+            call()
+            return
+    call()
 
 
 def _spoil(cache: Path, kind: str, dice: random.Random) -> None:
