@@ -67,7 +67,8 @@ class Load:
         latencies_ms: To the first byte.
         in_flight: Fixed numbers.
         cpu_in_flight: Numbers to try without latency; the best counts.
-        num_rounds: By kind, as ranges take longer.
+        num_rounds: Of the table, by kind, as ranges take longer.
+        num_turns: Of "auto" and the best fixed number.
         window_s: Of one fixed number, at least; every worker is answered twice in any case.
         warm_s: That "auto" gets to find its number.
         auto_s: That it is measured then.
@@ -77,13 +78,16 @@ class Load:
     in_flight: tuple[int, ...]
     cpu_in_flight: tuple[int, ...]
     num_rounds: Mapping[str, int]
+    num_turns: int
     window_s: float
     warm_s: float
     auto_s: float
 
 
-FULL = Load((5, 30, 130), (1, 2, 4, 8, 16, 32, 64, 128, 256), (8, 16, 32, 64), {"object": 3, "range": 2}, 0.5, 4.0, 2.0)
-QUICK = Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 0.3, 2.0, 1.0)
+FULL = Load(
+    (5, 30, 130), (1, 2, 4, 8, 16, 32, 64, 128, 256), (8, 16, 32, 64), {"object": 2, "range": 1}, 3, 0.5, 4.0, 2.0
+)
+QUICK = Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 1, 0.3, 2.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +259,7 @@ async def _measure(
     ]
     pairs = [(kind, latency_ms) for kind in NUM_BYTES for latency_ms in load.latencies_ms]
     try:
-        num_steps = sum(load.num_rounds[cell.kind] for cell in cells) + sum(load.num_rounds[kind] for kind, _ in pairs)
+        num_steps = sum(load.num_rounds[cell.kind] for cell in cells) + load.num_turns * len(pairs)
         with bar(console, "Requests in flight", num_steps) as progress:
             for number in range(max(load.num_rounds.values())):
                 for cell in cells if number % 2 == 0 else reversed(cells):
@@ -266,10 +270,8 @@ async def _measure(
                     cpu_ms.setdefault(cell, []).append(cost_ms)
                     progress.advance()
             # The best of nine measurements is better than its number: it is measured anew, in turn with "auto".
-            for number in range(max(load.num_rounds.values())):
+            for _ in range(load.num_turns):
                 for kind, latency_ms in pairs:
-                    if number >= load.num_rounds[kind]:
-                        continue
                     best = best_fixed(rates, kind, latency_ms)
                     done = await clients[latency_ms].auto(kind, best, load)
                     autos.setdefault((kind, latency_ms), []).append(done)
