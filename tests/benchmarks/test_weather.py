@@ -27,6 +27,10 @@ class Everything:
     def __getattr__(self, name):
         return lambda *args, **kwargs: self.told.append(name)
 
+    def toxics(self):
+        left = self.told.count("add_toxic") - self.told.count("remove_toxic")
+        return ["weather"] * left
+
 
 def make(tmp_path, world, spells):
     return Weather(spells, faults=world, network=world, mortal=world, cache=tmp_path)
@@ -45,6 +49,22 @@ def test_what_begins_ends(tmp_path):
     for begin, end in (("add_toxic", "remove_toxic"), ("disable", "enable"), ("freeze", "thaw")):
         assert world.told.count(begin) == world.told.count(end) > 0
     assert world.told.count("set_rates") % 2 == 0
+
+
+def test_a_proxy_that_is_slow_to_answer_is_asked_again(tmp_path):
+    class Slow(Everything):
+        def add_toxic(self, *args, **kwargs):
+            self.told.append("add_toxic")
+            if self.told.count("add_toxic") == 1:
+                raise ConnectionFailed("no answer, although it was done")
+
+    world = Slow()
+    spells = [spell for spell in islice(forecast(0, shortest_s=0.0, longest_s=0.0001), len(KINDS))]
+    weather = make(tmp_path, world, iter([spell for spell in spells if spell.kind == "latency"]))
+    with weather:
+        weather._thread.join()
+    assert weather.error is None
+    assert world.told == ["add_toxic", "remove_toxic", "add_toxic", "remove_toxic"]
 
 
 def test_a_world_that_is_gone_is_said(tmp_path):
