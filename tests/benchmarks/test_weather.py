@@ -59,7 +59,7 @@ def test_a_proxy_that_is_slow_to_answer_is_asked_again(tmp_path):
                 raise ConnectionFailed("no answer, although it was done")
 
     world = Slow()
-    spells = [spell for spell in islice(forecast(0, shortest_s=0.0, longest_s=0.0001), len(KINDS))]
+    spells = islice(forecast(0, shortest_s=0.0, longest_s=0.0001), len(KINDS))
     weather = make(tmp_path, world, iter([spell for spell in spells if spell.kind == "latency"]))
     with weather:
         weather._thread.join()
