@@ -47,7 +47,7 @@ _EPOCHS_AN_OPENING = 5  # then the data set is closed and opened again
 _HANG_S = 300.0
 # Short enough that a spell of bad weather is felt, patient enough to outlast it.
 _POLICY = RetryPolicy(
-    max_attempts=40, max_delay_s=2.0, first_byte_s=2.0, min_bytes_per_s=16 * 1024, stall_window_s=2.0, deadline_s=90.0
+    max_attempts=40, max_delay_s=2.0, first_byte_s=2.0, min_bytes_per_s=256 * 1024, stall_window_s=2.0, deadline_s=90.0
 )
 
 
