@@ -196,10 +196,7 @@ class ShardCache(ABC):
         try:
             return (await self._engine.fetch(entry.key, start, end, object_size=entry.size)).data.toreadonly()
         except ObjectChanged as error:
-            raise DatasetChanged(
-                "a shard was replaced under its manifest; open the data set again",
-                url=self._engine.store.url, key=entry.key, expected=error.expected, got=error.got,
-            ) from error  # fmt: skip
+            raise _dataset_changed(entry, error) from error
 
     # -- what a cache on the drive does more -----------------------------------------------------------------------
 
@@ -254,10 +251,7 @@ class ShardCache(ABC):
             # One typed error reaches the caller: the first; its siblings were cancelled by the group.
             first = _first(errors)
             if isinstance(first, ObjectChanged):
-                raise DatasetChanged(
-                    "a shard was replaced under its manifest; open the data set again",
-                    url=self._engine.store.url, shard=entry.key, key=entry.key, expected=first.expected, got=first.got,
-                ) from first  # fmt: skip
+                raise _dataset_changed(entry, first) from first
             if isinstance(first, StorageError):
                 first.locate(shard=entry.key)
             raise first from first.__cause__
@@ -278,6 +272,14 @@ class ShardCache(ABC):
 
 async def _decoded(decode: Callable[[memoryview], T], data: memoryview) -> T:
     return decode(data) if len(data) < _THREAD_BYTES else await in_thread(lambda: decode(data))
+
+
+def _dataset_changed(entry: ShardEntry | BundleEntry, error: ObjectChanged) -> DatasetChanged:
+    return DatasetChanged(
+        "a shard was replaced under its manifest; open the data set again",
+        url=error.url, key=entry.key, shard=entry.key, start=error.start, end=error.end,
+        expected=error.expected, got=error.got, attempts=error.attempts,
+    )  # fmt: skip
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -288,8 +288,9 @@ class Transfer:
 
     def _replaced(self, what: str, expected: object, got: object) -> ObjectChanged:
         return ObjectChanged(
-            what, url=self._lane.store.url, key=self._wish.key, expected=expected, got=got, attempts=self._attempts
-        )
+            what, url=self._lane.store.url, key=self._wish.key, start=self._wish.start, end=self._end,
+            expected=expected, got=got, attempts=self._attempts,
+        )  # fmt: skip
 
 
 def _strong(etag: str | None) -> str | None:

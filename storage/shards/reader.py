@@ -85,7 +85,7 @@ class DatasetReader:
                 if name not in values:
                     values[name] = index.value(name, row)
         except StorageError as error:
-            error.locate(url=self.engine.store.url, shard=entry.key)
+            error.locate(url=self.engine.store.url, shard=entry.key, sample=sample)
             raise
         return {name: values[name] for name in names}
 

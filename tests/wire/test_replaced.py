@@ -54,6 +54,7 @@ def test_a_shard_replaced_mid_epoch(own_objects, make_epochs, check_batch, tmp_p
     assert 200 < len(seen) < 240
     error = caught.value
     assert (error.url, error.key, error.shard) == (own_objects.dataset_url, key, key)
+    assert None not in (error.start, error.end, error.sample, error.attempts)
 
 
 async def test_an_object_replaced_inside_a_range(proxy, objects, client, policy):
