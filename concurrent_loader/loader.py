@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
@@ -15,11 +14,12 @@ import torch.distributed
 from concurrent_loader.batch import Batch
 from concurrent_loader.dataset import ShardDataset
 from concurrent_loader.decode import Decoder, make_decoder
-from concurrent_loader.pipeline import END, Failure, Pipeline
+from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
+from concurrent_loader.pipeline import END, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, EpochPlan, PlanState, parse_window
 from concurrent_loader.stats import LoaderStats, StageClock
 from concurrent_loader.work import Recipe
-from storage.errors import ConfigurationError, StoreClosed
+from storage.errors import ConfigurationError
 from storage.shards.columns import ColumnKind
 from storage.sizes import Size, parse_size
 
@@ -150,33 +150,14 @@ class ConcurrentDataLoader:
 
     def _iterate(self, epoch: int, start_step: int) -> Iterator[Any]:
         me = self._newest = object()
-        ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         began = perf_counter()
-        pid = os.getpid()
-        loop = self.dataset.loop
-        pipeline = Pipeline(
-            reader=self.dataset.reader,
-            plan=self._plan(epoch),
-            recipe=self._recipe,
-            start_step=start_step,
-            rank=self.rank,
-            world_size=self.world_size,
-            num_threads=self._num_threads,
-            prefetch_batches=self._prefetch_batches,
-            prefetch_bytes=self._prefetch_bytes,
-            deliver=ready.put,
-        )
-        loop.run(pipeline.start())
+        batches = self._batches(epoch, start_step)
+        batches.start()
         step = start_step
         try:
             while True:
-                if os.getpid() != pid:
-                    raise StoreClosed(
-                        "this iteration began before a fork, and its batches arrive in the parent; iterate over the "
-                        "loader anew in the child"
-                    )
                 asked = perf_counter()
-                item = ready.get()
+                item = batches.take()
                 waited = perf_counter() - asked
                 self._clock.add("wait", waited)
                 if item is END:
@@ -186,7 +167,6 @@ class ConcurrentDataLoader:
                     raise item.error
                 if step == start_step:
                     self._first_batch_s = perf_counter() - began
-                loop.call_soon(pipeline.consumed)
                 step += 1
                 if self._newest is me:
                     self._step = step
@@ -200,7 +180,21 @@ class ConcurrentDataLoader:
             if self._newest is me:
                 self._epoch, self._step, self._started = epoch + 1, 0, False
         finally:
-            pipeline.stop(loop)
+            batches.stop()
+
+    def _batches(self, epoch: int, start_step: int) -> EpochBatches:
+        return ThreadedBatches(
+            self.dataset.loop,
+            reader=self.dataset.reader,
+            plan=self._plan(epoch),
+            recipe=self._recipe,
+            start_step=start_step,
+            rank=self.rank,
+            world_size=self.world_size,
+            num_threads=self._num_threads,
+            prefetch_batches=self._prefetch_batches,
+            prefetch_bytes=self._prefetch_bytes,
+        )
 
     def _to_device(self, batch: Any) -> Any:
         if not isinstance(batch, Batch):
