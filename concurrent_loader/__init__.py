@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from concurrent_loader.batch import Batch, collate
     from concurrent_loader.dataset import ShardDataset
-    from concurrent_loader.errors import CollateError, DecodeError, LoaderError, LoaderStateError, TransformError
+    from concurrent_loader.errors import (
+        CollateError,
+        DecodeError,
+        LoaderError,
+        LoaderStateError,
+        TransformError,
+        WorkerDied,
+    )
     from concurrent_loader.loader import ConcurrentDataLoader
     from concurrent_loader.stats import LoaderStats
 
@@ -22,6 +29,7 @@ __all__ = [
     "LoaderStats",
     "ShardDataset",
     "TransformError",
+    "WorkerDied",
     "collate",
 ]
 
@@ -35,6 +43,7 @@ _HOMES = {
     "LoaderStats": "stats",
     "ShardDataset": "dataset",
     "TransformError": "errors",
+    "WorkerDied": "errors",
     "collate": "batch",
 }
 

@@ -10,7 +10,7 @@ from concurrent_loader.pipeline import Pipeline
 from storage.errors import StoreClosed
 from storage.loop_thread import LoopThread
 
-__all__ = ["EpochBatches", "ThreadedBatches"]
+__all__ = ["EpochBatches", "ThreadedBatches", "check_process"]
 
 
 class EpochBatches(Protocol):
@@ -54,11 +54,7 @@ class ThreadedBatches:
         Raises:
             StoreClosed: The process has been forked meanwhile.
         """
-        if os.getpid() != self._pid:
-            raise StoreClosed(
-                "this iteration began before a fork, and its batches arrive in the parent; iterate over the "
-                "loader anew in the child"
-            )
+        check_process(self._pid)
         item = self._ready.get()
         self._loop.call_soon(self._pipeline.consumed)
         return item
@@ -66,3 +62,16 @@ class ThreadedBatches:
     def stop(self) -> None:
         """Ends the pipeline, and waits until its tasks and threads are gone."""
         self._pipeline.stop(self._loop)
+
+
+def check_process(pid: int) -> None:
+    """Makes sure that an iteration goes on in the process where it began.
+
+    Raises:
+        StoreClosed: It does not.
+    """
+    if os.getpid() != pid:
+        raise StoreClosed(
+            "this iteration began before a fork, and its batches arrive in the parent; iterate over the "
+            "loader anew in the child"
+        )

@@ -7,6 +7,9 @@ One coroutine on the data set's loop schedules; the plan says which shards and s
   shard larger than the budget works;
 - a shard is let go of when all of its samples are delivered, or after the step that the plan names as its last use.
 
+Of several worker processes that share a rank's steps each has a pipeline of its own, which fetches and makes what its
+own steps need, and counts what passes in the others' steps.
+
 A failure is delivered in its place: the batches before it arrive first, whatever the timing.
 """
 
@@ -23,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from concurrent_loader.errors import LoaderError
-from concurrent_loader.plan import BatchIndex, EpochPlan
+from concurrent_loader.plan import BatchIndex, EpochPlan, first_uses
 from concurrent_loader.work import Recipe, Slice, cut, make_batch, make_samples
 from storage.cache import OpenShard, UseSchedule
 from storage.errors import CorruptData, StorageError, StoreClosed
@@ -60,6 +63,8 @@ class Pipeline:
         num_threads: Decode threads.
         prefetch_batches: Bound on batches made ahead.
         prefetch_bytes: Bound on shards fetched ahead of their first use.
+        worker: Makes the steps s with ``s % num_workers == worker``.
+        num_workers: Among how many pipelines the rank's steps are dealt out.
         deliver: Called on the loop with each batch in order, up to a `Failure`; at last `END`. Must not block.
     """
 
@@ -76,6 +81,8 @@ class Pipeline:
         prefetch_batches: int,
         prefetch_bytes: int,
         deliver: Callable[[Any], None],
+        worker: int = 0,
+        num_workers: int = 1,
     ) -> None:
         self._reader = reader
         self._shards = reader.manifest.shards
@@ -87,6 +94,8 @@ class Pipeline:
         self._num_threads = num_threads
         self._prefetch_bytes = prefetch_bytes
         self._deliver = deliver
+        self._worker = worker
+        self._num_workers = num_workers
         self._task: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(prefetch_batches)
         self._arriving: dict[int, asyncio.Task[OpenShard | Exception]] = {}
@@ -141,7 +150,9 @@ class Pipeline:
                 self._release_all()
 
     async def _run(self, group: asyncio.TaskGroup, threads: ThreadPoolExecutor) -> None:
-        order: asyncio.Queue[tuple[BatchIndex, asyncio.Task[Any]] | None] = asyncio.Queue()  # bounded by the slots
+        order: asyncio.Queue[tuple[list[BatchIndex], asyncio.Task[Any]] | None] = (
+            asyncio.Queue()
+        )  # bounded by the slots
         tasks: set[asyncio.Task[Any]] = set()
 
         def start(coroutine: Any) -> asyncio.Task[Any]:
@@ -151,24 +162,32 @@ class Pipeline:
             return task
 
         async def schedule() -> None:
-            upcoming = self._plan.shards_in_order(self._start_step, self._rank, self._world_size)
-            lookahead = _Lookahead(upcoming)
+            lookahead = _Lookahead(self._upcoming())
+            passed: list[BatchIndex] = []
             for index in self._plan.batches(self._start_step, self._rank, self._world_size):
+                passed.append(index)
+                if not self._is_own(index):
+                    continue
                 await self._slots.acquire()
                 self._fetch_ahead(index.step, lookahead, start)
-                order.put_nowait((index, start(self._make(index, threads))))
+                order.put_nowait((passed, start(self._make(index, threads))))
+                passed = []
             order.put_nowait(None)
 
         start(schedule())
         while (entry := await order.get()) is not None:
-            index, making = entry
+            passed, making = entry
             outcome = await making
             self._deliver(outcome)
             if isinstance(outcome, Failure):
                 for task in tasks:
                     task.cancel()
                 return
-            self._let_go(index)
+            for index in passed:
+                self._let_go(index)
+
+    def _is_own(self, index: BatchIndex) -> bool:
+        return index.step % self._num_workers == self._worker
 
     # -- shards ----------------------------------------------------------------------------------------------------
 
@@ -181,8 +200,15 @@ class Pipeline:
             first_step=now.first_step,
             last_step=now.last_step,
             next_step=then.first_step + plan.max_steps,
-            shared=now.shared,
+            shared=now.shared | (self._num_workers > 1),  # the other workers, too, find it in the cache
         )
+
+    def _upcoming(self) -> Iterator[tuple[int, int]]:
+        """Iterates lazily over (step of first use, shard), in the order in which this pipeline needs them."""
+        if self._num_workers == 1:
+            return self._plan.shards_in_order(self._start_step, self._rank, self._world_size)
+        batches = self._plan.batches(self._start_step, self._rank, self._world_size)
+        return first_uses(filter(self._is_own, batches))
 
     def _fetch_ahead(self, step: int, lookahead: _Lookahead, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         """Starts fetching what step ``step`` needs, and what comes after it as far as the budget goes."""
@@ -198,7 +224,6 @@ class Pipeline:
                 heapq.heappush(self._ahead, (first_use, size))
                 self._ahead_bytes += size
             self._arriving[shard] = start(self._acquire(shard))
-            self._left[shard] = self._plan.max_uses(shard, self._rank, self._world_size)
             last_use = self._plan.last_use_step(shard, self._rank, self._world_size)
             heapq.heappush(self._leaving, (last_use, shard))
 
@@ -212,9 +237,9 @@ class Pipeline:
         """Releases the shards that no batch after this one needs."""
         used = index.shard[: len(index) - index.num_padded]
         for shard, count in zip(*(numbers.tolist() for numbers in np.unique(used, return_counts=True)), strict=True):
-            self._left[shard] -= count
+            uses = self._plan.max_uses(shard, self._rank, self._world_size)
+            self._left[shard] = self._left.get(shard, uses) - count
             if not self._left[shard]:
-                uses = self._plan.max_uses(shard, self._rank, self._world_size)
                 self._release(shard, spent=uses == self._shards[shard].num_samples)
         self._reader.cache.at(index.step + 1)
         while self._leaving and self._leaving[0][0] <= index.step:
@@ -287,7 +312,7 @@ class Pipeline:
             raise error
         fresh = await self._reader.cache.replace(damaged[0].entry, damaged[0])
         shards = tuple(fresh if shard is damaged[0] else shard for shard in part.shards)
-        return Slice(part.positions, shards, part.rows, part.samples)
+        return replace(part, shards=shards)
 
 
 class _Lookahead:

@@ -81,6 +81,11 @@ class StageClock:
         with self._lock:
             self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
 
+    def seconds(self) -> dict[str, float]:
+        """All stages so far."""
+        with self._lock:
+            return dict(self._seconds)
+
     def __getitem__(self, stage: str) -> float:
         with self._lock:
             return self._seconds.get(stage, 0.0)

@@ -11,14 +11,18 @@ import numpy.typing as npt
 import torch
 
 from concurrent_loader.batch import Batch, collate, collate_columns
-from concurrent_loader.decode import Decoder
+from concurrent_loader.dataset import ShardDataset
+from concurrent_loader.decode import Decoder, make_decoder
 from concurrent_loader.errors import DecodeError, LoaderError, TransformError
 from concurrent_loader.plan import BatchIndex
 from concurrent_loader.stats import StageClock
 from storage.cache import OpenShard
+from storage.errors import ConfigurationError
 from storage.shards.columns import ColumnKind, Schema
 
-__all__ = ["Recipe", "Slice", "cut", "make_batch", "make_samples"]
+__all__ = ["BATCH", "SAMPLES", "Recipe", "Slice", "cut", "make_batch", "make_recipe", "make_samples"]
+
+SAMPLES, BATCH = range(2)
 
 _MIN_SLICE = 8  # samples: below this a thread hop costs more than it gains
 
@@ -34,6 +38,10 @@ class Recipe:
         transform: Sample dict → sample dict, or None.
         collate_fn: List of samples → batch, or None for `concurrent_loader.collate`.
         clock: Where the time goes.
+        before: Called in the thread, with a step's number and what is made of it (`SAMPLES` or `BATCH`), before that is
+            made: a worker process sets its random streams.
+        ship: Called in the thread with what makes a batch, to deliver something in its place: a worker process puts the
+            batch where the consumer can see it.
     """
 
     schema: Schema
@@ -42,11 +50,44 @@ class Recipe:
     transform: Callable[[dict[str, Any]], Any] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     clock: StageClock = field(default_factory=StageClock)
+    before: Callable[[int, int], object] | None = None
+    ship: Callable[[Callable[[], Any]], Any] | None = None
 
     @property
     def by_sample(self) -> bool:
         """Whether samples must exist one by one, as dicts; otherwise batches are made column by column."""
         return self.transform is not None or self.collate_fn is not None
+
+
+def make_recipe(
+    dataset: ShardDataset,
+    *,
+    decode: Mapping[str, str | Decoder],
+    transform: Callable[[dict[str, Any]], Any] | None,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    clock: StageClock,
+) -> Recipe:
+    """Makes a data set's recipe of a loader's arguments, in its process or in a worker's.
+
+    Raises:
+        ConfigurationError: A column to decode is not there, or not to be decoded so.
+    """
+    decoders = {}
+    for name, how in decode.items():
+        if name not in dataset.columns:
+            raise ConfigurationError("decode names no column", column=name, expected=list(dataset.columns))
+        column = dataset.schema[name]
+        if column.kind is not ColumnKind.PAYLOAD:
+            raise ConfigurationError("decode is for image and bytes columns", column=name, got=column.type)
+        decoders[name] = make_decoder(how, column.type)
+    return Recipe(
+        schema=dataset.schema,
+        columns=dataset.columns,
+        decoders=decoders,
+        transform=transform,
+        collate_fn=collate_fn,
+        clock=clock,
+    )
 
 
 @dataclass(frozen=True)
@@ -58,12 +99,14 @@ class Slice:
         shards: The open shards, one for each run of samples.
         rows: For each of them, (m,) int64 rows in the shard; together n.
         samples: (n,) int64, the samples' numbers in the data set.
+        step: Number of the batch in its epoch.
     """
 
     positions: npt.NDArray[np.int64]
     shards: tuple[OpenShard, ...]
     rows: tuple[npt.NDArray[np.int64], ...]
     samples: npt.NDArray[np.int64]
+    step: int = 0
 
 
 def cut(index: BatchIndex, shards: Mapping[int, OpenShard], *, num_threads: int) -> list[Slice]:
@@ -77,7 +120,7 @@ def cut(index: BatchIndex, shards: Mapping[int, OpenShard], *, num_threads: int)
         rows = tuple(np.split(index.row[positions], borders))
         firsts = [0, *borders.tolist()] if len(positions) else []
         open_shards = tuple(shards[int(shard_of[first])] for first in firsts)
-        slices.append(Slice(positions, open_shards, rows[: len(open_shards)], index.sample[positions]))
+        slices.append(Slice(positions, open_shards, rows[: len(open_shards)], index.sample[positions], index.step))
     return slices
 
 
@@ -91,6 +134,8 @@ def make_samples(recipe: Recipe, part: Slice) -> dict[str, Any] | list[Any]:
         StorageError: Bytes are missing or wrong.
         DecodeError, TransformError: With the sample's number in the data set, ``from`` the cause.
     """
+    if recipe.before is not None:
+        recipe.before(part.step, SAMPLES)
     columns: dict[str, Any] = {name: _read_column(recipe, part, name) for name in recipe.columns}
     if not recipe.by_sample:
         return columns
@@ -112,11 +157,21 @@ def make_batch(
     """Puts the slices of a batch together, in the batch's order.
 
     Returns:
-        A `Batch`, or whatever ``collate_fn`` makes.
+        A `Batch`, or whatever ``collate_fn`` makes; or what the recipe ships instead.
 
     Raises:
         CollateError: The samples do not fit together.
     """
+    if recipe.before is not None:
+        recipe.before(index.step, BATCH)
+    if recipe.ship is not None:
+        return recipe.ship(lambda: _put_together(recipe, index, epoch, parts))
+    return _put_together(recipe, index, epoch, parts)
+
+
+def _put_together(
+    recipe: Recipe, index: BatchIndex, epoch: int, parts: Sequence[tuple[Slice, dict[str, Any] | list[Any]]]
+) -> Any:
     with recipe.clock.measure("collate"):
         positions = np.concatenate([part.positions for part, _ in parts])
         back = np.argsort(positions)
