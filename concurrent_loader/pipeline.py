@@ -8,7 +8,8 @@ One coroutine on the data set's loop schedules; the plan says which shards and s
 - a shard is let go of when all of its samples are delivered, or after the step that the plan names as its last use.
 
 Of several worker processes that share a rank's steps each has a pipeline of its own, which fetches and makes what its
-own steps need, and counts what passes in the others' steps.
+own steps need, and counts what passes in the others' steps. It lets go of shards when the consumer has taken a batch,
+not before: then the others have made their steps until there, so nobody evicts what one of them still needs.
 
 A failure is delivered in its place: the batches before it arrive first, whatever the timing.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -103,10 +105,13 @@ class Pipeline:
         self._ahead_bytes = 0
         self._leaving: list[tuple[int, int]] = []  # (step of last use, shard); a heap
         self._left: dict[int, int] = {}  # shard → samples that may still be needed
+        self._delivered: deque[list[BatchIndex]] = deque()  # whose shards are still held; each with the steps before it
 
     def consumed(self) -> None:
         """Tells that the consumer has taken a batch; call it on the loop."""
         self._slots.release()
+        if self._num_workers > 1 and self._delivered:
+            self._let_go_of_oldest()
 
     async def start(self) -> None:
         """Starts making batches; whatever ends it, the consumer is told."""
@@ -183,8 +188,9 @@ class Pipeline:
                 for task in tasks:
                     task.cancel()
                 return
-            for index in passed:
-                self._let_go(index)
+            self._delivered.append(passed)
+            if self._num_workers == 1:
+                self._let_go_of_oldest()
 
     def _is_own(self, index: BatchIndex) -> bool:
         return index.step % self._num_workers == self._worker
@@ -233,6 +239,10 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - handed to the batch that needs the shard
             return error
 
+    def _let_go_of_oldest(self) -> None:
+        for index in self._delivered.popleft():
+            self._let_go(index)
+
     def _let_go(self, index: BatchIndex) -> None:
         """Releases the shards that no batch after this one needs."""
         used = index.shard[: len(index) - index.num_padded]
@@ -262,9 +272,10 @@ class Pipeline:
         extra: list[int] = []
         try:
             shards: dict[int, OpenShard] = {}
+            counted = set(index.shard[: len(index) - index.num_padded].tolist())
             for shard in dict.fromkeys(index.shard.tolist()):
-                if shard not in self._arriving:
-                    # Wrapped-round padding comes back to shards that were let go of.
+                if shard not in counted:
+                    # Padding comes back to shards that were let go of, or may be at any moment.
                     shards[shard] = await self._reader.cache.acquire(self._shards[shard])
                     extra.append(shard)
                     continue

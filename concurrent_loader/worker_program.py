@@ -130,13 +130,20 @@ class _Work:
 
     def __exit__(self, *_: object) -> None:
         # A transform may take for ever. Nobody waits for it any more.
-        deadline = threading.Timer(_GRACE_S, os._exit, (1,))
+        deadline = threading.Timer(_GRACE_S, self._give_up)
         deadline.daemon = True
         deadline.start()
         self._stop()
         self._dataset.close()
+        self._remove_private_cache()
+
+    def _give_up(self) -> None:
+        self._remove_private_cache()
+        os._exit(1)
+
+    def _remove_private_cache(self) -> None:
+        """The last worker does this last, also where the loader's process has been killed."""
         if self._job.private_cache is not None:
-            # The last worker does this last, also where the loader's process has been killed.
             shutil.rmtree(self._job.private_cache[0], ignore_errors=True)
 
     def open(self) -> None:
