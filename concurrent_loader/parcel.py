@@ -54,9 +54,13 @@ def pack(thing: Any, blocks: SharedBlocks | None = None) -> Parcel:
         Exception: It cannot be pickled.
     """
     parcel = Parcel()
-    parcel.files.append(new_file())
-    with open(parcel.files[0], "wb", closefd=False) as file:
-        _Pickler(file, parcel, blocks or SharedBlocks()).dump(thing)
+    try:
+        parcel.files.append(new_file())
+        with open(parcel.files[0], "wb", closefd=False) as file:
+            _Pickler(file, parcel, blocks or SharedBlocks()).dump(thing)
+    except BaseException:
+        parcel.close()
+        raise
     return parcel
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from array import array
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -18,6 +19,7 @@ __all__ = ["Arrival", "Channel", "Order", "OrderKind"]
 
 _ORDER = struct.Struct("<BIQQ")
 _ARRIVAL = struct.Struct("<I")
+_ROOM = socket.CMSG_LEN(MAX_FILES * array("i").itemsize)
 _FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -112,9 +114,14 @@ class Channel:
     def receive_parcel(self) -> Arrival | None:
         """Waits for a parcel; None if nobody is there any more."""
         try:
-            data, files, _, _ = socket.recv_fds(self._socket, _ARRIVAL.size, MAX_FILES, _FLAGS)
+            # Not by socket.recv_fds, which forgets its flags.
+            data, beside, _, _ = self._socket.recvmsg(_ARRIVAL.size, _ROOM, _FLAGS)
         except OSError:
             return None
+        files = array("i")
+        for level, kind, content in beside:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                files.frombytes(content[: len(content) - len(content) % files.itemsize])
         whole = self._receive_rest(data, _ARRIVAL.size)
         if whole is None or not files:
             for fd in files:
