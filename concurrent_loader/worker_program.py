@@ -184,6 +184,7 @@ class _Work:
                 self._stop()
 
     def _begin(self, order: Order) -> None:
+        self._stop()  # it has delivered its last, but may still be winding down
         job = self._job
         self._run = order.run
         streams = job.seed, order.epoch, job.rank
@@ -204,7 +205,7 @@ class _Work:
             num_threads=job.num_threads,
             prefetch_batches=job.batches_ahead(self._worker),
             prefetch_bytes=job.prefetch_bytes // job.num_workers,
-            deliver=self._deliver,
+            deliver=_Outbox(self, order.run),
             worker=self._worker,
             num_workers=job.num_workers,
         )
@@ -232,12 +233,12 @@ class _Work:
         finally:
             blocks.close()
 
-    def _deliver(self, outcome: Any) -> None:
-        """Sends what the pipeline delivers; on the loop, where a few bytes do not block."""
+    def deliver(self, run: int, outcome: Any) -> None:
+        """Sends what a pipeline delivers; on the loop, where a few bytes do not block."""
         if not isinstance(outcome, Parcel):
             error = outcome.error if isinstance(outcome, Failure) else None
             outcome = _packed(_outcome_of(error, self._report(), self._worker))
-        self._send(self._run, outcome)
+        self._send(run, outcome)
 
     def _send(self, run: int, parcel: Parcel) -> None:
         if not self._channel.send_parcel(run, parcel):
@@ -251,6 +252,20 @@ class _Work:
         if not self._ready:
             return Report(more)
         return Report(more, self._dataset.fetch_stats, self._dataset.cache_stats)
+
+
+class _Outbox:
+    """Takes what one pipeline delivers, up to the first thing that is the last."""
+
+    def __init__(self, work: _Work, run: int) -> None:
+        self._work = work
+        self._run = run
+        self._open = True
+
+    def __call__(self, outcome: Any) -> None:
+        if self._open:
+            self._open = isinstance(outcome, Parcel)
+            self._work.deliver(self._run, outcome)
 
 
 def _outcome_of(error: BaseException | None, report: Report, worker: int) -> Outcome:
