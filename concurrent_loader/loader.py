@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed
 
 from concurrent_loader.batch import Batch
-from concurrent_loader.dataset import ShardDataset
 from concurrent_loader.decode import Decoder, make_decoder
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
 from concurrent_loader.pipeline import END, Failure
-from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, EpochPlan, PlanState, parse_window
+from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, PlanState
+from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock
+from concurrent_loader.views import Selectable
 from concurrent_loader.work import Recipe
 from storage.errors import ConfigurationError
 from storage.shards.columns import ColumnKind
@@ -27,14 +27,14 @@ __all__ = ["ConcurrentDataLoader"]
 
 
 class ConcurrentDataLoader:
-    """Iterates over a `ShardDataset` in batches, epoch after epoch.
+    """Iterates over a data set in batches, epoch after epoch.
 
     Shards are fetched with many requests in flight on the data set's event loop, kept in its cache, read, verified,
     decoded and transformed by threads, and delivered in an order that is a pure function of the data set, the seed,
     the epoch and the global batch size: not of ranks, threads, timing or cache.
 
     Args:
-        dataset: What to load.
+        dataset: What to load: a `ShardDataset`, or a view of one.
         batch_size: Samples a batch and rank. The global batch has ``batch_size * world_size``.
         shuffle: A new order each epoch; otherwise the order of writing.
         seed: Of the order.
@@ -70,7 +70,7 @@ class ConcurrentDataLoader:
 
     def __init__(
         self,
-        dataset: ShardDataset,
+        dataset: LoadableDataset,
         batch_size: int = 1,
         shuffle: bool = False,
         *,
@@ -90,8 +90,8 @@ class ConcurrentDataLoader:
         prefetch_batches: int | None = None,
         prefetch_bytes: Size = "128MiB",
     ) -> None:
-        if not isinstance(dataset, ShardDataset):
-            raise ConfigurationError("the data set must be a ShardDataset", got=type(dataset).__name__)
+        if not isinstance(dataset, Selectable):
+            raise ConfigurationError("the data set must be a ShardDataset or the like", got=type(dataset).__name__)
         self.dataset = dataset
         self.batch_size = _positive("batch_size", batch_size)
         self.rank, self.world_size = _place(rank, world_size)
@@ -104,17 +104,14 @@ class ConcurrentDataLoader:
         self._prefetch_bytes = parse_size(prefetch_bytes, name="prefetch_bytes")
         if drop_last and last_batch not in (None, "drop"):
             raise ConfigurationError("drop_last contradicts last_batch", got=last_batch)
-        manifest = dataset.manifest
         self._seed = seed
         self._plan_arguments: dict[str, Any] = {
-            "samples_per_shard": np.array([shard.num_samples for shard in manifest.shards], dtype=np.int64),
             "seed": seed,
             "global_batch_size": self.batch_size * self.world_size,
             "groups": groups if groups is not None else DEFAULT_GROUPS if shuffle else 1,
             "shuffle": bool(shuffle),
-            "window": parse_window(shuffle_window, manifest.num_bytes / max(1, manifest.num_samples)),
+            "shuffle_window": shuffle_window,
             "last_batch": "drop" if drop_last else last_batch or "short",
-            "fingerprint": manifest.fingerprint,
         }
         self._clock = StageClock()
         self._recipe = Recipe(
@@ -185,7 +182,7 @@ class ConcurrentDataLoader:
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
         return ThreadedBatches(
             self.dataset.loop,
-            reader=self.dataset.reader,
+            source=self.dataset.source,
             plan=self._plan(epoch),
             recipe=self._recipe,
             start_step=start_step,
@@ -265,8 +262,8 @@ class ConcurrentDataLoader:
     def _on_cuda(self) -> bool:
         return self.device is not None and self.device.type == "cuda"
 
-    def _plan(self, epoch: int) -> EpochPlan:
-        return EpochPlan(epoch=epoch, **self._plan_arguments)
+    def _plan(self, epoch: int) -> Plan:
+        return self.dataset.plan(epoch=epoch, **self._plan_arguments)
 
     def _decoders(self, decode: Mapping[str, str | Decoder]) -> dict[str, Decoder]:
         decoders = {}

@@ -3,8 +3,8 @@
 One coroutine on the data set's loop schedules; the plan says which shards and samples come next. Bounds:
 
 - at most ``prefetch_batches`` batches are being made or wait for the consumer;
-- shards are fetched ahead of their first use up to ``prefetch_bytes``; one that is needed now is always fetched, so a
-  shard larger than the budget works;
+- shards are fetched ahead of their first use up to ``prefetch_bytes``, and 1,024 of them; one that is needed now is
+  always fetched, so a shard larger than the budget works;
 - a shard is let go of when all of its samples are delivered, or after the step that the plan names as its last use.
 
 A failure is delivered in its place: the batches before it arrive first, whatever the timing.
@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 
 from concurrent_loader.errors import LoaderError
-from concurrent_loader.plan import BatchIndex, EpochPlan
+from concurrent_loader.plan import BatchIndex
+from concurrent_loader.source import OpenUnit, Plan, Source
 from concurrent_loader.work import Recipe, Slice, cut, make_batch, make_samples
-from storage.cache import OpenShard, UseSchedule
 from storage.errors import CorruptData, StorageError, StoreClosed
 from storage.loop_thread import LoopThread
-from storage.shards.reader import DatasetReader
 
 __all__ = ["END", "Failure", "Pipeline"]
 
@@ -46,12 +45,14 @@ class _End:
 
 END = _End()
 
+_MAX_AHEAD = 1024  # shards or objects fetched ahead, however small: each is a task; at most 256 requests are in flight
+
 
 class Pipeline:
     """Makes the batches of one epoch for one rank.
 
     Args:
-        reader: The data set.
+        source: Brings the data set's units, which are called shards here.
         plan: The epoch's order.
         recipe: What is done to samples.
         start_step: The first batch.
@@ -66,8 +67,8 @@ class Pipeline:
     def __init__(
         self,
         *,
-        reader: DatasetReader,
-        plan: EpochPlan,
+        source: Source,
+        plan: Plan,
         recipe: Recipe,
         start_step: int,
         rank: int,
@@ -77,8 +78,7 @@ class Pipeline:
         prefetch_bytes: int,
         deliver: Callable[[Any], None],
     ) -> None:
-        self._reader = reader
-        self._shards = reader.manifest.shards
+        self._source = source
         self._plan = plan
         self._recipe = recipe
         self._start_step = start_step
@@ -89,7 +89,7 @@ class Pipeline:
         self._deliver = deliver
         self._task: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(prefetch_batches)
-        self._arriving: dict[int, asyncio.Task[OpenShard | Exception]] = {}
+        self._arriving: dict[int, asyncio.Task[OpenUnit | Exception]] = {}
         self._ahead: list[tuple[int, int]] = []  # (step of first use, bytes) of shards fetched ahead; a heap
         self._ahead_bytes = 0
         self._leaving: list[tuple[int, int]] = []  # (step of last use, shard); a heap
@@ -127,8 +127,8 @@ class Pipeline:
 
     async def run(self) -> None:
         """Makes and delivers everything from the first step to the last, or up to the first failure."""
-        await self._reader.cache.follow(self._make_schedule)
-        self._reader.cache.at(self._start_step)
+        await self._source.follow(self._plan, self._world_size)
+        self._source.at(self._start_step)
         threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
         try:
             async with asyncio.TaskGroup() as group:
@@ -172,26 +172,14 @@ class Pipeline:
 
     # -- shards ----------------------------------------------------------------------------------------------------
 
-    def _make_schedule(self) -> UseSchedule:
-        """Tells the cache when shards are used, in this epoch and in the next one with the same settings."""
-        plan = self._plan
-        now, then = (each.uses(self._world_size) for each in (plan, replace(plan, epoch=(plan.epoch + 1) % 2**64)))
-        return UseSchedule(
-            names=[entry.digest for entry in self._shards],
-            first_step=now.first_step,
-            last_step=now.last_step,
-            next_step=then.first_step + plan.max_steps,
-            shared=now.shared,
-        )
-
     def _fetch_ahead(self, step: int, lookahead: _Lookahead, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         """Starts fetching what step ``step`` needs, and what comes after it as far as the budget goes."""
         while self._ahead and self._ahead[0][0] <= step:
             self._ahead_bytes -= heapq.heappop(self._ahead)[1]
         while (upcoming := lookahead.peek()) is not None:
             first_use, shard = upcoming
-            size = self._shards[shard].size
-            if first_use > step and self._ahead_bytes + size > self._prefetch_bytes:
+            size = self._source.num_bytes(shard)
+            if first_use > step and (self._ahead_bytes + size > self._prefetch_bytes or len(self._ahead) >= _MAX_AHEAD):
                 return
             lookahead.take()
             if first_use > step:
@@ -202,9 +190,9 @@ class Pipeline:
             last_use = self._plan.last_use_step(shard, self._rank, self._world_size)
             heapq.heappush(self._leaving, (last_use, shard))
 
-    async def _acquire(self, shard: int) -> OpenShard | Exception:
+    async def _acquire(self, shard: int) -> OpenUnit | Exception:
         try:
-            return await self._reader.cache.acquire(self._shards[shard])
+            return await self._source.acquire(shard)
         except Exception as error:  # noqa: BLE001 - handed to the batch that needs the shard
             return error
 
@@ -215,16 +203,16 @@ class Pipeline:
             self._left[shard] -= count
             if not self._left[shard]:
                 uses = self._plan.max_uses(shard, self._rank, self._world_size)
-                self._release(shard, spent=uses == self._shards[shard].num_samples)
-        self._reader.cache.at(index.step + 1)
+                self._release(shard, spent=uses == self._source.num_samples(shard))
+        self._source.at(index.step + 1)
         while self._leaving and self._leaving[0][0] <= index.step:
             self._release(heapq.heappop(self._leaving)[1])
 
     def _release(self, shard: int, *, spent: bool = False) -> None:
         self._left.pop(shard, None)
         task = self._arriving.pop(shard, None)
-        if task is not None and task.done() and not task.cancelled() and isinstance(task.result(), OpenShard):
-            self._reader.cache.release(self._shards[shard], spent=spent)
+        if task is not None and task.done() and not task.cancelled() and not isinstance(task.result(), Exception):
+            self._source.release(shard, spent=spent)
 
     def _release_all(self) -> None:
         for shard in list(self._arriving):
@@ -236,29 +224,32 @@ class Pipeline:
         """Makes one batch; errors become a `Failure`, so that they wait for their turn."""
         extra: list[int] = []
         try:
-            shards: dict[int, OpenShard] = {}
+            shards: dict[int, OpenUnit] = {}
+            resolved = self._source.resolve(index)
             for shard in dict.fromkeys(index.shard.tolist()):
                 if shard not in self._arriving:
                     # Wrapped-round padding comes back to shards that were let go of.
-                    shards[shard] = await self._reader.cache.acquire(self._shards[shard])
+                    shards[shard] = await self._source.acquire(shard)
                     extra.append(shard)
                     continue
                 arrived = await asyncio.shield(self._arriving[shard])
                 if isinstance(arrived, Exception):
                     if isinstance(arrived, StorageError):
-                        arrived.locate(sample=int(index.sample[index.shard == shard][0]))
+                        sample = int(resolved.sample[resolved.shard == shard][0])
+                        arrived.locate(sample=sample, url=self._source.url(shard))
                     raise arrived
                 shards[shard] = arrived
-            return await self._make_from(index, shards, threads)
+            return await self._make_from(resolved, shards, threads)
         except Exception as error:  # noqa: BLE001 - delivered to the consumer, in order
-            if isinstance(error, StorageError):
-                error.locate(url=self._reader.engine.store.url)
+            urls = {self._source.url(shard) for shard in index.shard.tolist()}
+            if isinstance(error, StorageError) and len(urls) == 1:
+                error.locate(url=urls.pop())
             return Failure(error)
         finally:
             for shard in extra:
-                self._reader.cache.release(self._shards[shard])
+                self._source.release(shard)
 
-    async def _make_from(self, index: BatchIndex, shards: dict[int, OpenShard], threads: ThreadPoolExecutor) -> Any:
+    async def _make_from(self, index: BatchIndex, shards: dict[int, OpenUnit], threads: ThreadPoolExecutor) -> Any:
         loop = asyncio.get_running_loop()
         parts = cut(index, shards, num_threads=self._num_threads)
         outcomes = await asyncio.gather(*(self._make_part(part, threads) for part in parts), return_exceptions=True)
@@ -282,12 +273,13 @@ class Pipeline:
 
     async def _healed(self, part: Slice, error: CorruptData) -> Slice:
         """Replaces the one shard of a slice whose local bytes have decayed, or raises the error again."""
-        damaged = [shard for shard in part.shards if shard.cached and shard.entry.key == error.shard]
-        if not damaged:
+        damaged = next((at for at, shard in enumerate(part.shards) if shard.key == error.shard), None)
+        if damaged is None or not part.shards[damaged].cached:
+            if damaged is not None:
+                error.locate(url=self._source.url(part.units[damaged]))
             raise error
-        fresh = await self._reader.cache.replace(damaged[0].entry, damaged[0])
-        shards = tuple(fresh if shard is damaged[0] else shard for shard in part.shards)
-        return Slice(part.positions, shards, part.rows, part.samples)
+        fresh = await self._source.replace(part.units[damaged], part.shards[damaged])
+        return replace(part, shards=(*part.shards[:damaged], fresh, *part.shards[damaged + 1 :]))
 
 
 class _Lookahead:

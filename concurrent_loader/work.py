@@ -14,8 +14,8 @@ from concurrent_loader.batch import Batch, collate, collate_columns
 from concurrent_loader.decode import Decoder
 from concurrent_loader.errors import DecodeError, LoaderError, TransformError
 from concurrent_loader.plan import BatchIndex
+from concurrent_loader.source import OpenUnit
 from concurrent_loader.stats import StageClock
-from storage.cache import OpenShard
 from storage.shards.columns import ColumnKind, Schema
 
 __all__ = ["Recipe", "Slice", "cut", "make_batch", "make_samples"]
@@ -56,17 +56,19 @@ class Slice:
     Attributes:
         positions: (n,) int64, where the samples stand in the batch.
         shards: The open shards, one for each run of samples.
+        units: Their numbers, as the plan counts them.
         rows: For each of them, (m,) int64 rows in the shard; together n.
         samples: (n,) int64, the samples' numbers in the data set.
     """
 
     positions: npt.NDArray[np.int64]
-    shards: tuple[OpenShard, ...]
+    shards: tuple[OpenUnit, ...]
+    units: tuple[int, ...]
     rows: tuple[npt.NDArray[np.int64], ...]
     samples: npt.NDArray[np.int64]
 
 
-def cut(index: BatchIndex, shards: Mapping[int, OpenShard], *, num_threads: int) -> list[Slice]:
+def cut(index: BatchIndex, shards: Mapping[int, OpenUnit], *, num_threads: int) -> list[Slice]:
     """Deals a batch out to threads, so that each reads few shards, each shard in ascending order of rows."""
     order = np.lexsort((index.row, index.shard))
     num_slices = max(1, min(num_threads, len(order) // _MIN_SLICE))
@@ -76,8 +78,9 @@ def cut(index: BatchIndex, shards: Mapping[int, OpenShard], *, num_threads: int)
         borders = np.flatnonzero(np.diff(shard_of)) + 1
         rows = tuple(np.split(index.row[positions], borders))
         firsts = [0, *borders.tolist()] if len(positions) else []
-        open_shards = tuple(shards[int(shard_of[first])] for first in firsts)
-        slices.append(Slice(positions, open_shards, rows[: len(open_shards)], index.sample[positions]))
+        units = tuple(int(shard_of[first]) for first in firsts)
+        open_shards = tuple(shards[unit] for unit in units)
+        slices.append(Slice(positions, open_shards, units, rows[: len(units)], index.sample[positions]))
     return slices
 
 
@@ -148,13 +151,13 @@ def _read_column(recipe: Recipe, part: Slice, name: str) -> Any:
         else:
             values = [shard.values(name, rows) for shard, rows in _runs(part)]
             if kind is ColumnKind.FIXED:
-                return np.concatenate(values)  # type: ignore[arg-type]
+                return np.concatenate(values)
             return [value for run in values for value in run]
     with recipe.clock.measure("decode"):
         return [_decoded(decoder, data, name, int(number)) for data, number in zip(encoded, part.samples, strict=True)]
 
 
-def _runs(part: Slice) -> zip[tuple[OpenShard, npt.NDArray[np.int64]]]:
+def _runs(part: Slice) -> zip[tuple[OpenUnit, npt.NDArray[np.int64]]]:
     return zip(part.shards, part.rows, strict=True)
 
 

@@ -1,0 +1,140 @@
+"""What the loader needs of a data set, whatever kind it is: between data sets, which implement it, and the pipeline.
+
+A data set is a row of *units* (shards, or single objects), each with some samples. The plan says which rows of which
+unit come next; a `Source` brings units, on the data set's event loop, and says which samples they hold in truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from concurrent_loader.plan import BatchIndex, LastBatch
+from storage.cache import CacheStats
+from storage.fetch import FetchStats
+from storage.shards.columns import Schema
+from storage.sizes import Size
+
+if TYPE_CHECKING:
+    from storage.loop_thread import LoopThread
+
+__all__ = ["LoadableDataset", "OpenUnit", "Plan", "Source"]
+
+Indices = npt.NDArray[np.int64]
+
+
+class OpenUnit(Protocol):
+    """A unit whose bytes are at hand. Reading methods may be called from any number of threads."""
+
+    @property
+    def key(self) -> str:
+        """Of the object that it is."""
+
+    @property
+    def cached(self) -> bool:
+        """Whether the bytes come from a file that may have decayed, and that `Source.replace` can fetch again."""
+
+    def payload(self, column: str, rows: Indices) -> Sequence[bytes | memoryview]:
+        """Returns the verified bytes of a payload column for some rows."""
+
+    def values(self, column: str, rows: Indices) -> npt.NDArray[Any] | Sequence[Any]:
+        """Returns one column's values for some rows: an array for numbers, else a list."""
+
+
+class Plan(Protocol):
+    """The order of one epoch; see `concurrent_loader.plan.EpochPlan`, which is the usual one."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def global_batch_size(self) -> int: ...
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def shuffle(self) -> bool: ...
+    @property
+    def fingerprint(self) -> int: ...
+    @property
+    def max_steps(self) -> int: ...
+
+    def num_steps(self, rank: int = 0, world_size: int = 1) -> int: ...
+    def batches(self, start_step: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[BatchIndex]: ...
+    def shards_in_order(self, start_step: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[tuple[int, int]]: ...
+    def last_use_step(self, shard: int, rank: int = 0, world_size: int = 1) -> int: ...
+    def max_uses(self, shard: int, rank: int = 0, world_size: int = 1) -> int: ...
+
+
+class Source(Protocol):
+    """Brings the units of one data set to one iteration; all methods are for the data set's loop."""
+
+    def num_bytes(self, unit: int) -> int:
+        """What a unit takes of the budget for fetching ahead."""
+
+    def num_samples(self, unit: int) -> int:
+        """How many samples the plan knows of in a unit."""
+
+    def url(self, unit: int) -> str:
+        """Where a unit lies, for errors."""
+
+    async def follow(self, plan: Any, world_size: int) -> None:
+        """Tells what evicts which order is followed from now on."""
+
+    def at(self, step: int) -> None:
+        """Tells how far the epoch is."""
+
+    async def acquire(self, unit: int) -> OpenUnit:
+        """Brings a unit and keeps it at hand until `release`."""
+
+    def release(self, unit: int, *, spent: bool = False) -> None:
+        """Lets go of a unit; ``spent``: nobody needs it any more in this epoch."""
+
+    async def replace(self, unit: int, decayed: OpenUnit) -> OpenUnit:
+        """Throws away the local copy of a unit whose bytes turned out wrong, and fetches it again."""
+
+    def resolve(self, index: BatchIndex) -> BatchIndex:
+        """Turns rows and numbers as the plan counts them into those of the data set that is stored."""
+
+
+class LoadableDataset(Protocol):
+    """What `concurrent_loader.ConcurrentDataLoader` loads."""
+
+    @property
+    def schema(self) -> Schema: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def loop(self) -> LoopThread:
+        """The thread on which `Source` is used."""
+
+    @property
+    def source(self) -> Source:
+        """A new one for each iteration."""
+
+    @property
+    def fetch_stats(self) -> FetchStats: ...
+    @property
+    def cache_stats(self) -> CacheStats: ...
+
+    def plan(
+        self,
+        *,
+        epoch: int,
+        global_batch_size: int,
+        seed: int,
+        groups: int,
+        shuffle: bool,
+        shuffle_window: Size,
+        last_batch: LastBatch,
+    ) -> Plan:
+        """Makes the order of an epoch.
+
+        Raises:
+            ConfigurationError: An argument that cannot work.
+        """
