@@ -49,7 +49,9 @@ def divide(parts: Sequence[float], total: int) -> list[int]:
     """
     if not parts or any(isinstance(part, bool) or not isinstance(part, int | float) for part in parts):
         raise ConfigurationError("a split needs fractions or numbers of samples", got=list(parts))
-    if all(isinstance(part, int) for part in parts) and list(parts) != [1]:
+    if (
+        all(isinstance(part, int) for part in parts) and sum(parts) != 1
+    ):  # a whole 1 is all, as for torch's random_split
         if min(parts) < 0 or sum(parts) > total:
             raise ConfigurationError("the parts of a split have more samples than there are", expected=total, got=parts)
         return [int(part) for part in parts]
