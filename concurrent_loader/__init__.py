@@ -10,16 +10,20 @@ if TYPE_CHECKING:
     from concurrent_loader.dataset import ShardDataset
     from concurrent_loader.errors import CollateError, DecodeError, LoaderError, LoaderStateError, TransformError
     from concurrent_loader.loader import ConcurrentDataLoader
+    from concurrent_loader.object_dataset import ObjectDataset
     from concurrent_loader.stats import LoaderStats
+    from concurrent_loader.views import DatasetView
 
 __all__ = [
     "Batch",
     "CollateError",
     "ConcurrentDataLoader",
+    "DatasetView",
     "DecodeError",
     "LoaderError",
     "LoaderStateError",
     "LoaderStats",
+    "ObjectDataset",
     "ShardDataset",
     "TransformError",
     "collate",
@@ -29,10 +33,12 @@ _HOMES = {
     "Batch": "batch",
     "CollateError": "errors",
     "ConcurrentDataLoader": "loader",
+    "DatasetView": "views",
     "DecodeError": "errors",
     "LoaderError": "errors",
     "LoaderStateError": "errors",
     "LoaderStats": "stats",
+    "ObjectDataset": "object_dataset",
     "ShardDataset": "dataset",
     "TransformError": "errors",
     "collate": "batch",

@@ -26,6 +26,7 @@ class LoaderError(Exception):
         what: One sentence without a full stop, for a person.
         sample: The sample's number in the data set.
         column: The column's name.
+        key: Of the shard or object that the sample lies in.
         stage: Where on the data's way: ``"decode"``, ``"transform"``, ``"collate"`` …; each class has its own.
         expected: What should have been there.
         got: What was there.
@@ -34,7 +35,7 @@ class LoaderError(Exception):
     """
 
     default_stage: ClassVar[str | None] = None
-    _FACTS: ClassVar[tuple[str, ...]] = ("stage", "sample", "column", "expected", "got")
+    _FACTS: ClassVar[tuple[str, ...]] = ("stage", "key", "sample", "column", "expected", "got")
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class LoaderError(Exception):
         *,
         sample: int | None = None,
         column: str | None = None,
+        key: str | None = None,
         stage: str | None = None,
         expected: object = None,
         got: object = None,
@@ -49,6 +51,7 @@ class LoaderError(Exception):
         self.what = what
         self.sample = sample
         self.column = column
+        self.key = key
         self.stage = self.default_stage if stage is None else stage
         self.expected = expected
         self.got = got

@@ -67,6 +67,11 @@ class Slice:
     rows: tuple[npt.NDArray[np.int64], ...]
     samples: npt.NDArray[np.int64]
 
+    def facts(self, place: int) -> dict[str, Any]:
+        """Says, for an error, which sample stands at a place of this slice."""
+        run = int(np.searchsorted(np.cumsum([len(rows) for rows in self.rows]), place, side="right"))
+        return {"sample": int(self.samples[place]), "key": self.shards[run].key}
+
 
 def cut(index: BatchIndex, shards: Mapping[int, OpenUnit], *, num_threads: int) -> list[Slice]:
     """Deals a batch out to threads, so that each reads few shards, each shard in ascending order of rows."""
@@ -103,10 +108,7 @@ def make_samples(recipe: Recipe, part: Slice) -> dict[str, Any] | list[Any]:
     if recipe.transform is None:
         return samples
     with recipe.clock.measure("transform"):
-        return [
-            _transformed(recipe.transform, sample, int(number))
-            for sample, number in zip(samples, part.samples, strict=True)
-        ]
+        return [_transformed(recipe.transform, sample, part, place) for place, sample in enumerate(samples)]
 
 
 def make_batch(
@@ -154,27 +156,27 @@ def _read_column(recipe: Recipe, part: Slice, name: str) -> Any:
                 return np.concatenate(values)
             return [value for run in values for value in run]
     with recipe.clock.measure("decode"):
-        return [_decoded(decoder, data, name, int(number)) for data, number in zip(encoded, part.samples, strict=True)]
+        return [_decoded(decoder, data, name, part, place) for place, data in enumerate(encoded)]
 
 
 def _runs(part: Slice) -> zip[tuple[OpenUnit, npt.NDArray[np.int64]]]:
     return zip(part.shards, part.rows, strict=True)
 
 
-def _decoded(decoder: Decoder, data: bytes | memoryview, column: str, sample: int) -> torch.Tensor:
+def _decoded(decoder: Decoder, data: bytes | memoryview, column: str, part: Slice, place: int) -> torch.Tensor:
     try:
         return decoder(data)
     except DecodeError as error:
-        raise error.locate(sample=sample, column=column) from error.__cause__
+        raise error.locate(column=column, **part.facts(place)) from error.__cause__
 
 
-def _transformed(transform: Callable[[dict[str, Any]], Any], sample: dict[str, Any], number: int) -> Any:
+def _transformed(transform: Callable[[dict[str, Any]], Any], sample: dict[str, Any], part: Slice, place: int) -> Any:
     try:
         return transform(sample)
     except LoaderError:
         raise
     except Exception as error:
-        raise TransformError(f"the transform failed: {type(error).__name__}: {error}", sample=number) from error
+        raise TransformError(f"the transform failed: {type(error).__name__}: {error}", **part.facts(place)) from error
 
 
 def _by_sample(values: Any) -> Any:
