@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from concurrent_loader.dataset import ShardDataset
     from concurrent_loader.errors import CollateError, DecodeError, LoaderError, LoaderStateError, TransformError
     from concurrent_loader.loader import ConcurrentDataLoader
+    from concurrent_loader.mixture import Mixture
     from concurrent_loader.object_dataset import ObjectDataset
     from concurrent_loader.stats import LoaderStats
     from concurrent_loader.views import DatasetView
@@ -23,6 +24,7 @@ __all__ = [
     "LoaderError",
     "LoaderStateError",
     "LoaderStats",
+    "Mixture",
     "ObjectDataset",
     "ShardDataset",
     "TransformError",
@@ -38,6 +40,7 @@ _HOMES = {
     "LoaderError": "errors",
     "LoaderStateError": "errors",
     "LoaderStats": "stats",
+    "Mixture": "mixture",
     "ObjectDataset": "object_dataset",
     "ShardDataset": "dataset",
     "TransformError": "errors",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed
 from concurrent_loader.batch import Batch
 from concurrent_loader.decode import Decoder, make_decoder
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
+from concurrent_loader.mixture import Mixture
 from concurrent_loader.pipeline import END, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, PlanState
 from concurrent_loader.source import LoadableDataset, Plan
@@ -34,7 +36,7 @@ class ConcurrentDataLoader:
     the epoch and the global batch size: not of ranks, threads, timing or cache.
 
     Args:
-        dataset: What to load: a `ShardDataset`, or a view of one.
+        dataset: What to load: a `ShardDataset` or an `ObjectDataset`, a view of one, or a `Mixture`.
         batch_size: Samples a batch and rank. The global batch has ``batch_size * world_size``.
         shuffle: A new order each epoch; otherwise the order of writing.
         seed: Of the order.
@@ -90,7 +92,7 @@ class ConcurrentDataLoader:
         prefetch_batches: int | None = None,
         prefetch_bytes: Size = "128MiB",
     ) -> None:
-        if not isinstance(dataset, Selectable):
+        if not isinstance(dataset, Selectable | Mixture):
             raise ConfigurationError("the data set must be a ShardDataset or the like", got=type(dataset).__name__)
         self.dataset = dataset
         self.batch_size = _positive("batch_size", batch_size)
@@ -114,14 +116,19 @@ class ConcurrentDataLoader:
             "last_batch": "drop" if drop_last else last_batch or "short",
         }
         self._clock = StageClock()
-        self._recipe = Recipe(
-            schema=dataset.schema,
-            columns=dataset.columns,
-            decoders=self._decoders(decode or {}),
-            transform=transform,
-            collate_fn=collate_fn,
-            clock=self._clock,
-        )
+        self._check_decode(decode or {})
+        recipes = [
+            Recipe(
+                schema=part.schema,
+                columns=part.columns,
+                decoders=_decoders(decode or {}, part),
+                transform=transform,
+                collate_fn=collate_fn,
+                clock=self._clock,
+            )
+            for part in dataset.parts
+        ]
+        self._recipe = recipes[0] if len(recipes) == 1 else replace(recipes[0], children=tuple(recipes))
         self._epoch, self._step, self._started = 0, 0, False
         self._num_batches = self._num_samples = 0
         self._first_batch_s = 0.0
@@ -265,16 +272,23 @@ class ConcurrentDataLoader:
     def _plan(self, epoch: int) -> Plan:
         return self.dataset.plan(epoch=epoch, **self._plan_arguments)
 
-    def _decoders(self, decode: Mapping[str, str | Decoder]) -> dict[str, Decoder]:
-        decoders = {}
-        for name, how in decode.items():
-            if name not in self.dataset.columns:
-                raise ConfigurationError("decode names no column", column=name, expected=list(self.dataset.columns))
-            column = self.dataset.schema[name]
-            if column.kind is not ColumnKind.PAYLOAD:
-                raise ConfigurationError("decode is for image and bytes columns", column=name, got=column.type)
-            decoders[name] = make_decoder(how, column.type)
-        return decoders
+    def _check_decode(self, decode: Mapping[str, str | Decoder]) -> None:
+        known = list(dict.fromkeys(name for part in self.dataset.parts for name in part.columns))
+        for name in decode:
+            if name not in known:
+                raise ConfigurationError("decode names no column", column=name, expected=known)
+
+
+def _decoders(decode: Mapping[str, str | Decoder], part: LoadableDataset) -> dict[str, Decoder]:
+    decoders = {}
+    for name, how in decode.items():
+        if name not in part.columns:
+            continue
+        column = part.schema[name]
+        if column.kind is not ColumnKind.PAYLOAD:
+            raise ConfigurationError("decode is for image and bytes columns", column=name, got=column.type)
+        decoders[name] = make_decoder(how, column.type)
+    return decoders
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -112,5 +112,8 @@ class ObjectSource:
     async def replace(self, unit: int, decayed: OpenUnit) -> OpenUnit:
         return await self.acquire(unit)
 
+    async def end(self) -> None:
+        """Has nothing to wait for."""
+
     def resolve(self, index: BatchIndex) -> BatchIndex:
         return index if self._selection is None else replace(index, sample=self._selection.numbers[index.sample])

@@ -139,6 +139,7 @@ class Pipeline:
                 await _join(threads)
             finally:
                 self._release_all()
+                await self._source.end()
 
     async def _run(self, group: asyncio.TaskGroup, threads: ThreadPoolExecutor) -> None:
         order: asyncio.Queue[tuple[BatchIndex, asyncio.Task[Any]] | None] = asyncio.Queue()  # bounded by the slots
@@ -251,25 +252,28 @@ class Pipeline:
 
     async def _make_from(self, index: BatchIndex, shards: dict[int, OpenUnit], threads: ThreadPoolExecutor) -> Any:
         loop = asyncio.get_running_loop()
+        recipe = self._recipe.of(index)
         parts = cut(index, shards, num_threads=self._num_threads)
-        outcomes = await asyncio.gather(*(self._make_part(part, threads) for part in parts), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(self._make_part(recipe, part, threads) for part in parts), return_exceptions=True
+        )
         made: list[Any] = []
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
             made.append(outcome)
         return await loop.run_in_executor(
-            threads, make_batch, self._recipe, index, self._plan.epoch, list(zip(parts, made, strict=True))
+            threads, make_batch, recipe, index, self._plan.epoch, list(zip(parts, made, strict=True))
         )
 
-    async def _make_part(self, part: Slice, threads: ThreadPoolExecutor) -> Any:
+    async def _make_part(self, recipe: Recipe, part: Slice, threads: ThreadPoolExecutor) -> Any:
         loop = asyncio.get_running_loop()
         for _ in range(len(part.shards)):
             try:
-                return await loop.run_in_executor(threads, make_samples, self._recipe, part)
+                return await loop.run_in_executor(threads, make_samples, recipe, part)
             except CorruptData as error:
                 part = await self._healed(part, error)
-        return await loop.run_in_executor(threads, make_samples, self._recipe, part)
+        return await loop.run_in_executor(threads, make_samples, recipe, part)
 
     async def _healed(self, part: Slice, error: CorruptData) -> Slice:
         """Replaces the one shard of a slice whose local bytes have decayed, or raises the error again."""

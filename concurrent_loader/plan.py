@@ -60,6 +60,7 @@ class BatchIndex:
         row: (n,) int64, the samples' rows in their shards.
         sample: (n,) int64, the samples' numbers in the data set.
         num_padded: How many of them, at the end, only fill the batch up.
+        source: (n,) int64, which data set of a mixture each comes from; None where there is no mixture.
     """
 
     step: int
@@ -67,6 +68,7 @@ class BatchIndex:
     row: Indices
     sample: Indices
     num_padded: int = 0
+    source: Indices | None = None
 
     def __len__(self) -> int:
         return len(self.sample)

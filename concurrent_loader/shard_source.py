@@ -70,6 +70,9 @@ class ShardSource:
     async def replace(self, unit: int, decayed: OpenUnit) -> OpenUnit:
         return await self._cache.replace(self._shards[unit], cast("OpenShard", decayed))
 
+    async def end(self) -> None:
+        """Has nothing to wait for."""
+
     def resolve(self, index: BatchIndex) -> BatchIndex:
         if self._selection is None:
             return index

@@ -98,6 +98,9 @@ class Source(Protocol):
     async def replace(self, unit: int, decayed: OpenUnit) -> OpenUnit:
         """Throws away the local copy of a unit whose bytes turned out wrong, and fetches it again."""
 
+    async def end(self) -> None:
+        """Waits until everything that was released is let go of; the last call of an iteration."""
+
     def resolve(self, index: BatchIndex) -> BatchIndex:
         """Turns rows and numbers as the plan counts them into those of the data set that is stored."""
 
@@ -116,6 +119,10 @@ class LoadableDataset(Protocol):
     @property
     def source(self) -> Source:
         """A new one for each iteration."""
+
+    @property
+    def parts(self) -> Sequence[LoadableDataset]:
+        """Whose schema and columns batches have: itself; or several, where each batch is of one of them."""
 
     @property
     def fetch_stats(self) -> FetchStats: ...

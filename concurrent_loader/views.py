@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,11 @@ class Selectable(ABC):
     @abstractmethod
     def _select(self, selection: Selection | None, columns: tuple[str, ...]) -> DatasetView:
         """Makes a view of some samples (of all of them for None), with some columns."""
+
+    @property
+    def parts(self) -> tuple[Self]:
+        """Whose columns batches have: its own."""
+        return (self,)
 
     def plan(
         self,

@@ -34,6 +34,7 @@ class Recipe:
         transform: Sample dict → sample dict, or None.
         collate_fn: List of samples → batch, or None for `concurrent_loader.collate`.
         clock: Where the time goes.
+        children: For a mixture whose batches are each of one data set: that one's own; otherwise none.
     """
 
     schema: Schema
@@ -42,6 +43,13 @@ class Recipe:
     transform: Callable[[dict[str, Any]], Any] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     clock: StageClock = field(default_factory=StageClock)
+    children: tuple[Recipe, ...] = ()
+
+    def of(self, index: BatchIndex) -> Recipe:
+        """Returns what is done to the samples of one batch."""
+        if not self.children or index.source is None or not len(index):
+            return self
+        return self.children[int(index.source[0])]
 
     @property
     def by_sample(self) -> bool:
@@ -141,6 +149,7 @@ def make_batch(
             step=index.step,
             sample_ids=torch.from_numpy(index.sample.copy()),
             num_padded=index.num_padded,
+            sources=None if index.source is None else torch.from_numpy(index.source.copy()),
         )
 
 
