@@ -20,7 +20,7 @@ import xxhash
 from concurrent_loader.bucket_dataset import BucketDataset
 from concurrent_loader.object_source import ObjectSource
 from concurrent_loader.selection import Selection
-from storage.cache import ShardCache
+from storage.cache import DiskShardCache, ShardCache
 from storage.errors import ConfigurationError, FormatError, NotFound, SchemaError, StorageError
 from storage.fetch import FetchEngine, HedgePolicy, InFlight, RetryPolicy
 from storage.listing import Listing, decode_listing, encode_listing, list_objects, load_listing, save_listing
@@ -246,7 +246,7 @@ class ObjectDataset(BucketDataset):
         asked = {"at": engine.store.endpoint, "suffixes": self._suffixes, "pattern": self._pattern, "url": self.url}
         self._question = json.dumps(asked, sort_keys=True)
         # Another process, or a forked child, goes on with what this one knew.
-        listing = self._listing if self._listing is not None else await self._find_listing(engine)
+        listing = self._listing if self._listing is not None else await self._find_listing(engine, cache)
         if not len(listing):
             raise NotFound("no such object here", url=self.url, expected=self._question)
         self._refresh = False
@@ -256,8 +256,8 @@ class ObjectDataset(BucketDataset):
             self._schema[name]
         self._listing = listing
 
-    async def _find_listing(self, engine: FetchEngine) -> Listing:
-        path = self._path_of_listing()
+    async def _find_listing(self, engine: FetchEngine, cache: ShardCache) -> Listing:
+        path = self._path_of_listing(cache)
         if path is not None and not self._refresh:
             try:
                 kept = await asyncio.to_thread(load_listing, path, self._question)
@@ -274,11 +274,11 @@ class ObjectDataset(BucketDataset):
                 log.warning("the listing cannot be kept in %s: %s", path, error)
         return listing
 
-    def _path_of_listing(self) -> Path | None:
+    def _path_of_listing(self, cache: ShardCache) -> Path | None:
         if self._listing_path is not None:
             return Path(self._listing_path).expanduser()
-        if self._cache_dir is None:
-            return None
+        if self._cache_dir is None or not isinstance(cache, DiskShardCache):
+            return None  # no folder, or one that the cache does not trust
         name = xxhash.xxh3_128_hexdigest(self._question.encode(errors="surrogatepass"))
         return Path(self._cache_dir).expanduser() / f"{name}.listing"
 
