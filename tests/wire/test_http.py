@@ -268,6 +268,23 @@ def test_a_dead_store_is_told_of_in_time_although_much_was_asked_for(proxy, epoc
         assert time.monotonic() - begun < GENEROUS_S
 
 
+async def test_who_waits_behind_others_at_a_dead_store_is_told_as_soon_as_they_are(proxy, objects, client, policy):
+    """One place in flight, forty ranges: one deadline later all of them have ended, not one after the other."""
+    async with open_store(objects.url, client=client, **objects.options(proxy)) as store:
+        engine = FetchEngine(store, in_flight=1, retry=policy(first_byte_s=2.0, deadline_s=2.0))
+        proxy.script = always(Silence())
+        begun = time.monotonic()
+        ends = await asyncio.gather(
+            *(engine.fetch("big", start, start + 100) for start in range(40)), return_exceptions=True
+        )
+        assert time.monotonic() - begun < GENEROUS_S  # 80 s, if each had its attempt after the other
+        for start, error in enumerate(ends):
+            assert isinstance(error, DeadlineExceeded)
+            assert (error.url, error.key, error.start, error.end) == (objects.url, "big", start, start + 100)
+            assert error.attempts is not None
+        assert engine.stats.in_flight == 0
+
+
 # Answers that no further attempt will change, and a word of what helps.
 REFUSALS = {
     "clock": (CLOCK_SKEW, AccessDenied, "clock"),
