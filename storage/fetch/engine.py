@@ -20,6 +20,7 @@ from storage.fetch.patience import wait_while
 from storage.fetch.retry import RetryPolicy, retry_delay_s
 from storage.fetch.stats import Counters, FetchStats
 from storage.fetch.transfer import Transfer, Wish, Write
+from storage.secrets import presentable
 from storage.sizes import Size, parse_size
 from storage.stores.protocol import GetResult, ObjectMeta, Store
 
@@ -168,6 +169,7 @@ class FetchEngine:
                     self.counters.num_throttled += 1
                 delay_s = self.delay_s(error, self.policy, failures=attempts, elapsed_s=self.elapsed_s(age))
                 if delay_s is None:
+                    presentable(error)
                     raise error.locate(url=self.store.url, key=key, attempts=attempts) from error.__cause__
             finally:
                 self.leave(place, 0, received=0, answer_s=self.clock() - sent_s)

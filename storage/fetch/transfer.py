@@ -24,6 +24,7 @@ from storage.fetch.asking import Asker
 from storage.fetch.deadlines import Age, StallWatch, attempt_timeout_s, for_size
 from storage.fetch.retry import RetryPolicy, wants_new_connection
 from storage.fetch.stats import Counters
+from storage.secrets import presentable
 from storage.stores.pieces import PIECE_BYTES, OpenRange
 from storage.stores.protocol import ObjectMeta, Store
 
@@ -260,6 +261,7 @@ class Transfer:
         if delay_s is None:
             # The range that was asked for, not the part of it that was still missing.
             error.start, error.end = wish.start, self._end
+            presentable(error)  # a deadline of ours has below it what the client was doing when it was cut off
             raise error.locate(url=lane.store.url, key=wish.key, attempts=self._attempts) from error.__cause__
         lane.counters.num_retries += 1
         self._store = lane.store.on_fresh_connections() if wants_new_connection(error) else lane.store

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import secrets
+import traceback
 from collections.abc import Sequence
 
 import pytest
@@ -25,7 +26,9 @@ from storage.errors import (
     TruncatedBody,
 )
 from storage.fetch import FetchEngine, RetryPolicy
+from storage.secrets import remember
 from storage.stores.memory import MemoryStore
+from storage.testing.canary import Canary
 from storage.testing.fault_store import (
     Call,
     ChangeEtag,
@@ -251,6 +254,30 @@ async def test_an_empty_range_is_a_question_like_any_other() -> None:
         await engine.fetch("no", 10, 10)
     await store._inner.put("empty", b"")
     assert len((await engine.fetch_object("empty")).data) == 0
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_what_the_client_was_doing_when_a_deadline_cut_it_off_shows_no_secret(
+    large: bool, canary: Canary
+) -> None:
+    secret = secrets.token_hex(20)
+    canary.watch(secret)
+    remember(secret)
+
+    async def recover() -> None:
+        try:
+            raise OSError(5, f"http://store/k?sig={secret}")
+        except OSError:
+            await asyncio.Event().wait()
+
+    store = await a_store(lambda call: (Stall(0, recover),) if large else (Wait(recover),))
+    policy = RetryPolicy(max_attempts=1, first_byte_s=0.01, stall_window_s=0.01, min_bytes_per_s=1e9)
+    engine = FetchEngine(store, retry=policy)
+    with pytest.raises(DeadlineExceeded) as caught:
+        await engine.fetch("k", 0, SIZE if large else 100)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "OSError" in shown
+    assert secret not in shown
 
 
 async def test_few_descriptors_mean_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
