@@ -101,7 +101,8 @@ class FetchEngine:
             start: First byte.
             end: One past the last byte.
             if_match: The ETag that the object must have.
-            digest: xxh3_64 of the range. On a mismatch it is fetched once more, then `DigestMismatch` is raised.
+            digest: xxh3_64 of the range. On a mismatch it is fetched once more, then `DigestMismatch` is raised;
+                it says whether both times the same bytes came.
             object_size: What the whole object must measure, or `ObjectChanged` is raised.
 
         Raises:

@@ -105,7 +105,7 @@ class Transfer:
         self._attempts = 0
         self._failures = 0
         self._has_failed = False
-        self._was_refetched = False
+        self._wrong_digest: int | None = None
         self._is_taking = False
         self._store = lane.store
 
@@ -285,19 +285,28 @@ class Transfer:
         wish, counters = self._wish, self._lane.counters
         assert self._hash is not None
         counters.wasted_bytes += self._position - wish.start
-        if self._was_refetched:
-            raise DigestMismatch(
-                "the bytes are not those that the manifest pins, fetched twice",
-                url=self._lane.store.url, key=wish.key, start=wish.start, end=self._end,
-                expected=f"{wish.digest:016x}", got=f"{self._hash.intdigest():016x}", attempts=self._attempts,
-            )  # fmt: skip
+        got = self._hash.intdigest()
+        if self._wrong_digest is not None:
+            raise self._mismatch(got, is_steady=got == self._wrong_digest)
         counters.num_refetched += 1
-        self._was_refetched = True
+        self._wrong_digest = got
         self._hash.reset()
         self._position = wish.start
         self._failures = 0
         self._has_failed = False
         self._store = self._lane.store.on_fresh_connections()
+
+    def _mismatch(self, got: int, *, is_steady: bool) -> DigestMismatch:
+        """Two connections that damage bytes in the same way are no accident: the object is like that."""
+        modified = None if self._meta is None else self._meta.last_modified
+        since = f", last written {modified.isoformat()}" if is_steady and modified is not None else ""
+        error = DigestMismatch(
+            f"the bytes are not those that the manifest pins, {'twice the same' if is_steady else 'fetched twice'}",
+            url=self._lane.store.url, key=self._wish.key, start=self._wish.start, end=self._end,
+            expected=f"{self._wish.digest:016x}", got=f"{got:016x}{since}", attempts=self._attempts,
+        )  # fmt: skip
+        error.is_steady = is_steady
+        return error
 
     def _replaced(self, what: str, expected: object, got: object) -> ObjectChanged:
         return ObjectChanged(
