@@ -90,6 +90,11 @@ class BucketDataset(WholeDataset):
         return self._cache.stats
 
     @property
+    def cache_dir(self) -> str | None:
+        """The folder that keeps what was fetched, as given."""
+        return self._cache_dir
+
+    @property
     def loop(self) -> LoopThread:
         """The thread that all of this data set's requests run on, in this process."""
         self._ensure_open()
@@ -103,11 +108,17 @@ class BucketDataset(WholeDataset):
         Args:
             **storage_options: Instead of those of the same names; ``None`` takes one away.
         """
-        state = self.__getstate__()
-        options = {**state["_storage_options"], **hide(storage_options)}
-        state["_storage_options"] = {name: value for name, value in options.items() if value is not None}
+        options = {**self._storage_options, **hide(storage_options)}
+        return self._with(_storage_options={name: value for name, value in options.items() if value is not None})
+
+    def with_cache(self, cache_dir: str | os.PathLike[str], cache_bytes: Size | None = None) -> Self:
+        """Returns this data set, same snapshot and all, with another cache; see the arguments of the same names."""
+        budget_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
+        return self._with(_cache_dir=os.fspath(cache_dir), _cache_bytes=budget_bytes)
+
+    def _with(self, **changes: Any) -> Self:
         other = object.__new__(type(self))
-        other.__setstate__(state)
+        other.__setstate__({**self.__getstate__(), **changes})
         return other
 
     def close(self) -> None:

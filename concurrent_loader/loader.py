@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch.distributed
 
 from concurrent_loader.batch import Batch
-from concurrent_loader.decode import Decoder, make_decoder
+from concurrent_loader.decode import Decoder
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
 from concurrent_loader.mixture import Mixture
 from concurrent_loader.pipeline import END, Failure
@@ -20,9 +19,8 @@ from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, PlanS
 from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock
 from concurrent_loader.views import Selectable
-from concurrent_loader.work import Recipe
+from concurrent_loader.work import make_recipe
 from storage.errors import ConfigurationError
-from storage.shards.columns import ColumnKind
 from storage.sizes import Size, parse_size
 
 __all__ = ["ConcurrentDataLoader"]
@@ -116,19 +114,9 @@ class ConcurrentDataLoader:
             "last_batch": "drop" if drop_last else last_batch or "short",
         }
         self._clock = StageClock()
-        self._check_decode(decode or {})
-        recipes = [
-            Recipe(
-                schema=part.schema,
-                columns=part.columns,
-                decoders=_decoders(decode or {}, part),
-                transform=transform,
-                collate_fn=collate_fn,
-                clock=self._clock,
-            )
-            for part in dataset.parts
-        ]
-        self._recipe = recipes[0] if len(recipes) == 1 else replace(recipes[0], children=tuple(recipes))
+        self._recipe = make_recipe(
+            dataset, decode=decode or {}, transform=transform, collate_fn=collate_fn, clock=self._clock
+        )
         self._epoch, self._step, self._started = 0, 0, False
         self._num_batches = self._num_samples = 0
         self._first_batch_s = 0.0
@@ -271,24 +259,6 @@ class ConcurrentDataLoader:
 
     def _plan(self, epoch: int) -> Plan:
         return self.dataset.plan(epoch=epoch, **self._plan_arguments)
-
-    def _check_decode(self, decode: Mapping[str, str | Decoder]) -> None:
-        known = list(dict.fromkeys(name for part in self.dataset.parts for name in part.columns))
-        for name in decode:
-            if name not in known:
-                raise ConfigurationError("decode names no column", column=name, expected=known)
-
-
-def _decoders(decode: Mapping[str, str | Decoder], part: LoadableDataset) -> dict[str, Decoder]:
-    decoders = {}
-    for name, how in decode.items():
-        if name not in part.columns:
-            continue
-        column = part.schema[name]
-        if column.kind is not ColumnKind.PAYLOAD:
-            raise ConfigurationError("decode is for image and bytes columns", column=name, got=column.type)
-        decoders[name] = make_decoder(how, column.type)
-    return decoders
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

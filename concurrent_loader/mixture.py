@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from concurrent_loader.plan import LastBatch
 from concurrent_loader.proportions import check_weights, largest_remainder
 from concurrent_loader.shuffle import derive_key
 from concurrent_loader.source import LoadableDataset
-from concurrent_loader.views import DatasetView, Selectable
+from concurrent_loader.views import DatasetView, Selectable, WholeDataset
 from storage.cache import CacheStats
 from storage.errors import ConfigurationError
 from storage.fetch import FetchStats
@@ -135,18 +136,34 @@ class Mixture:
     @property
     def fetch_stats(self) -> FetchStats:
         """Of all data sets together; percentiles are the largest."""
-        return _total([child.fetch_stats for child in self._stored], FetchStats)
+        return _total([child.fetch_stats for child in self.stored], FetchStats)
 
     @property
     def cache_stats(self) -> CacheStats:
         """Of all data sets together."""
-        return _total([child.cache_stats for child in self._stored], CacheStats)
+        return _total([child.cache_stats for child in self.stored], CacheStats)
 
     @property
-    def _stored(self) -> list[Selectable]:
-        """The data sets that own what is counted, each once."""
-        owners = (child.base if isinstance(child, DatasetView) else child for child in self._children)
-        return list({id(owner): owner for owner in owners}.values())
+    def stored(self) -> tuple[WholeDataset, ...]:
+        """The data sets that own what is open, each once."""
+        return tuple({id(owner): owner for child in self._children for owner in child.stored}.values())
+
+    @property
+    def cache_dir(self) -> str | None:
+        """The folder that keeps what all of them fetch; None unless it is the same."""
+        folders = {child.cache_dir for child in self._children}
+        return folders.pop() if len(folders) == 1 else None
+
+    def with_cache(self, cache_dir: str | os.PathLike[str], cache_bytes: Size | None = None) -> Mixture:
+        """Returns the same mixture, its data sets to be opened with another cache, which they share."""
+        owners = {id(owner): owner.with_cache(cache_dir, cache_bytes) for owner in self.stored}
+        children: list[Selectable] = []
+        for child in self._children:
+            owner = owners[id(child.stored[0])]
+            children.append(child.over(owner) if isinstance(child, DatasetView) else owner)
+        other = Mixture.__new__(Mixture)
+        other.__dict__.update(self.__dict__, _children=tuple(children))
+        return other
 
     def plan(
         self,

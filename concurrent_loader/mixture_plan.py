@@ -156,7 +156,7 @@ class MixturePlan:
         """Batches that a rank gets.
 
         Raises:
-            ConfigurationError: Not every rank would get a part of every batch.
+            ConfigurationError: The number of ranks does not divide the global batch size.
         """
         if not 0 <= rank < world_size:
             raise ConfigurationError("rank must lie in 0 … world_size - 1", got=(rank, world_size))
@@ -164,18 +164,7 @@ class MixturePlan:
             raise ConfigurationError(
                 "the number of ranks must divide the global batch size", expected=self.global_batch_size, got=world_size
             )
-        if self._smallest_batch < world_size:
-            raise ConfigurationError(
-                "the last batch of a data set in the mixture would leave ranks without a sample; drop or pad it "
-                "(last_batch)", expected=world_size, got=self._smallest_batch,
-            )  # fmt: skip
         return self.max_steps
-
-    @cached_property
-    def _smallest_batch(self) -> int:
-        """Samples of the smallest batch that there may be."""
-        sizes = [_last_size(child) for child in self.children]
-        return sum(sizes) if self.per == "sample" else min(sizes)
 
     # -- units -----------------------------------------------------------------------------------------------------
 
@@ -280,12 +269,17 @@ class MixturePlan:
             epoch, step = epoch + 1, 0
 
     def _merged(self, step: int, parts: Sequence[tuple[int, BatchIndex]], rank: int, world_size: int) -> BatchIndex:
-        """Cuts a rank's part out of a global batch in which the data sets' samples are evenly spread."""
+        """Cuts a rank's part out of a global batch in which the data sets' samples are evenly spread.
+
+        Of a short batch with fewer samples than there are ranks, a rank that would get none gets one as padding.
+        """
         sizes = tuple(len(index) for _, index in parts)
         num = sum(sizes)
         spread = _spread(sizes)[rank * num // world_size : (rank + 1) * num // world_size]
         padded = np.concatenate([np.arange(len(index)) >= len(index) - index.num_padded for _, index in parts])[spread]
         spread = np.concatenate([spread[~padded], spread[padded]])
+        if not len(spread):
+            spread, padded = _spread(sizes)[:1], np.ones(1, np.bool_)
         shard, row, sample = (
             np.concatenate([getattr(index, name) for _, index in parts])[spread] for name in ("shard", "row", "sample")
         )
@@ -329,12 +323,6 @@ class MixturePlan:
         """Returns how many of a unit's samples a rank gets at most in that epoch of its data set."""
         place = self.place(shard)
         return self.child_plan(place.child, place.epoch).max_uses(place.unit)
-
-
-def _last_size(child: EpochPlan) -> int:
-    """Samples of a data set's last batch."""
-    left = child.num_samples % child.global_batch_size
-    return left if left and child.last_batch == "short" else child.global_batch_size
 
 
 def _spread(sizes: tuple[int, ...]) -> Indices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, overload
@@ -103,6 +104,20 @@ class Selectable(ABC):
     @abstractmethod
     def source(self) -> Source:
         """Brings units to the loader; a new one for each iteration."""
+
+    @property
+    @abstractmethod
+    def stored(self) -> tuple[WholeDataset, ...]:
+        """The data sets that own what is open: itself, or the one that it is a view of."""
+
+    @property
+    @abstractmethod
+    def cache_dir(self) -> str | None:
+        """The folder that keeps what was fetched, as given."""
+
+    @abstractmethod
+    def with_cache(self, cache_dir: str | os.PathLike[str], cache_bytes: Size | None = None) -> Selectable:
+        """Returns the same samples, to be opened with another cache."""
 
     @abstractmethod
     def _select(self, selection: Selection | None, columns: tuple[str, ...]) -> DatasetView:
@@ -258,6 +273,19 @@ class WholeDataset(Selectable):
         """Brings units to the loader; a new one for each iteration."""
         return self.source_of(None, self.columns)
 
+    @property
+    def stored(self) -> tuple[WholeDataset, ...]:
+        """Itself."""
+        return (self,)
+
+    @abstractmethod
+    def with_cache(self, cache_dir: str | os.PathLike[str], cache_bytes: Size | None = None) -> Self:
+        """Returns this data set, same snapshot and all, with another cache."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes connections, files and the loop's thread. Idempotent."""
+
     def _select(self, selection: Selection | None, columns: tuple[str, ...]) -> DatasetView:
         return DatasetView(self, selection, columns)
 
@@ -349,6 +377,21 @@ class DatasetView(Selectable):
     @property
     def source(self) -> Source:
         return self._base.source_of(self._selection, self._columns)
+
+    @property
+    def stored(self) -> tuple[WholeDataset, ...]:
+        return (self._base,)
+
+    @property
+    def cache_dir(self) -> str | None:
+        return self._base.cache_dir
+
+    def with_cache(self, cache_dir: str | os.PathLike[str], cache_bytes: Size | None = None) -> DatasetView:
+        return self.over(self._base.with_cache(cache_dir, cache_bytes))
+
+    def over(self, base: WholeDataset) -> DatasetView:
+        """Returns the same view of the same data set that was opened in another way."""
+        return DatasetView(base, self._selection, self._columns)
 
     def _select(self, selection: Selection | None, columns: tuple[str, ...]) -> DatasetView:
         if self._selection is not None:

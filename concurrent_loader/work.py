@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ import numpy.typing as npt
 import torch
 
 from concurrent_loader.batch import Batch, collate, collate_columns
-from concurrent_loader.decode import Decoder
+from concurrent_loader.decode import Decoder, make_decoder
 from concurrent_loader.errors import DecodeError, LoaderError, TransformError
 from concurrent_loader.plan import BatchIndex
-from concurrent_loader.source import OpenUnit
+from concurrent_loader.source import LoadableDataset, OpenUnit
 from concurrent_loader.stats import StageClock
+from storage.errors import ConfigurationError
 from storage.shards.columns import ColumnKind, Schema
 
 __all__ = ["Recipe", "Slice", "cut", "make_batch", "make_samples"]
@@ -34,7 +35,8 @@ class Recipe:
         transform: Sample dict → sample dict, or None.
         collate_fn: List of samples → batch, or None for `concurrent_loader.collate`.
         clock: Where the time goes.
-        children: For a mixture whose batches are each of one data set: that one's own; otherwise none.
+        children: For a mixture whose batches are each of one data set: that one's schema, columns and decoders;
+            otherwise none.
     """
 
     schema: Schema
@@ -49,12 +51,56 @@ class Recipe:
         """Returns what is done to the samples of one batch."""
         if not self.children or index.source is None or not len(index):
             return self
-        return self.children[int(index.source[0])]
+        child = self.children[int(index.source[0])]
+        return replace(self, schema=child.schema, columns=child.columns, decoders=child.decoders, children=())
 
     @property
     def by_sample(self) -> bool:
         """Whether samples must exist one by one, as dicts; otherwise batches are made column by column."""
         return self.transform is not None or self.collate_fn is not None
+
+
+def make_recipe(
+    dataset: LoadableDataset,
+    *,
+    decode: Mapping[str, str | Decoder],
+    transform: Callable[[dict[str, Any]], Any] | None,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    clock: StageClock,
+) -> Recipe:
+    """Makes a data set's recipe of a loader's arguments.
+
+    Raises:
+        ConfigurationError: A column to decode is not there, or not to be decoded so.
+    """
+    known = list(dict.fromkeys(name for part in dataset.parts for name in part.columns))
+    for name in decode:
+        if name not in known:
+            raise ConfigurationError("decode names no column", column=name, expected=known)
+    recipes = [
+        Recipe(
+            schema=part.schema,
+            columns=part.columns,
+            decoders=_decoders(part, decode),
+            transform=transform,
+            collate_fn=collate_fn,
+            clock=clock,
+        )
+        for part in dataset.parts
+    ]
+    return recipes[0] if len(recipes) == 1 else replace(recipes[0], children=tuple(recipes))
+
+
+def _decoders(part: LoadableDataset, decode: Mapping[str, str | Decoder]) -> dict[str, Decoder]:
+    decoders = {}
+    for name, how in decode.items():
+        if name not in part.columns:
+            continue  # of another data set of a mixture
+        column = part.schema[name]
+        if column.kind is not ColumnKind.PAYLOAD:
+            raise ConfigurationError("decode is for image and bytes columns", column=name, got=column.type)
+        decoders[name] = make_decoder(how, column.type)
+    return decoders
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from concurrent_loader import Batch, ConcurrentDataLoader, Mixture, ObjectDataset, ShardDataset
 from concurrent_loader.errors import LoaderError, LoaderStateError
 from storage import ShardWriter
-from storage.errors import ConfigurationError, DigestMismatch, NotFound, StorageError, StoreClosed
+from storage.errors import ConfigurationError, DatasetChanged, NotFound, StorageError, StoreClosed
 from storage.loop_thread import LoopThread
 from storage.stores import Store, open_store
 
@@ -248,7 +248,7 @@ def test_errors_name_the_data_set_and_the_sample(
     pair: list[ShardDataset], per: Any, which: int, flip: bool, no_leaks: None
 ) -> None:
     key = lose(pair[which], flip=flip)
-    kind: type[StorageError] = DigestMismatch if flip else NotFound
+    kind: type[StorageError] = DatasetChanged if flip else NotFound
     with pytest.raises(kind) as caught:
         list(ConcurrentDataLoader(Mixture(pair, [1, 2], per=per, stop="longest"), 12, shuffle=True))
     assert (caught.value.url, caught.value.key) == (pair[which].url, key)
@@ -331,6 +331,22 @@ def test_pickles_as_its_data_sets(tmp_path: Path) -> None:
     finally:
         for dataset in copy.datasets:
             dataset.close()
+
+
+def test_the_same_mixture_with_another_cache(tmp_path: Path, no_leaks: None) -> None:
+    datasets = [ShardDataset(write(str(tmp_path / str(of)), size, of=of)) for of, size in enumerate(SIZES)]
+    halves = datasets[1].split([0.5, 0.5])
+    mixture = Mixture([datasets[0], *halves], per="sample")
+    assert [each.url for each in mixture.stored] == [dataset.url for dataset in datasets]
+    assert mixture.cache_dir is None
+    other = mixture.with_cache(tmp_path / "cache", "1MiB")
+    assert (other.cache_dir, len(other.stored)) == (str(tmp_path / "cache"), 2)
+    loaders = [ConcurrentDataLoader(each, 12, shuffle=True) for each in (mixture, other)]
+    assert [batch["label"].tolist() for batch in loaders[0]] == [batch["label"].tolist() for batch in loaders[1]]
+    assert loaders[0].state_dict() == loaders[1].state_dict()
+    assert list((tmp_path / "cache").glob("*.shard"))
+    for dataset in (*mixture.stored, *other.stored):
+        dataset.close()
 
 
 # -- what cannot work --------------------------------------------------------------------------------------------------

@@ -214,15 +214,23 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="too many steps"):
         make([[40], [400]], stop=2**30)
     plan = make([[42], [40]], batch=8, last_batch="short")
-    assert plan.num_steps(0, 2) > 0
-    with pytest.raises(ConfigurationError, match="leave ranks without"):
-        plan.num_steps(0, 4)
     with pytest.raises(ConfigurationError, match="rank"):
         plan.num_steps(4, 4)
     with pytest.raises(ConfigurationError, match="divide"):
         plan.batches(0, 0, 3)
     with pytest.raises(ConfigurationError, match="no such step"):
         plan.batches(1000)
+
+
+def test_of_a_batch_with_fewer_samples_than_ranks_each_rank_gets_one() -> None:
+    plan = make([[42], [40]], batch=8, last_batch="short", stop="longest")
+    ranks = [list(plan.batches(0, rank, 8)) for rank in range(8)]
+    assert {len(batches) for batches in ranks} == {plan.max_steps}
+    short = [step for step, index in enumerate(plan.batches()) if len(index) == 2]
+    assert len(short) == 1
+    parts = [batches[short[0]] for batches in ranks]
+    assert [len(part) for part in parts] == [1] * 8
+    assert sum(part.num_padded for part in parts) == 6
 
 
 def test_the_fingerprint_covers_what_the_order_depends_on() -> None:
