@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from concurrent_loader.batch import Batch, collate
     from concurrent_loader.dataset import ShardDataset
-    from concurrent_loader.errors import CollateError, DecodeError, LoaderError, LoaderStateError, TransformError
+    from concurrent_loader.errors import (
+        CollateError,
+        DecodeError,
+        LoaderError,
+        LoaderStateError,
+        LoaderTimeout,
+        TransformError,
+    )
     from concurrent_loader.loader import ConcurrentDataLoader
     from concurrent_loader.stats import LoaderStats
 
@@ -20,6 +27,7 @@ __all__ = [
     "LoaderError",
     "LoaderStateError",
     "LoaderStats",
+    "LoaderTimeout",
     "ShardDataset",
     "TransformError",
     "collate",
@@ -33,6 +41,7 @@ _HOMES = {
     "LoaderError": "errors",
     "LoaderStateError": "errors",
     "LoaderStats": "stats",
+    "LoaderTimeout": "errors",
     "ShardDataset": "dataset",
     "TransformError": "errors",
     "collate": "batch",

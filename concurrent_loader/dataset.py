@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,10 @@ from storage.stores import open_store
 
 __all__ = ["ShardDataset"]
 
+_log = logging.getLogger(__name__)
+
 _HEDGE = HedgePolicy()
+_CLOSE_S = 60.0  # longer than a pipeline waits for its threads; then only a drive that hangs is left
 # What belongs to one process, and stays out of pickles.
 _LIVE = frozenset({"_closed", "_columns", "_engine", "_loop", "_manifest", "_opening", "_pid", "_reader", "_store"})
 
@@ -289,7 +293,11 @@ class ShardDataset:
         for task in running:
             task.cancel()
         if running:
-            await asyncio.wait(running)
+            _, late = await asyncio.wait(running, timeout=_CLOSE_S)
+            if late:
+                _log.warning(
+                    "%d tasks of a data set still wait for the local drive; closing it all the same", len(late)
+                )
         reader = self.__dict__.get("_reader")
         if reader is not None:
             await reader.cache.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,19 @@ from concurrent_loader.batch import Batch
 from concurrent_loader.dataset import ShardDataset
 from concurrent_loader.decode import Decoder, make_decoder
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
-from concurrent_loader.pipeline import END, Failure
+from concurrent_loader.errors import LoaderTimeout
+from concurrent_loader.patience import Patience, describe
+from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, EpochPlan, PlanState, parse_window
-from concurrent_loader.stats import LoaderStats, StageClock
+from concurrent_loader.stats import LoaderStats, StageClock, WallTime
 from concurrent_loader.work import Recipe
 from storage.errors import ConfigurationError
 from storage.shards.columns import ColumnKind
 from storage.sizes import Size, parse_size
 
 __all__ = ["ConcurrentDataLoader"]
+
+_HUNG_S = 1.0  # after a time-out: what has hung for so long is not waited for again
 
 
 class ConcurrentDataLoader:
@@ -56,6 +59,9 @@ class ConcurrentDataLoader:
         num_threads: For reading, decoding and transforming; the number of usable cores by default.
         prefetch_batches: Batches made ahead of the consumer.
         prefetch_bytes: Shards fetched ahead of their first use.
+        timeout: Seconds to wait for one batch; after that `LoaderTimeout` says on what it waited. 0 or None: for ever.
+        slow_batch_warning_s: After so many seconds of waiting for one batch, one warning in the log says on what. None:
+            never.
 
     Raises:
         ConfigurationError: An argument that cannot work, before anything is fetched.
@@ -89,6 +95,8 @@ class ConcurrentDataLoader:
         num_threads: int | None = None,
         prefetch_batches: int | None = None,
         prefetch_bytes: Size = "128MiB",
+        timeout: float | None = 600.0,
+        slow_batch_warning_s: float | None = 10.0,
     ) -> None:
         if not isinstance(dataset, ShardDataset):
             raise ConfigurationError("the data set must be a ShardDataset", got=type(dataset).__name__)
@@ -117,6 +125,12 @@ class ConcurrentDataLoader:
             "fingerprint": manifest.fingerprint,
         }
         self._clock = StageClock()
+        self._patience = Patience(
+            warn_s=slow_batch_warning_s,
+            timeout_s=timeout,
+            clock=self._clock.now,
+            facts=lambda: describe(dataset.fetch_stats, dataset.cache_stats),
+        )
         self._recipe = Recipe(
             schema=dataset.schema,
             columns=dataset.columns,
@@ -150,37 +164,41 @@ class ConcurrentDataLoader:
 
     def _iterate(self, epoch: int, start_step: int) -> Iterator[Any]:
         me = self._newest = object()
-        began = perf_counter()
+        wall = WallTime(self._clock)
+        began = self._clock.now()
         batches = self._batches(epoch, start_step)
         batches.start()
-        step = start_step
+        step, patience_s = start_step, STOP_S
         try:
             while True:
-                asked = perf_counter()
-                item = batches.take()
-                waited = perf_counter() - asked
-                self._clock.add("wait", waited)
+                try:
+                    item = self._patience.take(batches, name=f"batch {step} of epoch {epoch}")
+                except BaseException as error:
+                    wall.spend_waiting(())
+                    patience_s = _HUNG_S if isinstance(error, LoaderTimeout) else STOP_S
+                    raise
+                wall.spend_waiting(batches.trail)
                 if item is END:
-                    self._clock.add("total", waited)
                     break
                 if isinstance(item, Failure):
                     raise item.error
                 if step == start_step:
-                    self._first_batch_s = perf_counter() - began
+                    self._first_batch_s = self._clock.now() - began
                 step += 1
                 if self._newest is me:
                     self._step = step
                 self._num_batches += 1
                 self._num_samples += _num_samples(item)
                 given = self._to_device(item)
-                self._clock.add("total", perf_counter() - asked)
-                asked = perf_counter()
-                yield given
-                self._clock.add("total", perf_counter() - asked)
+                wall.spend("device")
+                try:
+                    yield given
+                finally:
+                    wall.spend("consumer")
             if self._newest is me:
                 self._epoch, self._step, self._started = epoch + 1, 0, False
         finally:
-            batches.stop()
+            batches.stop(patience_s)
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
         return ThreadedBatches(
@@ -246,8 +264,7 @@ class ConcurrentDataLoader:
             num_batches=self._num_batches,
             num_samples=self._num_samples,
             first_batch_s=self._first_batch_s,
-            total_s=clock["total"],
-            wait_s=clock["wait"],
+            **clock.wall(),
             read_s=clock["read"],
             decode_s=clock["decode"],
             transform_s=clock["transform"],
