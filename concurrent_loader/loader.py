@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -47,7 +47,8 @@ class ConcurrentDataLoader:
             what it returns is collated.
         collate_fn: Called with the list of a batch's samples instead of `collate`; the batch is what it returns.
         drop_last: Leave out the last batch where it would be smaller; short for ``last_batch="drop"``.
-        last_batch: ``"short"`` (the default), ``"drop"``, or ``"pad"`` with the epoch's first samples.
+        last_batch: ``"short"`` (the default), ``"drop"``, or ``"pad"`` with the epoch's first samples. With each,
+            all ranks have the same number of steps; see docs/training.md.
         device: Batches are moved there; ``None`` leaves them on the CPU.
         pin_memory: Put batches into page-locked memory; the default when ``device`` is a CUDA device.
         rank: Of this process; torch.distributed's when it is initialised, else 0.
@@ -103,6 +104,7 @@ class ConcurrentDataLoader:
         self.dataset = dataset
         self.batch_size = _positive("batch_size", batch_size)
         self.rank, self.world_size = _place(rank, world_size)
+        self._place_is_given = rank is not None
         self.device = None if device is None else torch.device(device)
         self._pin_memory = pin_memory if pin_memory is not None else self._on_cuda
         self._num_threads = _positive("num_threads", _num_cores() if num_threads is None else num_threads)
@@ -155,14 +157,21 @@ class ConcurrentDataLoader:
         """Iterates over the rest of an epoch.
 
         The first iteration after `set_epoch` or `load_state_dict` is of the epoch named there, from the step restored;
-        every further one is of the next epoch.
+        every further one is of the next epoch. An iteration begins with its first batch: frameworks that ask for an
+        iterator only to see whether there is one do not use up an epoch.
+
+        Raises:
+            ConfigurationError: torch.distributed has been initialised after the loader was built.
         """
+        if not self._place_is_given and torch.distributed.is_available() and torch.distributed.is_initialized():
+            _check_place((self.rank, self.world_size), _place(None, None))
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[Any]:
         if self._started:
             self._epoch, self._step = self._epoch + 1, 0
         self._started = True
-        return self._iterate(self._epoch, self._step)
-
-    def _iterate(self, epoch: int, start_step: int) -> Iterator[Any]:
+        epoch, start_step = self._epoch, self._step
         me = self._newest = object()
         wall = WallTime(self._clock)
         began = self._clock.now()
@@ -227,6 +236,11 @@ class ConcurrentDataLoader:
     def epoch(self) -> int:
         """The epoch that is being iterated over, or that the next iteration is of."""
         return self._epoch
+
+    @property
+    def sampler(self) -> Self:
+        """The loader itself: scripts and frameworks call ``loader.sampler.set_epoch(epoch)``."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration one of this epoch, from its start, or from the step that was restored for it."""
@@ -308,6 +322,16 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise ConfigurationError("rank must lie in 0 … world_size - 1", got=(rank, world_size))
     return rank, world_size
+
+
+def _check_place(built: tuple[int, int], now: tuple[int, int]) -> None:
+    """Makes sure that no rank reads what is meant for another."""
+    if built != now:
+        raise ConfigurationError(
+            "the loader was built before torch.distributed was initialised, for one process alone; build it after, "
+            "or give it rank and world_size",
+            expected=f"rank {now[0]} of {now[1]}", got=f"rank {built[0]} of {built[1]}",
+        )  # fmt: skip
 
 
 def _num_cores() -> int:

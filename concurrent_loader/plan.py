@@ -90,9 +90,9 @@ class EpochPlan:
         window: How far a sample may move from its shard's place, in samples, all groups together: memory against
             quality. At least the number of samples makes each group's order a uniform permutation.
         last_batch: What becomes of the samples after the last full batch. ``"drop"``: left out. ``"short"``: a smaller
-            batch; where fewer samples are left than there are ranks, a rank that would get none gets one padding sample.
-            ``"pad"``: filled up with each group's first samples of the epoch, so that all ranks have full batches;
-            padding stands at a rank's end. So all ranks have the same number of steps, whatever is chosen.
+            batch; where fewer samples are left than there are ranks, a rank that would get none gets one padding
+            sample. ``"pad"``: filled up with each group's first samples of the epoch, so that all ranks have full
+            batches; padding stands at a rank's end. All ranks have the same number of steps, whatever is chosen.
         fingerprint: Of the data set's snapshot; it is kept in the state and does not change the order.
 
     Raises:
