@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from concurrent_loader.batch import Batch, collate
     from concurrent_loader.dataset import ShardDataset
-    from concurrent_loader.errors import CollateError, DecodeError, LoaderError, LoaderStateError, TransformError
+    from concurrent_loader.errors import (
+        CollateError,
+        DecodeError,
+        LoaderError,
+        LoaderStateError,
+        LoaderTimeout,
+        TransformError,
+    )
     from concurrent_loader.loader import ConcurrentDataLoader
     from concurrent_loader.mixture import Mixture
     from concurrent_loader.object_dataset import ObjectDataset
@@ -24,6 +31,7 @@ __all__ = [
     "LoaderError",
     "LoaderStateError",
     "LoaderStats",
+    "LoaderTimeout",
     "Mixture",
     "ObjectDataset",
     "ShardDataset",
@@ -40,6 +48,7 @@ _HOMES = {
     "LoaderError": "errors",
     "LoaderStateError": "errors",
     "LoaderStats": "stats",
+    "LoaderTimeout": "errors",
     "Mixture": "mixture",
     "ObjectDataset": "object_dataset",
     "ShardDataset": "dataset",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from abc import abstractmethod
@@ -21,6 +22,10 @@ from storage.sizes import Size, parse_size
 from storage.stores import Store, open_store
 
 __all__ = ["BucketDataset"]
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_S = 60.0  # longer than a pipeline waits for its threads; then only a drive that hangs is left
 
 
 class BucketDataset(WholeDataset):
@@ -207,7 +212,11 @@ class BucketDataset(WholeDataset):
         for task in running:
             task.cancel()
         if running:
-            await asyncio.wait(running)
+            _, late = await asyncio.wait(running, timeout=_CLOSE_S)
+            if late:
+                _log.warning(
+                    "%d tasks of a data set still wait for the local drive; closing it all the same", len(late)
+                )
         cache = self.__dict__.get("_cache")
         if cache is not None:
             await cache.close()

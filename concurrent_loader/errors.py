@@ -6,6 +6,7 @@
     ├── DecodeError        encoded bytes that are no picture, or not the whole of one, or too large a one
     ├── TransformError     the user's transform raised
     ├── CollateError       samples that do not fit into one batch
+    ├── LoaderTimeout      no batch arrived in time
     └── LoaderStateError   a saved state that does not belong to this loader
 
 Errors of the bytes themselves are `storage.errors.StorageError`; options that cannot work are
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
-__all__ = ["CollateError", "DecodeError", "LoaderError", "LoaderStateError", "TransformError"]
+__all__ = ["CollateError", "DecodeError", "LoaderError", "LoaderStateError", "LoaderTimeout", "TransformError"]
 
 
 class LoaderError(Exception):
@@ -96,6 +97,12 @@ class CollateError(LoaderError):
     """Samples that do not fit into one batch."""
 
     default_stage = "collate"
+
+
+class LoaderTimeout(LoaderError):
+    """No batch arrived within the loader's ``timeout``; the stage is what it waited for."""
+
+    default_stage = "wait"
 
 
 class LoaderStateError(LoaderError, ValueError):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed
@@ -13,17 +12,21 @@ import torch.distributed
 from concurrent_loader.batch import Batch
 from concurrent_loader.decode import Decoder
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
+from concurrent_loader.errors import LoaderTimeout
 from concurrent_loader.mixture import Mixture
-from concurrent_loader.pipeline import END, Failure
+from concurrent_loader.patience import Patience, describe
+from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, PlanState
 from concurrent_loader.source import LoadableDataset, Plan
-from concurrent_loader.stats import LoaderStats, StageClock
+from concurrent_loader.stats import LoaderStats, StageClock, WallTime
 from concurrent_loader.views import Selectable
 from concurrent_loader.work import make_recipe
 from storage.errors import ConfigurationError
 from storage.sizes import Size, parse_size
 
 __all__ = ["ConcurrentDataLoader"]
+
+_HUNG_S = 1.0  # after a time-out: what has hung for so long is not waited for again
 
 
 class ConcurrentDataLoader:
@@ -44,7 +47,8 @@ class ConcurrentDataLoader:
             what it returns is collated.
         collate_fn: Called with the list of a batch's samples instead of `collate`; the batch is what it returns.
         drop_last: Leave out the last batch where it would be smaller; short for ``last_batch="drop"``.
-        last_batch: ``"short"`` (the default), ``"drop"``, or ``"pad"`` with the epoch's first samples.
+        last_batch: ``"short"`` (the default), ``"drop"``, or ``"pad"`` with the epoch's first samples. With each,
+            all ranks have the same number of steps; see docs/training.md.
         device: Batches are moved there; ``None`` leaves them on the CPU.
         pin_memory: Put batches into page-locked memory; the default when ``device`` is a CUDA device.
         rank: Of this process; torch.distributed's when it is initialised, else 0.
@@ -56,6 +60,9 @@ class ConcurrentDataLoader:
         num_threads: For reading, decoding and transforming; the number of usable cores by default.
         prefetch_batches: Batches made ahead of the consumer.
         prefetch_bytes: Shards fetched ahead of their first use.
+        timeout: Seconds to wait for one batch; after that `LoaderTimeout` says on what it waited. 0 or None: for ever.
+        slow_batch_warning_s: After so many seconds of waiting for one batch, one warning in the log says on what. None:
+            never.
 
     Raises:
         ConfigurationError: An argument that cannot work, before anything is fetched.
@@ -89,12 +96,15 @@ class ConcurrentDataLoader:
         num_threads: int | None = None,
         prefetch_batches: int | None = None,
         prefetch_bytes: Size = "128MiB",
+        timeout: float | None = 600.0,
+        slow_batch_warning_s: float | None = 10.0,
     ) -> None:
         if not isinstance(dataset, Selectable | Mixture):
             raise ConfigurationError("the data set must be a ShardDataset or the like", got=type(dataset).__name__)
         self.dataset = dataset
         self.batch_size = _positive("batch_size", batch_size)
         self.rank, self.world_size = _place(rank, world_size)
+        self._place_is_given = rank is not None
         self.device = None if device is None else torch.device(device)
         self._pin_memory = pin_memory if pin_memory is not None else self._on_cuda
         self._num_threads = _positive("num_threads", _num_cores() if num_threads is None else num_threads)
@@ -114,6 +124,12 @@ class ConcurrentDataLoader:
             "last_batch": "drop" if drop_last else last_batch or "short",
         }
         self._clock = StageClock()
+        self._patience = Patience(
+            warn_s=slow_batch_warning_s,
+            timeout_s=timeout,
+            clock=self._clock.now,
+            facts=lambda: describe(dataset.fetch_stats, dataset.cache_stats),
+        )
         self._recipe = make_recipe(
             dataset, decode=decode or {}, transform=transform, collate_fn=collate_fn, clock=self._clock
         )
@@ -133,46 +149,57 @@ class ConcurrentDataLoader:
         """Iterates over the rest of an epoch.
 
         The first iteration after `set_epoch` or `load_state_dict` is of the epoch named there, from the step restored;
-        every further one is of the next epoch.
+        every further one is of the next epoch. An iteration begins with its first batch: frameworks that ask for an
+        iterator only to see whether there is one do not use up an epoch.
+
+        Raises:
+            ConfigurationError: torch.distributed has been initialised after the loader was built.
         """
+        if not self._place_is_given and torch.distributed.is_available() and torch.distributed.is_initialized():
+            _check_place((self.rank, self.world_size), _place(None, None))
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[Any]:
         if self._started:
             self._epoch, self._step = self._epoch + 1, 0
         self._started = True
-        return self._iterate(self._epoch, self._step)
-
-    def _iterate(self, epoch: int, start_step: int) -> Iterator[Any]:
+        epoch, start_step = self._epoch, self._step
         me = self._newest = object()
-        began = perf_counter()
+        wall = WallTime(self._clock)
+        began = self._clock.now()
         batches = self._batches(epoch, start_step)
         batches.start()
-        step = start_step
+        step, patience_s = start_step, STOP_S
         try:
             while True:
-                asked = perf_counter()
-                item = batches.take()
-                waited = perf_counter() - asked
-                self._clock.add("wait", waited)
+                try:
+                    item = self._patience.take(batches, name=f"batch {step} of epoch {epoch}")
+                except BaseException as error:
+                    wall.spend_waiting(())
+                    patience_s = _HUNG_S if isinstance(error, LoaderTimeout) else STOP_S
+                    raise
+                wall.spend_waiting(batches.trail)
                 if item is END:
-                    self._clock.add("total", waited)
                     break
                 if isinstance(item, Failure):
                     raise item.error
                 if step == start_step:
-                    self._first_batch_s = perf_counter() - began
+                    self._first_batch_s = self._clock.now() - began
                 step += 1
                 if self._newest is me:
                     self._step = step
                 self._num_batches += 1
                 self._num_samples += _num_samples(item)
                 given = self._to_device(item)
-                self._clock.add("total", perf_counter() - asked)
-                asked = perf_counter()
-                yield given
-                self._clock.add("total", perf_counter() - asked)
+                wall.spend("device")
+                try:
+                    yield given
+                finally:
+                    wall.spend("consumer")
             if self._newest is me:
                 self._epoch, self._step, self._started = epoch + 1, 0, False
         finally:
-            batches.stop()
+            batches.stop(patience_s)
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
         return ThreadedBatches(
@@ -201,6 +228,11 @@ class ConcurrentDataLoader:
     def epoch(self) -> int:
         """The epoch that is being iterated over, or that the next iteration is of."""
         return self._epoch
+
+    @property
+    def sampler(self) -> Self:
+        """The loader itself: scripts and frameworks call ``loader.sampler.set_epoch(epoch)``."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration one of this epoch, from its start, or from the step that was restored for it."""
@@ -238,8 +270,7 @@ class ConcurrentDataLoader:
             num_batches=self._num_batches,
             num_samples=self._num_samples,
             first_batch_s=self._first_batch_s,
-            total_s=clock["total"],
-            wait_s=clock["wait"],
+            **clock.wall(),
             read_s=clock["read"],
             decode_s=clock["decode"],
             transform_s=clock["transform"],
@@ -272,6 +303,16 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise ConfigurationError("rank must lie in 0 … world_size - 1", got=(rank, world_size))
     return rank, world_size
+
+
+def _check_place(built: tuple[int, int], now: tuple[int, int]) -> None:
+    """Makes sure that no rank reads what is meant for another."""
+    if built != now:
+        raise ConfigurationError(
+            "the loader was built before torch.distributed was initialised, for one process alone; build it after, "
+            "or give it rank and world_size",
+            expected=f"rank {now[0]} of {now[1]}", got=f"rank {built[0]} of {built[1]}",
+        )  # fmt: skip
 
 
 def _num_cores() -> int:

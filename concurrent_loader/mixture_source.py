@@ -56,6 +56,14 @@ class MixtureSource:
         place = self._its_plan.place(unit)
         return self._sources[place.child].url(place.unit)
 
+    def key(self, unit: int) -> str:
+        place = self._its_plan.place(unit)
+        return self._sources[place.child].key(place.unit)
+
+    def fetched(self, unit: int) -> tuple[float, float | None] | None:
+        place = self._its_plan.place(unit)
+        return self._sources[place.child].fetched(place.unit)
+
     async def acquire(self, unit: int) -> OpenUnit:
         plan = self._its_plan
         place = plan.place(unit)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from concurrent_loader.plan import BatchIndex
 from concurrent_loader.selection import Selection
-from concurrent_loader.source import OpenUnit
+from concurrent_loader.source import OpenUnit, Visits
 from storage.cache import ObjectEntry, ShardCache
 from storage.listing import Listing
 
@@ -81,6 +81,7 @@ class ObjectSource:
         self._payload = payload
         self._selection = selection
         self._with_payload = with_payload
+        self._visits = Visits()
 
     def num_samples(self, unit: int) -> int:
         return 1
@@ -91,6 +92,12 @@ class ObjectSource:
     def url(self, unit: int) -> str:
         return self._url
 
+    def key(self, unit: int) -> str:
+        return self._listing.keys[unit]
+
+    def fetched(self, unit: int) -> tuple[float, float | None] | None:
+        return self._visits.get(unit)
+
     async def follow(self, plan: object, world_size: int) -> None:
         """Does nothing: objects are evicted when they have not been used for the longest time."""
 
@@ -100,14 +107,18 @@ class ObjectSource:
     async def acquire(self, unit: int) -> OpenUnit:
         listing = self._listing
         entry = ObjectEntry(self._url, listing.keys[unit], int(listing.sizes[unit]), listing.etags[unit] or None)
-        data = await self._cache.read_object(entry) if self._with_payload else memoryview(b"")
+        data = memoryview(b"")
+        if self._with_payload:
+            with self._visits.of(unit):
+                data = await self._cache.read_object(entry)
         facts: dict[str, Any] = {"key": entry.key}
         if self._labels is not None:
             facts["label"] = int(self._labels[unit])
         return ObjectUnit(entry.key, self._payload, data, facts)
 
     def release(self, unit: int, *, spent: bool = False) -> None:
-        """Does nothing: its memory goes with the last who refers to it."""
+        """Forgets it; its memory goes with the last who refers to it."""
+        self._visits.pop(unit, None)
 
     async def replace(self, unit: int, decayed: OpenUnit) -> OpenUnit:
         return await self.acquire(unit)

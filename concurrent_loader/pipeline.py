@@ -14,22 +14,33 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from concurrent_loader.decode_threads import DecodeThreads
 from concurrent_loader.errors import LoaderError
 from concurrent_loader.plan import BatchIndex
 from concurrent_loader.source import OpenUnit, Plan, Source
+from concurrent_loader.waiting import Journey, Trail, Whereabouts, whereabouts
 from concurrent_loader.work import Recipe, Slice, cut, make_batch, make_samples
 from storage.errors import CorruptData, StorageError, StoreClosed
 from storage.loop_thread import LoopThread
 
-__all__ = ["END", "Failure", "Pipeline"]
+__all__ = ["END", "STOP_S", "Failure", "Pipeline"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_AHEAD = 1024  # shards or objects fetched ahead, however small: each is a task; at most 256 requests are in flight
+
+STOP_S = 30.0  # for threads to end what they are doing
+_UNWIND_S = 10.0  # for everything else, on top of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +56,6 @@ class _End:
 
 END = _End()
 
-_MAX_AHEAD = 1024  # shards or objects fetched ahead, however small: each is a task; at most 256 requests are in flight
-
 
 class Pipeline:
     """Makes the batches of one epoch for one rank.
@@ -61,7 +70,8 @@ class Pipeline:
         num_threads: Decode threads.
         prefetch_batches: Bound on batches made ahead.
         prefetch_bytes: Bound on shards fetched ahead of their first use.
-        deliver: Called on the loop with each batch in order, up to a `Failure`; at last `END`. Must not block.
+        deliver: Called on the loop with each batch in order and its trail, up to a `Failure`; at last `END`. Must not
+            block.
     """
 
     def __init__(
@@ -76,7 +86,7 @@ class Pipeline:
         num_threads: int,
         prefetch_batches: int,
         prefetch_bytes: int,
-        deliver: Callable[[Any], None],
+        deliver: Callable[[Any, Trail], None],
     ) -> None:
         self._source = source
         self._plan = plan
@@ -94,6 +104,8 @@ class Pipeline:
         self._ahead_bytes = 0
         self._leaving: list[tuple[int, int]] = []  # (step of last use, shard); a heap
         self._left: dict[int, int] = {}  # shard → samples that may still be needed
+        self._journeys: dict[int, Journey] = {}  # step → where that batch is
+        self._patience_s = STOP_S
 
     def consumed(self) -> None:
         """Tells that the consumer has taken a batch; call it on the loop."""
@@ -104,44 +116,76 @@ class Pipeline:
         self._task = asyncio.create_task(self.run())
         self._task.add_done_callback(self._tell_end)
 
-    def stop(self, loop: LoopThread) -> None:
-        """Ends the pipeline and waits until its tasks and threads are gone; call it from the consumer's thread."""
+    def whereabouts(self) -> Whereabouts:
+        """Says where the batch is that is delivered next; call it from any thread."""
+        return whereabouts(list(self._journeys.values()), self._recipe.clock.now())
+
+    def stop(self, loop: LoopThread, patience_s: float = STOP_S) -> None:
+        """Ends the pipeline and waits until its tasks and threads are gone; call it from the consumer's thread.
+
+        Args:
+            loop: That it runs on.
+            patience_s: For how long threads may go on with what they are doing. One that takes longer (a transform that
+                never returns) is left behind, with a warning: it ends when it returns, and what it holds is released
+                then. It keeps neither this call nor the process from ending.
+        """
+        self._patience_s = patience_s
         try:
-            loop.run(self._cancel())
+            loop.run(self._cancel(patience_s + _UNWIND_S), timeout_s=patience_s + 2 * _UNWIND_S)
+        except TimeoutError:
+            _log.warning("a loader's event loop does not answer; its tasks are left behind")
         except (StoreClosed, CancelledError):
             # The data set is being closed, and that ends the pipeline.
             return
 
-    async def _cancel(self) -> None:
+    async def _cancel(self, patience_s: float) -> None:
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            await asyncio.wait({self._task})
+            _, late = await asyncio.wait({self._task}, timeout=patience_s)
+            if late:
+                _log.warning("a loader is still waiting for the local drive %.0f s after it was stopped", patience_s)
 
     def _tell_end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
-            self._deliver(Failure(LoaderError("the data set was closed while a loader was reading it")))
+            self._deliver(Failure(LoaderError("the data set was closed while a loader was reading it")), ())
         elif (error := task.exception()) is not None:
-            self._deliver(Failure(error))
+            self._deliver(Failure(error), ())
         else:
-            self._deliver(END)
+            self._deliver(END, ())
 
     async def run(self) -> None:
         """Makes and delivers everything from the first step to the last, or up to the first failure."""
         await self._source.follow(self._plan, self._world_size)
         self._source.at(self._start_step)
-        threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
+        threads = DecodeThreads(self._num_threads)
         try:
             async with asyncio.TaskGroup() as group:
                 await self._run(group, threads)
         finally:
             # Threads first: none may read from a shard that is being let go of.
             try:
-                await _join(threads)
+                await threads.leave(self._patience_s)
             finally:
-                self._release_all()
-                await self._source.end()
+                if threads.gone:
+                    self._release_all()
+                    await self._source.end()
+                else:
+                    self._leave_behind(threads)
 
-    async def _run(self, group: asyncio.TaskGroup, threads: ThreadPoolExecutor) -> None:
+    def _leave_behind(self, threads: DecodeThreads) -> None:
+        """Says that threads do not end, and lets go of what they read from when they do."""
+        stages = [stage for journey in self._journeys.values() for stage, _ in journey.busy()]
+        _log.warning("%d decode threads do not end and are left behind, in: %s", len(stages), ", ".join(stages))
+        loop = asyncio.get_running_loop()
+
+        def release() -> None:
+            # A loop that has closed meanwhile has taken the cache along.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._release_all)
+
+        threads.when_gone(release)
+
+    async def _run(self, group: asyncio.TaskGroup, threads: DecodeThreads) -> None:
         order: asyncio.Queue[tuple[BatchIndex, asyncio.Task[Any]] | None] = asyncio.Queue()  # bounded by the slots
         tasks: set[asyncio.Task[Any]] = set()
 
@@ -157,14 +201,15 @@ class Pipeline:
             for index in self._plan.batches(self._start_step, self._rank, self._world_size):
                 await self._slots.acquire()
                 self._fetch_ahead(index.step, lookahead, start)
-                order.put_nowait((index, start(self._make(index, threads))))
+                journey = self._journeys[index.step] = Journey(index.step, self._recipe.clock.now)
+                order.put_nowait((index, start(self._make(index, threads, journey))))
             order.put_nowait(None)
 
         start(schedule())
         while (entry := await order.get()) is not None:
             index, making = entry
             outcome = await making
-            self._deliver(outcome)
+            self._deliver(outcome, self._journeys.pop(index.step).trail)
             if isinstance(outcome, Failure):
                 for task in tasks:
                     task.cancel()
@@ -221,7 +266,7 @@ class Pipeline:
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
-    async def _make(self, index: BatchIndex, threads: ThreadPoolExecutor) -> Any:
+    async def _make(self, index: BatchIndex, threads: DecodeThreads, journey: Journey) -> Any:
         """Makes one batch; errors become a `Failure`, so that they wait for their turn."""
         extra: list[int] = []
         try:
@@ -230,17 +275,23 @@ class Pipeline:
             for shard in dict.fromkeys(index.shard.tolist()):
                 if shard not in self._arriving:
                     # Wrapped-round padding comes back to shards that were let go of.
-                    shards[shard] = await self._source.acquire(shard)
+                    with self._waiting(journey, shard):
+                        shards[shard] = await self._source.acquire(shard)
                     extra.append(shard)
                     continue
-                arrived = await asyncio.shield(self._arriving[shard])
+                arriving = self._arriving[shard]
+                if not arriving.done():
+                    with self._waiting(journey, shard):
+                        await asyncio.wait({arriving})
+                arrived = arriving.result()
                 if isinstance(arrived, Exception):
                     if isinstance(arrived, StorageError):
                         sample = int(resolved.sample[resolved.shard == shard][0])
                         arrived.locate(sample=sample, url=self._source.url(shard))
                     raise arrived
                 shards[shard] = arrived
-            return await self._make_from(resolved, shards, threads)
+            with journey.in_threads():
+                return await self._make_from(resolved, shards, threads, journey)
         except Exception as error:  # noqa: BLE001 - delivered to the consumer, in order
             urls = {self._source.url(shard) for shard in index.shard.tolist()}
             if isinstance(error, StorageError) and len(urls) == 1:
@@ -250,30 +301,40 @@ class Pipeline:
             for shard in extra:
                 self._source.release(shard)
 
-    async def _make_from(self, index: BatchIndex, shards: dict[int, OpenUnit], threads: ThreadPoolExecutor) -> Any:
-        loop = asyncio.get_running_loop()
+    def _waiting(self, journey: Journey, shard: int) -> AbstractContextManager[None]:
+        return journey.waiting(self._source.key(shard), partial(self._source.fetched, shard))
+
+    async def _make_from(
+        self, index: BatchIndex, shards: dict[int, OpenUnit], threads: DecodeThreads, journey: Journey
+    ) -> Any:
         recipe = self._recipe.of(index)
         parts = cut(index, shards, num_threads=self._num_threads)
         outcomes = await asyncio.gather(
-            *(self._make_part(recipe, part, threads) for part in parts), return_exceptions=True
+            *(self._make_part(recipe, part, threads, journey) for part in parts), return_exceptions=True
         )
         made: list[Any] = []
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
             made.append(outcome)
-        return await loop.run_in_executor(
-            threads, make_batch, recipe, index, self._plan.epoch, list(zip(parts, made, strict=True))
+        return await self._in_thread(
+            threads, journey, make_batch, recipe, index, self._plan.epoch, list(zip(parts, made, strict=True))
         )
 
-    async def _make_part(self, recipe: Recipe, part: Slice, threads: ThreadPoolExecutor) -> Any:
-        loop = asyncio.get_running_loop()
+    async def _make_part(self, recipe: Recipe, part: Slice, threads: DecodeThreads, journey: Journey) -> Any:
         for _ in range(len(part.shards)):
             try:
-                return await loop.run_in_executor(threads, make_samples, recipe, part)
+                return await self._in_thread(threads, journey, make_samples, recipe, part)
             except CorruptData as error:
                 part = await self._healed(part, error)
-        return await loop.run_in_executor(threads, make_samples, recipe, part)
+        return await self._in_thread(threads, journey, make_samples, recipe, part)
+
+    async def _in_thread(self, threads: DecodeThreads, journey: Journey, work: Callable[..., Any], *args: Any) -> Any:
+        def serve() -> Any:
+            with self._recipe.clock.serving(journey):
+                return work(*args)
+
+        return await asyncio.get_running_loop().run_in_executor(threads, serve)
 
     async def _healed(self, part: Slice, error: CorruptData) -> Slice:
         """Replaces the one shard of a slice whose local bytes have decayed, or raises the error again."""
@@ -298,13 +359,3 @@ class _Lookahead:
 
     def take(self) -> None:
         self._next = next(self._items, None)
-
-
-async def _join(threads: ThreadPoolExecutor) -> None:
-    """Waits until the threads are gone; a cancellation meanwhile is raised when they are."""
-    joining = asyncio.get_running_loop().run_in_executor(None, partial(threads.shutdown, cancel_futures=True))
-    try:
-        await asyncio.shield(joining)
-    except asyncio.CancelledError:
-        await asyncio.wait({joining})
-        raise

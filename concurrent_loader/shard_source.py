@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from concurrent_loader.plan import BatchIndex, EpochPlan
 from concurrent_loader.selection import Selection
-from concurrent_loader.source import OpenUnit
+from concurrent_loader.source import OpenUnit, Visits
 from concurrent_loader.sparse_shard import SparseShard, is_sparse
 from storage.cache import OpenShard, UseSchedule
 from storage.shards.columns import ColumnKind
@@ -36,6 +36,7 @@ class ShardSource:
         self._cache = reader.cache
         self._shards = reader.manifest.shards
         self._selection = selection
+        self._visits = Visits()
         self._bounds = reader.first_samples if selection is None else selection.bounds(reader.first_samples)
         self._payload = [name for name in columns if reader.schema[name].kind is ColumnKind.PAYLOAD]
 
@@ -52,6 +53,12 @@ class ShardSource:
     def url(self, unit: int) -> str:
         return self._reader.engine.store.url
 
+    def key(self, unit: int) -> str:
+        return self._shards[unit].key
+
+    def fetched(self, unit: int) -> tuple[float, float | None] | None:
+        return self._visits.get(unit) or self._cache.fetched(self._shards[unit])
+
     async def follow(self, plan: EpochPlan, world_size: int) -> None:
         await self._cache.follow(lambda: self._schedule(plan, world_size))
 
@@ -60,10 +67,12 @@ class ShardSource:
 
     async def acquire(self, unit: int) -> OpenUnit:
         if self._is_sparse(unit):
-            return await SparseShard.read(self._reader, unit, self._rows(unit), self._payload)
+            with self._visits.of(unit):
+                return await SparseShard.read(self._reader, unit, self._rows(unit), self._payload)
         return await self._cache.acquire(self._shards[unit])
 
     def release(self, unit: int, *, spent: bool = False) -> None:
+        self._visits.pop(unit, None)
         if not self._is_sparse(unit):
             self._cache.release(self._shards[unit], spent=spent)
 

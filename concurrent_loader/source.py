@@ -6,7 +6,9 @@ unit come next; a `Source` brings units, on the data set's event loop, and says 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,7 +23,7 @@ from storage.sizes import Size
 if TYPE_CHECKING:
     from storage.loop_thread import LoopThread
 
-__all__ = ["LoadableDataset", "OpenUnit", "Plan", "Source"]
+__all__ = ["LoadableDataset", "OpenUnit", "Plan", "Source", "Visits"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -83,6 +85,15 @@ class Source(Protocol):
     def url(self, unit: int) -> str:
         """Where a unit lies, for errors."""
 
+    def key(self, unit: int) -> str:
+        """Under which key."""
+
+    def fetched(self, unit: int) -> tuple[float, float | None] | None:
+        """Says when the fetch of a unit from the store began and ended (None: not yet), in monotonic seconds.
+
+        None if it was not fetched. May be called from any thread.
+        """
+
     async def follow(self, plan: Any, world_size: int) -> None:
         """Tells what evicts which order is followed from now on."""
 
@@ -103,6 +114,20 @@ class Source(Protocol):
 
     def resolve(self, index: BatchIndex) -> BatchIndex:
         """Turns rows and numbers as the plan counts them into those of the data set that is stored."""
+
+
+class Visits(dict[int, tuple[float, float | None]]):
+    """When units were asked for that are read in pieces, by their numbers; a drive that has them answers at once."""
+
+    @contextmanager
+    def of(self, unit: int) -> Iterator[None]:
+        """Notes that a unit is asked for during the block."""
+        began_s = time.monotonic()
+        self[unit] = began_s, None
+        try:
+            yield
+        finally:
+            self[unit] = began_s, time.monotonic()
 
 
 class LoadableDataset(Protocol):

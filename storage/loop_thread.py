@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -16,6 +17,10 @@ from storage.forking import keep_for_ever, tell_after_fork
 __all__ = ["LoopThread"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_JOIN_S = 60.0
 
 
 class LoopThread:
@@ -116,7 +121,10 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(function, *args)
 
     def close(self) -> None:
-        """Cancels what still runs, waits for it to unwind, and joins the thread. Idempotent."""
+        """Cancels what still runs, waits for it to unwind, and joins the thread. Idempotent.
+
+        What does not unwind within a minute (a drive that hangs) is left behind with its thread, a daemon.
+        """
         with self._lock:
             loop, thread = self._loop, self._thread
             already, self._closed = self._closed, True
@@ -124,7 +132,9 @@ class LoopThread:
             return
         loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
-            thread.join()
+            thread.join(_JOIN_S)
+            if thread.is_alive():
+                _log.warning("the event loop %r does not end; its thread is left behind", self._name)
 
     def __enter__(self) -> Self:
         return self

@@ -66,7 +66,7 @@ class DiskShardCache(ShardCache):
         drive: Drive | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(engine)
+        super().__init__(engine, now=clock)
         self._budget_bytes = parse_size(budget_bytes, name="cache_bytes")
         self._folder = CacheFolder(root, drive=drive)
         self._drive = self._folder.drive

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -67,9 +68,13 @@ class ShardCache(ABC):
     """Whole shards, pinned while in use, and ranges of them.
 
     Usable from one event loop. `acquire` and `release` come in pairs.
+
+    Args:
+        engine: Fetches what is missing.
+        now: Monotonic seconds.
     """
 
-    def __init__(self, engine: FetchEngine) -> None:
+    def __init__(self, engine: FetchEngine, *, now: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._flight: SingleFlight[str, OpenShard] = SingleFlight()
         self._replacing: SingleFlight[str, OpenShard] = SingleFlight()
@@ -77,6 +82,8 @@ class ShardCache(ABC):
         self._open: dict[str, OpenShard] = {}
         self._pins: dict[str, int] = {}
         self._retired: dict[str, list[OpenShard]] = {}  # replaced, perhaps still being read by a thread
+        self._fetched: dict[str, tuple[float, float | None]] = {}  # of pinned shards: when their fetch began and ended
+        self._now = now
         self._stats = CacheStats()
         self._counting = threading.Lock()
         self._closed = False
@@ -123,9 +130,17 @@ class ShardCache(ABC):
         self._pins[name] -= 1
         if self._pins[name] == 0:
             del self._pins[name]
+            self._fetched.pop(name, None)
             for shard in (self._open.pop(name, None), *self._retired.pop(name, ())):
                 if shard is not None:
                     shard.close()
+
+    def fetched(self, entry: ShardEntry) -> tuple[float, float | None] | None:
+        """Says when the fetch of a pinned shard from the store began and ended (None: not yet), in monotonic seconds.
+
+        None if it was not fetched. May be called from any thread.
+        """
+        return self._fetched.get(entry.digest)
 
     async def replace(self, entry: ShardEntry, decayed: OpenShard) -> OpenShard:
         """Throws away a local file whose bytes turned out wrong, and fetches the shard again; pins stay as they are.
@@ -152,6 +167,7 @@ class ShardCache(ABC):
         self._open.clear()
         self._retired.clear()
         self._pins.clear()
+        self._fetched.clear()
 
     async def _bring(self, entry: ShardEntry) -> OpenShard:
         shard = await self._load(entry)
@@ -328,6 +344,8 @@ class ShardCache(ABC):
             entry: The shard.
             bring: Fetches one chunk, given its number and range.
         """
+        began_s = self._now()
+        self._fetched[entry.digest] = (began_s, None)
         try:
             async with asyncio.TaskGroup() as group:
                 for number, span in enumerate(split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES)):
@@ -342,6 +360,11 @@ class ShardCache(ABC):
             if isinstance(first, StorageError):
                 first.locate(shard=entry.key)
             raise first from first.__cause__
+        finally:
+            if self._pins.get(entry.digest):
+                self._fetched[entry.digest] = (began_s, self._now())
+            else:
+                self._fetched.pop(entry.digest, None)
 
     async def _fetch_into_memory(self, entry: ShardEntry) -> OpenShard:
         chunks: dict[int, memoryview] = {}
