@@ -415,7 +415,7 @@ def test_from_a_bucket(s3_bucket: Any, make_jpeg: MakeJpeg, tmp_path: Path, no_l
     url = f"{s3_bucket.url}/images"
     fill(url, make_jpeg, **s3_bucket.storage_options)
     for client in ("obstore", "aiobotocore"):
-        options = {"client": client, "storage_options": s3_bucket.storage_options}
+        options = {"client": client, "storage_options": s3_bucket.storage_options, "hedge": None}
         with ObjectDataset(url, labels="folder", cache_dir=tmp_path / client, **options) as dataset:  # type: ignore[arg-type]
             loader = ConcurrentDataLoader(dataset, 8, shuffle=True, decode={"image": "rgb"})
             for _ in range(2):
