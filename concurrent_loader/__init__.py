@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         LoaderStateError,
         LoaderTimeout,
         TransformError,
+        WorkerDied,
     )
     from concurrent_loader.loader import ConcurrentDataLoader
     from concurrent_loader.mixture import Mixture
@@ -36,6 +37,7 @@ __all__ = [
     "ObjectDataset",
     "ShardDataset",
     "TransformError",
+    "WorkerDied",
     "collate",
 ]
 
@@ -53,6 +55,7 @@ _HOMES = {
     "ObjectDataset": "object_dataset",
     "ShardDataset": "dataset",
     "TransformError": "errors",
+    "WorkerDied": "errors",
     "collate": "batch",
 }
 

@@ -165,6 +165,11 @@ class ShardDataset(BucketDataset):
         """Size of the shards over the number of samples."""
         return self.manifest.num_bytes / max(1, self.manifest.num_samples)
 
+    @property
+    def unit_sizes(self) -> npt.NDArray[np.int64]:
+        """(num_shards,): the shards' sizes in bytes."""
+        return np.array([shard.size for shard in self.manifest.shards], np.int64)
+
     def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Reads several samples at once."""
         return self.loop.run(self.reader.read_many(samples, columns))

@@ -11,7 +11,7 @@ from concurrent_loader.waiting import Trail, Whereabouts
 from storage.errors import StoreClosed
 from storage.loop_thread import LoopThread
 
-__all__ = ["EpochBatches", "ThreadedBatches"]
+__all__ = ["EpochBatches", "ThreadedBatches", "check_process"]
 
 
 class EpochBatches(Protocol):
@@ -74,11 +74,7 @@ class ThreadedBatches:
             TimeoutError: None has come.
             StoreClosed: The process has been forked meanwhile.
         """
-        if os.getpid() != self._pid:
-            raise StoreClosed(
-                "this iteration began before a fork, and its batches arrive in the parent; iterate over the "
-                "loader anew in the child"
-            )
+        check_process(self._pid)
         try:
             item, self._trail = self._ready.get(timeout=timeout_s)
         except queue.Empty:
@@ -98,3 +94,16 @@ class ThreadedBatches:
     def stop(self, patience_s: float = STOP_S) -> None:
         """Ends the pipeline, and waits until its tasks and threads are gone; see `Pipeline.stop`."""
         self._pipeline.stop(self._loop, patience_s)
+
+
+def check_process(pid: int) -> None:
+    """Makes sure that an iteration goes on in the process where it began.
+
+    Raises:
+        StoreClosed: It does not.
+    """
+    if os.getpid() != pid:
+        raise StoreClosed(
+            "this iteration began before a fork, and its batches arrive in the parent; iterate over the "
+            "loader anew in the child"
+        )

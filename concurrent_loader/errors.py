@@ -7,7 +7,8 @@
     ├── TransformError     the user's transform raised
     ├── CollateError       samples that do not fit into one batch
     ├── LoaderTimeout      no batch arrived in time
-    └── LoaderStateError   a saved state that does not belong to this loader
+    ├── LoaderStateError   a saved state that does not belong to this loader
+    └── WorkerDied         a worker process ended before its work did
 
 Errors of the bytes themselves are `storage.errors.StorageError`; options that cannot work are
 `storage.errors.ConfigurationError` in both packages.
@@ -17,7 +18,16 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
-__all__ = ["CollateError", "DecodeError", "LoaderError", "LoaderStateError", "LoaderTimeout", "TransformError"]
+__all__ = [
+    "CollateError",
+    "DecodeError",
+    "LoaderError",
+    "LoaderStateError",
+    "LoaderTimeout",
+    "TransformError",
+    "WorkerDied",
+    "WorkerTraceback",
+]
 
 
 class LoaderError(Exception):
@@ -109,3 +119,37 @@ class LoaderStateError(LoaderError, ValueError):
     """A saved state that is damaged, or that belongs to another data set or another order."""
 
     default_stage = "state"
+
+
+class WorkerDied(LoaderError):
+    """A worker process ended before its work did: killed, out of memory, or by a crash of native code.
+
+    Args:
+        what: As for all.
+        worker: Its number, from 0.
+        pid: Of the process that was.
+        exit_status: As it ended; None where nobody knows.
+        signal: What killed it, such as ``"SIGKILL"``; None if nothing did.
+    """
+
+    default_stage = "worker"
+    _FACTS = (*LoaderError._FACTS, "worker", "pid", "exit_status", "signal")
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        worker: int | None = None,
+        pid: int | None = None,
+        exit_status: int | None = None,
+        signal: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.worker = worker
+        self.pid = pid
+        self.exit_status = exit_status
+        self.signal = signal
+
+
+class WorkerTraceback(Exception):
+    """The cause of an error that came from a worker process: what its traceback looked like there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.context import BaseContext
 from typing import Any, Self
 
 import torch
@@ -21,6 +22,8 @@ from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock, WallTime
 from concurrent_loader.views import Selectable
 from concurrent_loader.work import make_recipe
+from concurrent_loader.worker_job import Job
+from concurrent_loader.worker_processes import WorkerProcesses, check_worker_arguments
 from storage.errors import ConfigurationError
 from storage.sizes import Size, parse_size
 
@@ -57,9 +60,15 @@ class ConcurrentDataLoader:
             so keep it when the number of nodes changes; a multiple of the number of nodes is best.
         shuffle_window: How far a sample may move from its shard's place, as a size or a number of samples. It bounds
             what must be at hand at once.
-        num_threads: For reading, decoding and transforming; the number of usable cores by default.
-        prefetch_batches: Batches made ahead of the consumer.
-        prefetch_bytes: Shards fetched ahead of their first use.
+        num_threads: For reading, decoding and transforming; the number of usable cores by default. With workers: of
+            all of them together, one each by default.
+        prefetch_batches: Batches made ahead of the consumer, by all workers together.
+        prefetch_bytes: Shards fetched ahead of their first use, by all workers together.
+        num_workers: Processes that make the batches, for transforms in pure Python; 0, the default, is threads in this
+            process. The batches and their order are the same. See docs/workers.md for these four.
+        worker_init_fn: Called with the worker's number in each worker process when it begins.
+        multiprocessing_context: How workers are started: ``"forkserver"`` (the default), ``"spawn"``, or a context.
+        persistent_workers: Keep the workers for the next epoch.
         timeout: Seconds to wait for one batch; after that `LoaderTimeout` says on what it waited. 0 or None: for ever.
         slow_batch_warning_s: After so many seconds of waiting for one batch, one warning in the log says on what. None:
             never.
@@ -96,6 +105,10 @@ class ConcurrentDataLoader:
         num_threads: int | None = None,
         prefetch_batches: int | None = None,
         prefetch_bytes: Size = "128MiB",
+        num_workers: int = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        persistent_workers: bool = False,
         timeout: float | None = 600.0,
         slow_batch_warning_s: float | None = 10.0,
     ) -> None:
@@ -107,9 +120,12 @@ class ConcurrentDataLoader:
         self._place_is_given = rank is not None
         self.device = None if device is None else torch.device(device)
         self._pin_memory = pin_memory if pin_memory is not None else self._on_cuda
-        self._num_threads = _positive("num_threads", _num_cores() if num_threads is None else num_threads)
+        check_worker_arguments(num_workers, multiprocessing_context, persistent_workers)
+        usual_threads, usual_batches = (num_workers, 2 * num_workers) if num_workers else (_num_cores(), None)
+        self._num_threads = _positive("num_threads", usual_threads if num_threads is None else num_threads)
         self._prefetch_batches = _positive(
-            "prefetch_batches", self._num_threads + 2 if prefetch_batches is None else prefetch_batches
+            "prefetch_batches",
+            (usual_batches or self._num_threads + 2) if prefetch_batches is None else prefetch_batches,
         )
         self._prefetch_bytes = parse_size(prefetch_bytes, name="prefetch_bytes")
         if drop_last and last_batch not in (None, "drop"):
@@ -138,6 +154,26 @@ class ConcurrentDataLoader:
         self._first_batch_s = 0.0
         self._newest: object = None
         self._plan(0)  # complains now about what cannot work
+        self._workers: WorkerProcesses | None = None
+        if num_workers:
+            job = Job(
+                dataset=dataset,
+                plan=self._plan_arguments,
+                decode=decode or {},
+                transform=transform,
+                collate_fn=collate_fn,
+                worker_init_fn=worker_init_fn,
+                seed=seed,
+                rank=self.rank,
+                world_size=self.world_size,
+                num_workers=num_workers,
+                num_threads=max(1, self._num_threads // num_workers),
+                prefetch_batches=self._prefetch_batches,
+                prefetch_bytes=self._prefetch_bytes,
+            )
+            self._workers = WorkerProcesses(
+                job, context=multiprocessing_context, persistent=persistent_workers, clock=self._clock
+            )
 
     # -- iteration -------------------------------------------------------------------------------------------------
 
@@ -202,6 +238,8 @@ class ConcurrentDataLoader:
             batches.stop(patience_s)
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
+        if self._workers is not None:
+            return self._workers.batches(epoch, start_step)
         return ThreadedBatches(
             self.dataset.loop,
             source=self.dataset.source,
@@ -265,7 +303,9 @@ class ConcurrentDataLoader:
     @property
     def stats(self) -> LoaderStats:
         """Counters so far."""
-        clock = self._clock
+        clock, fetch, cache = self._clock, self.dataset.fetch_stats, self.dataset.cache_stats
+        if self._workers is not None:
+            fetch, cache = self._workers.reports.fetch(fetch), self._workers.reports.cache(cache)
         return LoaderStats(
             num_batches=self._num_batches,
             num_samples=self._num_samples,
@@ -275,8 +315,8 @@ class ConcurrentDataLoader:
             decode_s=clock["decode"],
             transform_s=clock["transform"],
             collate_s=clock["collate"],
-            fetch=self.dataset.fetch_stats,
-            cache=self.dataset.cache_stats,
+            fetch=fetch,
+            cache=cache,
         )
 
     def __repr__(self) -> str:

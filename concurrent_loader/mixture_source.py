@@ -31,10 +31,11 @@ class MixtureSource:
         self._sources = [child.source for child in children]
         self._plan: MixturePlan | None = None
         self._world_size = 1
+        self._shared = False
         self._followed: dict[int, int] = {}  # data set → the epoch whose order its cache knows
 
-    async def follow(self, plan: Any, world_size: int) -> None:
-        self._plan, self._world_size = plan, world_size
+    async def follow(self, plan: Any, world_size: int, *, shared: bool = False) -> None:
+        self._plan, self._world_size, self._shared = plan, world_size, shared
 
     def at(self, step: int) -> None:
         plan = self._its_plan
@@ -70,7 +71,8 @@ class MixtureSource:
         source, loop = self._sources[place.child], self._loops[place.child]
         if self._followed.get(place.child, -1) < place.epoch:
             self._followed[place.child] = place.epoch
-            await loop.reach(source.follow(plan.child_plan(place.child, place.epoch), self._world_size))
+            its_plan = plan.child_plan(place.child, place.epoch)
+            await loop.reach(source.follow(its_plan, self._world_size, shared=self._shared))
         return await loop.reach(source.acquire(place.unit), lambda _: source.release(place.unit))
 
     def release(self, unit: int, *, spent: bool = False) -> None:

@@ -187,6 +187,11 @@ class ObjectDataset(BucketDataset):
         """Mean size of the objects."""
         return self.listing.num_bytes / max(1, len(self))
 
+    @property
+    def unit_sizes(self) -> npt.NDArray[np.int64]:
+        """(len,): the objects' sizes in bytes."""
+        return self.listing.sizes
+
     def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Reads several objects at once."""
         return self.loop.run(self._read_many(samples, columns))

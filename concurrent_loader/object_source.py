@@ -98,7 +98,7 @@ class ObjectSource:
     def fetched(self, unit: int) -> tuple[float, float | None] | None:
         return self._visits.get(unit)
 
-    async def follow(self, plan: object, world_size: int) -> None:
+    async def follow(self, plan: object, world_size: int, *, shared: bool = False) -> None:
         """Does nothing: objects are evicted when they have not been used for the longest time."""
 
     def at(self, step: int) -> None:

@@ -7,6 +7,10 @@ One coroutine on the data set's loop schedules; the plan says which shards and s
   always fetched, so a shard larger than the budget works;
 - a shard is let go of when all of its samples are delivered, or after the step that the plan names as its last use.
 
+Of several worker processes that share a rank's steps each has a pipeline of its own, which fetches and makes what its
+own steps need, and counts what passes in the others' steps. It lets go of shards when the consumer has taken a batch,
+not before: then the others have made their steps until there, so nobody evicts what one of them still needs.
+
 A failure is delivered in its place: the batches before it arrive first, whatever the timing.
 """
 
@@ -15,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, suppress
@@ -26,7 +31,7 @@ import numpy as np
 
 from concurrent_loader.decode_threads import DecodeThreads
 from concurrent_loader.errors import LoaderError
-from concurrent_loader.plan import BatchIndex
+from concurrent_loader.plan import BatchIndex, first_uses
 from concurrent_loader.source import OpenUnit, Plan, Source
 from concurrent_loader.waiting import Journey, Trail, Whereabouts, whereabouts
 from concurrent_loader.work import Recipe, Slice, cut, make_batch, make_samples
@@ -70,6 +75,8 @@ class Pipeline:
         num_threads: Decode threads.
         prefetch_batches: Bound on batches made ahead.
         prefetch_bytes: Bound on shards fetched ahead of their first use.
+        worker: Makes the steps s with ``s % num_workers == worker``.
+        num_workers: Among how many pipelines the rank's steps are dealt out.
         deliver: Called on the loop with each batch in order and its trail, up to a `Failure`; at last `END`. Must not
             block.
     """
@@ -87,6 +94,8 @@ class Pipeline:
         prefetch_batches: int,
         prefetch_bytes: int,
         deliver: Callable[[Any, Trail], None],
+        worker: int = 0,
+        num_workers: int = 1,
     ) -> None:
         self._source = source
         self._plan = plan
@@ -97,6 +106,8 @@ class Pipeline:
         self._num_threads = num_threads
         self._prefetch_bytes = prefetch_bytes
         self._deliver = deliver
+        self._worker = worker
+        self._num_workers = num_workers
         self._task: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(prefetch_batches)
         self._arriving: dict[int, asyncio.Task[OpenUnit | Exception]] = {}
@@ -106,10 +117,13 @@ class Pipeline:
         self._left: dict[int, int] = {}  # shard → samples that may still be needed
         self._journeys: dict[int, Journey] = {}  # step → where that batch is
         self._patience_s = STOP_S
+        self._delivered: deque[list[BatchIndex]] = deque()  # whose shards are still held; each with the steps before it
 
     def consumed(self) -> None:
         """Tells that the consumer has taken a batch; call it on the loop."""
         self._slots.release()
+        if self._num_workers > 1 and self._delivered:
+            self._let_go_of_oldest()
 
     async def start(self) -> None:
         """Starts making batches; whatever ends it, the consumer is told."""
@@ -155,7 +169,7 @@ class Pipeline:
 
     async def run(self) -> None:
         """Makes and delivers everything from the first step to the last, or up to the first failure."""
-        await self._source.follow(self._plan, self._world_size)
+        await self._source.follow(self._plan, self._world_size, shared=self._num_workers > 1)
         self._source.at(self._start_step)
         threads = DecodeThreads(self._num_threads)
         try:
@@ -186,7 +200,8 @@ class Pipeline:
         threads.when_gone(release)
 
     async def _run(self, group: asyncio.TaskGroup, threads: DecodeThreads) -> None:
-        order: asyncio.Queue[tuple[BatchIndex, asyncio.Task[Any]] | None] = asyncio.Queue()  # bounded by the slots
+        order: asyncio.Queue[tuple[list[BatchIndex], asyncio.Task[Any]] | None]
+        order = asyncio.Queue()  # bounded by the slots
         tasks: set[asyncio.Task[Any]] = set()
 
         def start(coroutine: Any) -> asyncio.Task[Any]:
@@ -196,27 +211,43 @@ class Pipeline:
             return task
 
         async def schedule() -> None:
-            upcoming = self._plan.shards_in_order(self._start_step, self._rank, self._world_size)
-            lookahead = _Lookahead(upcoming)
+            lookahead = _Lookahead(self._upcoming())
+            passed: list[BatchIndex] = []
             for index in self._plan.batches(self._start_step, self._rank, self._world_size):
+                passed.append(index)
+                if not self._is_own(index):
+                    continue
                 await self._slots.acquire()
                 self._fetch_ahead(index.step, lookahead, start)
                 journey = self._journeys[index.step] = Journey(index.step, self._recipe.clock.now)
-                order.put_nowait((index, start(self._make(index, threads, journey))))
+                order.put_nowait((passed, start(self._make(index, threads, journey))))
+                passed = []
             order.put_nowait(None)
 
         start(schedule())
         while (entry := await order.get()) is not None:
-            index, making = entry
+            passed, making = entry
             outcome = await making
-            self._deliver(outcome, self._journeys.pop(index.step).trail)
+            self._deliver(outcome, self._journeys.pop(passed[-1].step).trail)
             if isinstance(outcome, Failure):
                 for task in tasks:
                     task.cancel()
                 return
-            self._let_go(index)
+            self._delivered.append(passed)
+            if self._num_workers == 1:
+                self._let_go_of_oldest()
+
+    def _is_own(self, index: BatchIndex) -> bool:
+        return index.step % self._num_workers == self._worker
 
     # -- shards ----------------------------------------------------------------------------------------------------
+
+    def _upcoming(self) -> Iterator[tuple[int, int]]:
+        """Iterates lazily over (step of first use, shard), in the order in which this pipeline needs them."""
+        if self._num_workers == 1:
+            return self._plan.shards_in_order(self._start_step, self._rank, self._world_size)
+        batches = self._plan.batches(self._start_step, self._rank, self._world_size)
+        return first_uses(filter(self._is_own, batches))
 
     def _fetch_ahead(self, step: int, lookahead: _Lookahead, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         """Starts fetching what step ``step`` needs, and what comes after it as far as the budget goes."""
@@ -232,7 +263,6 @@ class Pipeline:
                 heapq.heappush(self._ahead, (first_use, size))
                 self._ahead_bytes += size
             self._arriving[shard] = start(self._acquire(shard))
-            self._left[shard] = self._plan.max_uses(shard, self._rank, self._world_size)
             last_use = self._plan.last_use_step(shard, self._rank, self._world_size)
             heapq.heappush(self._leaving, (last_use, shard))
 
@@ -242,13 +272,17 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - handed to the batch that needs the shard
             return error
 
+    def _let_go_of_oldest(self) -> None:
+        for index in self._delivered.popleft():
+            self._let_go(index)
+
     def _let_go(self, index: BatchIndex) -> None:
         """Releases the shards that no batch after this one needs."""
         used = index.shard[: len(index) - index.num_padded]
         for shard, count in zip(*(numbers.tolist() for numbers in np.unique(used, return_counts=True)), strict=True):
-            self._left[shard] -= count
+            uses = self._plan.max_uses(shard, self._rank, self._world_size)
+            self._left[shard] = self._left.get(shard, uses) - count
             if not self._left[shard]:
-                uses = self._plan.max_uses(shard, self._rank, self._world_size)
                 self._release(shard, spent=uses == self._source.num_samples(shard))
         self._source.at(index.step + 1)
         while self._leaving and self._leaving[0][0] <= index.step:
@@ -272,9 +306,10 @@ class Pipeline:
         try:
             shards: dict[int, OpenUnit] = {}
             resolved = self._source.resolve(index)
+            counted = set(index.shard[: len(index) - index.num_padded].tolist())
             for shard in dict.fromkeys(index.shard.tolist()):
-                if shard not in self._arriving:
-                    # Wrapped-round padding comes back to shards that were let go of.
+                if shard not in counted:
+                    # Padding comes back to shards that were let go of, or may be at any moment.
                     with self._waiting(journey, shard):
                         shards[shard] = await self._source.acquire(shard)
                     extra.append(shard)

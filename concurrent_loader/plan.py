@@ -8,7 +8,7 @@ the scheme, what it guarantees and what a window costs in quality.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -39,6 +39,7 @@ __all__ = [
     "EpochPlan",
     "LastBatch",
     "PlanState",
+    "first_uses",
     "parse_window",
 ]
 
@@ -374,6 +375,16 @@ class EpochPlan:
         self._check_rank(rank, world_size)
         if not 0 <= start_step <= self.max_steps:
             raise ConfigurationError("no such step", expected=f"0 … {self.max_steps}", got=start_step)
+
+
+def first_uses(batches: Iterable[BatchIndex]) -> Iterator[tuple[int, int]]:
+    """Iterates lazily over (step of first use, shard) of some of an epoch's batches; padding is left out."""
+    seen: set[int] = set()
+    for index in batches:
+        for shard in dict.fromkeys(index.shard[: len(index) - index.num_padded].tolist()):
+            if shard not in seen:
+                seen.add(shard)
+                yield index.step, shard
 
 
 def _joined(parts: list[Indices]) -> Indices:

@@ -59,8 +59,8 @@ class ShardSource:
     def fetched(self, unit: int) -> tuple[float, float | None] | None:
         return self._visits.get(unit) or self._cache.fetched(self._shards[unit])
 
-    async def follow(self, plan: EpochPlan, world_size: int) -> None:
-        await self._cache.follow(lambda: self._schedule(plan, world_size))
+    async def follow(self, plan: EpochPlan, world_size: int, *, shared: bool = False) -> None:
+        await self._cache.follow(lambda: self._schedule(plan, world_size, shared=shared))
 
     def at(self, step: int) -> None:
         self._cache.at(step)
@@ -101,7 +101,7 @@ class ShardSource:
             return 2 * (entry.size - entry.tail_start) <= entry.size
         return self._selection is not None and is_sparse(entry, self.num_samples(unit))
 
-    def _schedule(self, plan: EpochPlan, world_size: int) -> UseSchedule:
+    def _schedule(self, plan: EpochPlan, world_size: int, *, shared: bool) -> UseSchedule:
         """Tells the cache when shards are used, in this epoch and in the next one with the same settings."""
         now, then = (each.uses(world_size) for each in (plan, replace(plan, epoch=(plan.epoch + 1) % 2**64)))
         # Of shards that a view has nothing of, it knows nothing: another one may be reading them.
@@ -111,5 +111,5 @@ class ShardSource:
             first_step=now.first_step[used],
             last_step=now.last_step[used],
             next_step=then.first_step[used] + plan.max_steps,
-            shared=now.shared[used],
+            shared=now.shared[used] | shared,  # others, too, find it in the cache
         )

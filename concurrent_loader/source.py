@@ -23,7 +23,7 @@ from storage.sizes import Size
 if TYPE_CHECKING:
     from storage.loop_thread import LoopThread
 
-__all__ = ["LoadableDataset", "OpenUnit", "Plan", "Source", "Visits"]
+__all__ = ["LoadableDataset", "OpenUnit", "Plan", "Source", "StoredDataset", "Visits"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -94,8 +94,14 @@ class Source(Protocol):
         None if it was not fetched. May be called from any thread.
         """
 
-    async def follow(self, plan: Any, world_size: int) -> None:
-        """Tells what evicts which order is followed from now on."""
+    async def follow(self, plan: Any, world_size: int, *, shared: bool = False) -> None:
+        """Tells what evicts which order is followed from now on.
+
+        Args:
+            plan: Of the epoch.
+            world_size: Number of processes that share the epoch.
+            shared: Whether others make batches of this rank's samples, too.
+        """
 
     def at(self, step: int) -> None:
         """Tells how far the epoch is."""
@@ -130,6 +136,19 @@ class Visits(dict[int, tuple[float, float | None]]):
             self[unit] = began_s, time.monotonic()
 
 
+class StoredDataset(Protocol):
+    """A data set that owns what is open."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def unit_sizes(self) -> Indices:
+        """(num_units,) int64, in bytes."""
+
+    def __len__(self) -> int: ...
+    def close(self) -> None: ...
+
+
 class LoadableDataset(Protocol):
     """What `concurrent_loader.ConcurrentDataLoader` loads."""
 
@@ -148,6 +167,17 @@ class LoadableDataset(Protocol):
     @property
     def parts(self) -> Sequence[LoadableDataset]:
         """Whose schema and columns batches have: itself; or several, where each batch is of one of them."""
+
+    @property
+    def stored(self) -> Sequence[StoredDataset]:
+        """The data sets that own what is open, each once."""
+
+    @property
+    def cache_dir(self) -> str | None:
+        """The folder that keeps what was fetched, as given."""
+
+    def with_cache(self, cache_dir: str, cache_bytes: Size | None = None) -> LoadableDataset:
+        """Returns the same samples, to be opened with another cache."""
 
     @property
     def fetch_stats(self) -> FetchStats: ...

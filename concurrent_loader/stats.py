@@ -123,6 +123,11 @@ class StageClock:
             names = ("total", "wait", "device", "consumer", *(f"wait_{cause}" for cause in CAUSES))
             return {f"{name}_s": self._seconds.get(name, 0.0) for name in names}
 
+    def seconds(self) -> dict[str, float]:
+        """All stages so far."""
+        with self._lock:
+            return dict(self._seconds)
+
     def __getitem__(self, stage: str) -> float:
         with self._lock:
             return self._seconds.get(stage, 0.0)

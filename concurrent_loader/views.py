@@ -278,6 +278,11 @@ class WholeDataset(Selectable):
         """Itself."""
         return (self,)
 
+    @property
+    @abstractmethod
+    def unit_sizes(self) -> Indices:
+        """(num_units,) int64, in bytes."""
+
     @abstractmethod
     def with_cache(self, cache_dir: str | os.PathLike[str], cache_bytes: Size | None = None) -> Self:
         """Returns this data set, same snapshot and all, with another cache."""

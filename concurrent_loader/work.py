@@ -19,7 +19,9 @@ from concurrent_loader.stats import StageClock
 from storage.errors import ConfigurationError
 from storage.shards.columns import ColumnKind, Schema
 
-__all__ = ["Recipe", "Slice", "cut", "make_batch", "make_samples"]
+__all__ = ["BATCH", "SAMPLES", "Recipe", "Slice", "cut", "make_batch", "make_recipe", "make_samples"]
+
+SAMPLES, BATCH = range(2)
 
 _MIN_SLICE = 8  # samples: below this a thread hop costs more than it gains
 
@@ -37,6 +39,10 @@ class Recipe:
         clock: Where the time goes.
         children: For a mixture whose batches are each of one data set: that one's schema, columns and decoders;
             otherwise none.
+        before: Called in the thread, with a step's number and what is made of it (`SAMPLES` or `BATCH`), before that is
+            made: a worker process sets its random streams.
+        ship: Called in the thread with what makes a batch, to deliver something in its place: a worker process puts the
+            batch where the consumer can see it.
     """
 
     schema: Schema
@@ -45,6 +51,8 @@ class Recipe:
     transform: Callable[[dict[str, Any]], Any] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     clock: StageClock = field(default_factory=StageClock)
+    before: Callable[[int, int], object] | None = None
+    ship: Callable[[Callable[[], Any]], Any] | None = None
     children: tuple[Recipe, ...] = ()
 
     def of(self, index: BatchIndex) -> Recipe:
@@ -68,7 +76,7 @@ def make_recipe(
     collate_fn: Callable[[list[Any]], Any] | None,
     clock: StageClock,
 ) -> Recipe:
-    """Makes a data set's recipe of a loader's arguments.
+    """Makes a data set's recipe of a loader's arguments, in its process or in a worker's.
 
     Raises:
         ConfigurationError: A column to decode is not there, or not to be decoded so.
@@ -113,6 +121,7 @@ class Slice:
         units: Their numbers, as the plan counts them.
         rows: For each of them, (m,) int64 rows in the shard; together n.
         samples: (n,) int64, the samples' numbers in the data set.
+        step: Number of the batch in its epoch.
     """
 
     positions: npt.NDArray[np.int64]
@@ -120,6 +129,7 @@ class Slice:
     units: tuple[int, ...]
     rows: tuple[npt.NDArray[np.int64], ...]
     samples: npt.NDArray[np.int64]
+    step: int = 0
 
     def facts(self, place: int) -> dict[str, Any]:
         """Says, for an error, which sample stands at a place of this slice."""
@@ -139,7 +149,7 @@ def cut(index: BatchIndex, shards: Mapping[int, OpenUnit], *, num_threads: int) 
         firsts = [0, *borders.tolist()] if len(positions) else []
         units = tuple(int(shard_of[first]) for first in firsts)
         open_shards = tuple(shards[unit] for unit in units)
-        slices.append(Slice(positions, open_shards, units, rows[: len(units)], index.sample[positions]))
+        slices.append(Slice(positions, open_shards, units, rows[: len(units)], index.sample[positions], index.step))
     return slices
 
 
@@ -153,6 +163,8 @@ def make_samples(recipe: Recipe, part: Slice) -> dict[str, Any] | list[Any]:
         StorageError: Bytes are missing or wrong.
         DecodeError, TransformError: With the sample's number in the data set, ``from`` the cause.
     """
+    if recipe.before is not None:
+        recipe.before(part.step, SAMPLES)
     columns: dict[str, Any] = {name: _read_column(recipe, part, name) for name in recipe.columns}
     if not recipe.by_sample:
         return columns
@@ -171,11 +183,21 @@ def make_batch(
     """Puts the slices of a batch together, in the batch's order.
 
     Returns:
-        A `Batch`, or whatever ``collate_fn`` makes.
+        A `Batch`, or whatever ``collate_fn`` makes; or what the recipe ships instead.
 
     Raises:
         CollateError: The samples do not fit together.
     """
+    if recipe.before is not None:
+        recipe.before(index.step, BATCH)
+    if recipe.ship is not None:
+        return recipe.ship(lambda: _put_together(recipe, index, epoch, parts))
+    return _put_together(recipe, index, epoch, parts)
+
+
+def _put_together(
+    recipe: Recipe, index: BatchIndex, epoch: int, parts: Sequence[tuple[Slice, dict[str, Any] | list[Any]]]
+) -> Any:
     with recipe.clock.measure("collate"):
         positions = np.concatenate([part.positions for part, _ in parts])
         back = np.argsort(positions)

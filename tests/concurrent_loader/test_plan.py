@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concurrent_loader import shuffle
-from concurrent_loader.plan import BatchIndex, EpochPlan
+from concurrent_loader.plan import BatchIndex, EpochPlan, first_uses
 from storage.errors import ConfigurationError
 
 WORLD_SIZES = (1, 2, 4, 8)
@@ -439,3 +439,15 @@ def test_no_two_threads_disturb_each_other(plan: EpochPlan, world_size: int) -> 
             if batch is not None:
                 woven[rank].append(batch.sample.tolist())
     assert woven == alone
+
+
+def test_first_uses_are_those_of_the_batches_that_are_asked_for() -> None:
+    plan = EpochPlan(samples_per_shard=[7, 0, 5, 9, 3], global_batch_size=4, window=3, last_batch="pad")
+    assert list(first_uses(plan.batches())) == list(plan.shards_in_order())
+    for worker in range(2):
+        own = [index for index in plan.batches() if index.step % 2 == worker]
+        expected: dict[int, int] = {}
+        for index in own:
+            for shard in index.shard[: len(index) - index.num_padded].tolist():
+                expected.setdefault(shard, index.step)
+        assert [(step, shard) for shard, step in expected.items()] == list(first_uses(own))
