@@ -6,6 +6,7 @@
     ├── DecodeError        encoded bytes that are no picture, or not the whole of one, or too large a one
     ├── TransformError     the user's transform raised
     ├── CollateError       samples that do not fit into one batch
+    ├── LoaderTimeout      no batch arrived in time
     ├── LoaderStateError   a saved state that does not belong to this loader
     └── WorkerDied         a worker process ended before its work did
 
@@ -22,6 +23,7 @@ __all__ = [
     "DecodeError",
     "LoaderError",
     "LoaderStateError",
+    "LoaderTimeout",
     "TransformError",
     "WorkerDied",
     "WorkerTraceback",
@@ -35,6 +37,7 @@ class LoaderError(Exception):
         what: One sentence without a full stop, for a person.
         sample: The sample's number in the data set.
         column: The column's name.
+        key: Of the shard or object that the sample lies in.
         stage: Where on the data's way: ``"decode"``, ``"transform"``, ``"collate"`` …; each class has its own.
         expected: What should have been there.
         got: What was there.
@@ -43,7 +46,7 @@ class LoaderError(Exception):
     """
 
     default_stage: ClassVar[str | None] = None
-    _FACTS: ClassVar[tuple[str, ...]] = ("stage", "sample", "column", "expected", "got")
+    _FACTS: ClassVar[tuple[str, ...]] = ("stage", "key", "sample", "column", "expected", "got")
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class LoaderError(Exception):
         *,
         sample: int | None = None,
         column: str | None = None,
+        key: str | None = None,
         stage: str | None = None,
         expected: object = None,
         got: object = None,
@@ -58,6 +62,7 @@ class LoaderError(Exception):
         self.what = what
         self.sample = sample
         self.column = column
+        self.key = key
         self.stage = self.default_stage if stage is None else stage
         self.expected = expected
         self.got = got
@@ -102,6 +107,12 @@ class CollateError(LoaderError):
     """Samples that do not fit into one batch."""
 
     default_stage = "collate"
+
+
+class LoaderTimeout(LoaderError):
+    """No batch arrived within the loader's ``timeout``; the stage is what it waited for."""
+
+    default_stage = "wait"
 
 
 class LoaderStateError(LoaderError, ValueError):

@@ -12,6 +12,7 @@ import io
 import mmap
 import os
 import pickle
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,10 +21,11 @@ import torch
 
 from concurrent_loader.shared_memory import LARGE_BYTES, SharedBlocks, map_file, new_file
 
-__all__ = ["MAX_FILES", "Parcel", "pack", "unpack"]
+__all__ = ["MAX_FILES", "Parcel", "pack", "read_note", "unpack"]
 
 MAX_FILES = 17  # a parcel's; the pickle itself and 16 large pieces, further ones are copied into the pickle
 
+_NOTE = struct.Struct("<Q")
 _PLAIN = frozenset(torch.from_numpy(np.empty(0, dtype)).dtype for dtype in "?bhilBHILefdFD") | {torch.bfloat16}
 
 
@@ -32,6 +34,12 @@ class Parcel:
 
     def __init__(self) -> None:
         self.files: list[int] = []
+
+    def add_note(self, note: Any) -> None:
+        """Adds something small to what is packed, instead of the note before; see `read_note`."""
+        packed = pickle.dumps(note)
+        os.lseek(self.files[0], 0, os.SEEK_END)
+        os.write(self.files[0], packed + _NOTE.pack(len(packed)))
 
     def close(self) -> None:
         """Closes the descriptors. Idempotent."""
@@ -58,6 +66,7 @@ def pack(thing: Any, blocks: SharedBlocks | None = None) -> Parcel:
         parcel.files.append(new_file())
         with open(parcel.files[0], "wb", closefd=False) as file:
             _Pickler(file, parcel, blocks or SharedBlocks()).dump(thing)
+        parcel.add_note(None)
     except BaseException:
         parcel.close()
         raise
@@ -72,6 +81,13 @@ def unpack(files: Sequence[int]) -> Any:
     buffers = [map_file(fd).numpy() for fd in files[1:]]
     with mmap.mmap(files[0], 0, access=mmap.ACCESS_READ) as packed, memoryview(packed) as view:
         return pickle.loads(view, buffers=buffers)  # noqa: S301 -- of a worker of this process
+
+
+def read_note(files: Sequence[int]) -> Any:
+    """Returns what `Parcel.add_note` has added last."""
+    end = os.fstat(files[0]).st_size - _NOTE.size
+    (num_bytes,) = _NOTE.unpack(os.pread(files[0], _NOTE.size, end))
+    return pickle.loads(os.pread(files[0], num_bytes, end - num_bytes))  # noqa: S301 -- of a worker of this process
 
 
 class _Pickler(pickle.Pickler):

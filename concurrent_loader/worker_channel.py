@@ -29,6 +29,7 @@ class OrderKind(IntEnum):
     BEGIN = 1  # to make an epoch's batches from a step on
     TAKEN = 2  # one of them has been taken, so there is room for another
     STOP = 3  # to stop making them, and to say so
+    SAY = 4  # to say where the next one is
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Arrival:
 class Channel:
     """One end of the line; it owns the socket.
 
-    Thread-safety: one thread sends and one receives.
+    Thread-safety: one thread receives; any may send, for what is sent is so small that it goes at once.
     """
 
     def __init__(self, end: socket.socket) -> None:

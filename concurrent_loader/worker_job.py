@@ -9,10 +9,11 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from concurrent_loader.dataset import ShardDataset
 from concurrent_loader.decode import Decoder
 from concurrent_loader.errors import WorkerTraceback
 from concurrent_loader.pipeline import END, Failure
+from concurrent_loader.source import LoadableDataset
+from concurrent_loader.waiting import Trail, Whereabouts
 from storage.cache import CacheStats
 from storage.errors import ConfigurationError
 from storage.fetch import FetchStats
@@ -29,7 +30,7 @@ class Job:
 
     Attributes:
         dataset: What to load.
-        plan: Arguments of `EpochPlan`, without the epoch.
+        plan: Arguments of `LoadableDataset.plan`, without the epoch.
         decode: As given to the loader.
         transform: The same.
         collate_fn: The same.
@@ -45,7 +46,7 @@ class Job:
             cache of its own, or none can be had.
     """
 
-    dataset: ShardDataset
+    dataset: LoadableDataset
     plan: Mapping[str, Any]
     decode: Mapping[str, str | Decoder]
     transform: Callable[[dict[str, Any]], Any] | None
@@ -112,17 +113,21 @@ class Outcome:
         error: What came instead, the last thing of its iteration.
         cause: What the error's traceback looked like.
         report: What the worker has done until then.
+        trail: Where a batch has been on its way.
+        whereabouts: Where the next batch is, if that was the question.
     """
 
     item: Any = None
     error: BaseException | None = None
     cause: str = ""
     report: Report = field(default_factory=Report)
+    trail: Trail = ()
+    whereabouts: Whereabouts | None = None
 
     @property
     def last(self) -> bool:
         """Whether nothing follows from this worker in this iteration."""
-        return self.error is not None or self.item is None
+        return self.error is not None or (self.item is None and self.whereabouts is None)
 
     def unwrapped(self) -> Any:
         """What `EpochBatches.take` gives: a batch, a `Failure`, or `END`."""
@@ -138,8 +143,9 @@ def check_job(job: Job) -> None:
     Raises:
         ConfigurationError: Some part of it cannot.
     """
-    if job.dataset.url.startswith("memory://"):
-        raise ConfigurationError("a data set in this process's memory cannot be seen by workers", url=job.dataset.url)
+    for stored in job.dataset.stored:
+        if stored.url.startswith("memory://"):
+            raise ConfigurationError("a data set in this process's memory cannot be seen by workers", url=stored.url)
     for name in ("transform", "collate_fn", "decode", "worker_init_fn", "dataset"):
         before = get_spawning_popen()
         set_spawning_popen(_Rehearsal())  # type: ignore[arg-type]  # it does all that pickling asks for

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 
 from concurrent_loader.errors import LoaderError, WorkerDied
-from concurrent_loader.parcel import unpack
+from concurrent_loader.parcel import read_note, unpack
 from concurrent_loader.private_cache import PrivateCache
+from concurrent_loader.waiting import Whereabouts
 from concurrent_loader.worker_channel import Arrival, Channel, Order, OrderKind
 from concurrent_loader.worker_job import ANY_RUN, Job, Outcome, Sealed
 from concurrent_loader.worker_program import main
@@ -44,6 +46,7 @@ class _Worker:
             target=main, args=(sealed, theirs, number, os.getpid()), name=f"loader-worker-{number}", daemon=True
         )
         self.proved = False  # whether it has ever sent anything
+        self.early: deque[Outcome] = deque()  # what came while something else was waited for
         try:
             with _interrupts_blocked():
                 self.process.start()
@@ -115,17 +118,26 @@ class WorkerPool:
         self._run += 1
         self._finished.clear()
         for worker in self._workers:
+            worker.early.clear()
             worker.channel.send_order(Order(OrderKind.BEGIN, self._run, epoch, step))
         return self._run
 
-    def receive(self, number: int, run: int, timeout_s: float | None = None) -> Outcome:
+    def receive(self, number: int, run: int, timeout_s: float | None = None, *, with_answers: bool = False) -> Outcome:
         """Waits for the next outcome of a worker.
+
+        Args:
+            number: Of the worker.
+            run: Which outcomes of other iterations do not belong to.
+            timeout_s: For how long; None for as long as it takes.
+            with_answers: Also what `ask` asks for; otherwise nobody waits for that any more.
 
         Raises:
             TimeoutError: None has come.
             WorkerDied: There is none, nor will there be.
         """
         worker = self._workers[number]
+        if worker.early:
+            return worker.early.popleft()
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
         while True:
             left_s = None if deadline_s is None else max(0.0, deadline_s - monotonic())
@@ -137,12 +149,29 @@ class WorkerPool:
                 raise self._death(worker)
             worker.proved = True
             outcome = _opened(arrival)
-            self._reports.add(worker.pid, outcome.report)
+            if outcome.whereabouts is None:
+                self._reports.add(worker.pid, outcome.report)
             self._broken = self._broken or arrival.run == ANY_RUN
-            if arrival.run in (run, ANY_RUN):
+            if arrival.run in (run, ANY_RUN) and (with_answers or outcome.whereabouts is None):
                 if outcome.last:
                     self._finished.add(number)
                 return outcome
+
+    def ask(self, number: int, run: int, timeout_s: float) -> Whereabouts | None:
+        """Asks a worker where the next batch is; None if it does not answer."""
+        worker = self._workers[number]
+        worker.channel.send_order(Order(OrderKind.SAY, run))
+        arrived: list[Outcome] = []
+        try:
+            while True:
+                outcome = self.receive(number, run, timeout_s, with_answers=True)
+                if outcome.whereabouts is not None:
+                    return outcome.whereabouts
+                arrived.append(outcome)
+        except (TimeoutError, WorkerDied):
+            return None
+        finally:
+            worker.early.extend(arrived)
 
     def taken(self, number: int, run: int) -> None:
         """Tells a worker that there is room for another batch; one that is dead shows when its next one is due."""
@@ -257,6 +286,7 @@ def _opened(arrival: Arrival) -> Outcome:
     """Unpacks a parcel, and closes its descriptors."""
     try:
         outcome: Outcome = unpack(arrival.files)
+        return replace(outcome, trail=read_note(arrival.files) or ())
     except Exception as error:  # noqa: BLE001 -- delivered in its place
         return Outcome(
             error=LoaderError(
@@ -266,7 +296,6 @@ def _opened(arrival: Arrival) -> Outcome:
     finally:
         for fd in arrival.files:
             os.close(fd)
-    return outcome
 
 
 def _join(process: BaseProcess, patience_s: float) -> int | None:

@@ -10,14 +10,18 @@ import logging
 import multiprocessing
 import os
 import weakref
+from dataclasses import replace
 from multiprocessing.context import BaseContext
 from typing import Any
 
+import numpy as np
+
 from concurrent_loader.epoch_batches import check_process
 from concurrent_loader.errors import LoaderError, WorkerDied
-from concurrent_loader.pipeline import Failure
+from concurrent_loader.pipeline import STOP_S, Failure
 from concurrent_loader.private_cache import PrivateCache
 from concurrent_loader.stats import StageClock
+from concurrent_loader.waiting import Trail, Whereabouts
 from concurrent_loader.worker_job import Job, check_job
 from concurrent_loader.worker_pool import WorkerPool
 from concurrent_loader.worker_reports import WorkerReports
@@ -26,6 +30,8 @@ from storage.errors import ConfigurationError
 __all__ = ["ProcessBatches", "WorkerProcesses", "check_worker_arguments"]
 
 log = logging.getLogger(__name__)
+
+_ANSWER_S = 1.0
 
 
 class WorkerProcesses:
@@ -105,6 +111,7 @@ class ProcessBatches:
         self._step = start_step
         self._pool: WorkerPool | None = None
         self._run = 0
+        self._trail: Trail = ()
         self._pid = os.getpid()
 
     def start(self) -> None:
@@ -129,13 +136,34 @@ class ProcessBatches:
             if pool.abandoned:
                 return Failure(LoaderError("the data set was closed while a loader was reading it"))
             return Failure(error)
+        self._trail = outcome.trail
         if not outcome.last:
             self._step += 1
             pool.taken(number, self._run)
         return outcome.unwrapped()
 
-    def stop(self) -> None:
-        """Ends the workers, or what they do, and waits for that. Idempotent."""
+    @property
+    def trail(self) -> Trail:
+        """Where the batch taken last has been in its worker, whose monotonic clock is this process's, too."""
+        return self._trail
+
+    def whereabouts(self) -> Whereabouts:
+        """Says where the next one is, as its worker sees it; one that does not answer is starting, or stopped."""
+        pool = self._pool
+        if pool is None:
+            return Whereabouts()
+        number = self._step % pool.num_workers
+        at = pool.ask(number, self._run, _ANSWER_S)
+        if at is None:
+            return Whereabouts("other", f"is up to worker {number}, which does not answer")
+        return replace(at, what=f"is up to worker {number}, where it {at.what}")
+
+    def stop(self, patience_s: float = STOP_S) -> None:
+        """Ends the workers, or what they do, and waits for that. Idempotent.
+
+        Args:
+            patience_s: Workers have less, whatever it is: one that is not ready after some seconds is ended.
+        """
         pool, self._pool = self._pool, None
         if pool is None or os.getpid() != self._pid:
             return
@@ -199,13 +227,14 @@ def _quick_context() -> BaseContext:
 
 def _needed_bytes(job: Job) -> int:
     """Estimates what is at hand at once: the shuffle's window, twice, what is prefetched, and odd ends."""
-    manifest = job.dataset.manifest
-    sizes = [shard.size for shard in manifest.shards]
-    largest = max(sizes, default=0)
-    window_bytes = int(job.plan["window"]) * sum(sizes) // max(1, manifest.num_samples)
+    stored = job.dataset.stored
+    sizes = np.concatenate([each.unit_sizes for each in stored])
+    total, largest = int(sizes.sum()), int(sizes.max(initial=0))
+    window = job.dataset.plan(epoch=0, **job.plan).window * len(stored)
+    window_bytes = window * total // max(1, sum(map(len, stored)))
     ends = int(job.plan["groups"]) + 2 * job.num_workers
     wanted = 2 * window_bytes + job.prefetch_bytes + ends * largest
-    return max(1, min(sum(sizes) + largest, wanted))
+    return max(1, min(total + largest, wanted))
 
 
 def _close_all(pools: set[WorkerPool]) -> None:

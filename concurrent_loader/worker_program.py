@@ -26,9 +26,9 @@ import torch
 from concurrent_loader.errors import CollateError, LoaderError
 from concurrent_loader.parcel import Parcel, pack
 from concurrent_loader.pipeline import Failure, Pipeline
-from concurrent_loader.plan import EpochPlan
 from concurrent_loader.shared_memory import SharedBlocks
 from concurrent_loader.stats import StageClock
+from concurrent_loader.waiting import Trail
 from concurrent_loader.work import make_recipe
 from concurrent_loader.worker_channel import Channel, Order, OrderKind
 from concurrent_loader.worker_job import ANY_RUN, Job, Outcome, Report, Sealed
@@ -134,7 +134,8 @@ class _Work:
         deadline.daemon = True
         deadline.start()
         self._stop()
-        self._dataset.close()
+        for stored in self._dataset.stored:
+            stored.close()
         self._remove_private_cache()
 
     def _give_up(self) -> None:
@@ -180,6 +181,8 @@ class _Work:
         elif order.run == self._run and self._pipeline is not None:
             if order.kind is OrderKind.TAKEN:
                 self._dataset.loop.call_soon(self._pipeline.consumed)
+            elif order.kind is OrderKind.SAY:
+                self._send(order.run, _packed(Outcome(whereabouts=self._pipeline.whereabouts())))
             else:
                 self._stop()
 
@@ -196,8 +199,8 @@ class _Work:
                 set_random_streams(*streams, step, what, 2)
 
         self._pipeline = Pipeline(
-            reader=self._dataset.reader,
-            plan=EpochPlan(epoch=order.epoch, **job.plan),
+            source=self._dataset.source,
+            plan=self._dataset.plan(epoch=order.epoch, **job.plan),
             recipe=replace(self._recipe, before=before),
             start_step=order.step,
             rank=job.rank,
@@ -233,11 +236,12 @@ class _Work:
         finally:
             blocks.close()
 
-    def deliver(self, run: int, outcome: Any) -> None:
+    def deliver(self, run: int, outcome: Any, trail: Trail) -> None:
         """Sends what a pipeline delivers; on the loop, where a few bytes do not block."""
         if not isinstance(outcome, Parcel):
             error = outcome.error if isinstance(outcome, Failure) else None
             outcome = _packed(_outcome_of(error, self._report(), self._worker))
+        outcome.add_note(trail)
         self._send(run, outcome)
 
     def _send(self, run: int, parcel: Parcel) -> None:
@@ -262,10 +266,10 @@ class _Outbox:
         self._run = run
         self._open = True
 
-    def __call__(self, outcome: Any) -> None:
+    def __call__(self, outcome: Any, trail: Trail) -> None:
         if self._open:
             self._open = isinstance(outcome, Parcel)
-            self._work.deliver(self._run, outcome)
+            self._work.deliver(self._run, outcome, trail)
 
 
 def _outcome_of(error: BaseException | None, report: Report, worker: int) -> Outcome:
