@@ -177,14 +177,14 @@ class WorkerPool:
         """Tells a worker that there is room for another batch; one that is dead shows when its next one is due."""
         self._workers[number].channel.send_order(Order(OrderKind.TAKEN, run))
 
-    def rest(self, run: int) -> bool:
+    def rest(self, run: int, patience_s: float = _END_S) -> bool:
         """Has all workers stop what they do, and waits for it; False if they cannot be used any more."""
         if self._broken:
             return False
         for worker in self._workers:
             if worker.number not in self._finished:
                 worker.channel.send_order(Order(OrderKind.STOP, run))
-        deadline_s = monotonic() + _END_S
+        deadline_s = monotonic() + min(patience_s, _END_S)
         for worker in self._workers:
             while worker.number not in self._finished:
                 try:
@@ -207,8 +207,12 @@ class WorkerPool:
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Ends the workers, waits for that, and lets go of all that was theirs. Idempotent."""
+    def close(self, patience_s: float = _END_S) -> None:
+        """Ends the workers, waits for that, and lets go of all that was theirs. Idempotent.
+
+        Args:
+            patience_s: For how long the user's code may go on, a few seconds at most; then they are killed.
+        """
         if os.getpid() != self._pid:
             return
         with self._lives:
@@ -219,7 +223,7 @@ class WorkerPool:
         with contextlib.suppress(CancelledError, StoreClosed, TimeoutError):
             self._watch.result(_END_S + _EXIT_S)  # the loop may be ending just now
         with self._lives:
-            self._end()
+            self._end(patience_s)
             self._release()
 
     async def _end_with_data_set(self) -> None:
@@ -237,11 +241,11 @@ class WorkerPool:
             if not self._in_use:  # else whoever waits for a worker still needs the descriptors
                 self._release()
 
-    def _end(self) -> None:
+    def _end(self, patience_s: float = _END_S) -> None:
         """Ends all processes: hangs up, waits, and kills what does not end."""
         for worker in self._workers:
             worker.channel.hang_up()
-        deadline_s = monotonic() + _END_S
+        deadline_s = monotonic() + min(patience_s, _END_S)
         for worker in self._workers:
             if not worker.process.pid:
                 continue

@@ -80,9 +80,9 @@ class WorkerProcesses:
         else:
             self.discard(pool)
 
-    def discard(self, pool: WorkerPool) -> None:
+    def discard(self, pool: WorkerPool, patience_s: float = STOP_S) -> None:
         """Ends workers."""
-        pool.close()
+        pool.close(patience_s)
         self._pools.discard(pool)
 
     def _private_cache(self) -> tuple[PrivateCache, int] | None:
@@ -162,20 +162,20 @@ class ProcessBatches:
         """Ends the workers, or what they do, and waits for that. Idempotent.
 
         Args:
-            patience_s: Workers have less, whatever it is: one that is not ready after some seconds is ended.
+            patience_s: For how long the user's code may take to return, a few seconds at most; then workers are killed.
         """
         pool, self._pool = self._pool, None
         if pool is None or os.getpid() != self._pid:
             return
         try:
-            rested = self._workers.persistent and pool.rest(self._run)
+            rested = self._workers.persistent and pool.rest(self._run, patience_s)
         except BaseException:
-            self._workers.discard(pool)
+            self._workers.discard(pool, patience_s)
             raise
         if rested:
             self._workers.give_back(pool)
         else:
-            self._workers.discard(pool)
+            self._workers.discard(pool, patience_s)
 
 
 def check_worker_arguments(num_workers: int, context: str | BaseContext | None, persistent: bool) -> None:

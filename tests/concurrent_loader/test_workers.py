@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from concurrent_loader import Batch, ConcurrentDataLoader, ShardDataset
-from concurrent_loader.errors import CollateError, LoaderError, TransformError, WorkerDied
+from concurrent_loader.errors import CollateError, LoaderError, LoaderTimeout, TransformError, WorkerDied
 from concurrent_loader.pipeline import END, Failure
 from storage import ShardWriter
 from storage.errors import ConfigurationError, NotFound, StoreClosed
@@ -281,6 +281,53 @@ def test_statistics_are_those_of_all_processes(dataset: ShardDataset) -> None:
     assert stats.fetch.in_flight == 0
     list(loader)
     assert loader.stats.cache.num_misses == 2 * stats.cache.num_misses
+
+
+def test_a_wait_is_divided_by_what_the_worker_did(dataset: ShardDataset) -> None:
+    loader = ConcurrentDataLoader(dataset, 16, transform=recipes.compute, num_workers=1)
+    list(loader)
+    stats = loader.stats
+    assert stats.wait_transform_s > 0.25 * stats.transform_s
+    parts = stats.wait_store_s, stats.wait_disk_s, stats.wait_decode_s, stats.wait_transform_s, stats.wait_collate_s
+    assert sum(parts) + stats.wait_other_s == pytest.approx(stats.wait_s)
+
+
+def test_a_worker_says_what_it_is_at(dataset: ShardDataset, tmp_path: Path) -> None:
+    loader = ConcurrentDataLoader(dataset, 16, transform=recipes.NeverReturn(tmp_path), num_workers=1)
+    at_work = tmp_path / "at work"
+    os.mkfifo(at_work)
+    batches = loader._batches(0, 0)
+    batches.start()
+    (worker,) = multiprocessing.active_children()
+    assert at_work.read_text() == "at work"
+    at = batches.whereabouts()
+    assert at.cause == "transform"
+    assert "is up to worker 0, where it" in at.what
+    os.kill(worker.pid or 0, signal.SIGSTOP)
+    assert "does not answer" in batches.whereabouts().what
+    os.kill(worker.pid or 0, signal.SIGCONT)
+    with pytest.raises(TimeoutError):
+        batches.take(0.01)  # and what it answers late is no batch
+    batches.stop(0.1)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_never_returns(dataset: ShardDataset) -> None:
+    loader = ConcurrentDataLoader(dataset, 16, transform=recipes.never_return, num_workers=1, timeout=0.1)
+    with pytest.raises(LoaderTimeout, match="worker 0"):
+        list(loader)
+    assert multiprocessing.active_children() == []
+
+
+def test_batches_that_come_while_a_worker_is_asked_are_kept(dataset: ShardDataset) -> None:
+    batches = ConcurrentDataLoader(dataset, 16, num_workers=1, prefetch_batches=20)._batches(0, 0)
+    batches.start()
+    for number in range(13):
+        batches.whereabouts()
+        assert batches.take()["label"].tolist() == list(range(16 * number, min(NUM_SAMPLES, 16 * number + 16)))
+    batches.whereabouts()
+    assert batches.take() is END
+    batches.stop()
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

@@ -106,6 +106,23 @@ def never_return(sample: Sample) -> Sample:
     return sample
 
 
+class NeverReturn:
+    """Tells it to whoever reads from a pipe in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, sample: Sample) -> Sample:
+        (self.folder / "at work").write_text("at work")
+        threading.Event().wait()
+        return sample
+
+
+def compute(sample: Sample) -> Sample:
+    """Takes some milliseconds, in pure Python."""
+    return {"label": sample["label"], "sum": sum(number * number for number in range(40_000))}
+
+
 class Begin:
     """A worker_init_fn that leaves a file, or fails."""
 
