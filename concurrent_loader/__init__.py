@@ -8,20 +8,36 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from concurrent_loader.batch import Batch, collate
     from concurrent_loader.dataset import ShardDataset
-    from concurrent_loader.errors import CollateError, DecodeError, LoaderError, LoaderStateError, TransformError
+    from concurrent_loader.errors import (
+        CollateError,
+        DecodeError,
+        LoaderError,
+        LoaderStateError,
+        LoaderTimeout,
+        TransformError,
+        WorkerDied,
+    )
     from concurrent_loader.loader import ConcurrentDataLoader
+    from concurrent_loader.mixture import Mixture
+    from concurrent_loader.object_dataset import ObjectDataset
     from concurrent_loader.stats import LoaderStats
+    from concurrent_loader.views import DatasetView
 
 __all__ = [
     "Batch",
     "CollateError",
     "ConcurrentDataLoader",
+    "DatasetView",
     "DecodeError",
     "LoaderError",
     "LoaderStateError",
     "LoaderStats",
+    "LoaderTimeout",
+    "Mixture",
+    "ObjectDataset",
     "ShardDataset",
     "TransformError",
+    "WorkerDied",
     "collate",
 ]
 
@@ -29,12 +45,17 @@ _HOMES = {
     "Batch": "batch",
     "CollateError": "errors",
     "ConcurrentDataLoader": "loader",
+    "DatasetView": "views",
     "DecodeError": "errors",
     "LoaderError": "errors",
     "LoaderStateError": "errors",
     "LoaderStats": "stats",
+    "LoaderTimeout": "errors",
+    "Mixture": "mixture",
+    "ObjectDataset": "object_dataset",
     "ShardDataset": "dataset",
     "TransformError": "errors",
+    "WorkerDied": "errors",
     "collate": "batch",
 }
 
