@@ -18,7 +18,7 @@ from storage.cache.open_shard import MemoryShard, OpenShard
 from storage.cache.schedule import UseSchedule
 from storage.cache.single_flight import SingleFlight
 from storage.cache.threads import in_thread
-from storage.errors import CorruptData, DatasetChanged, ObjectChanged, StorageError, StoreClosed
+from storage.errors import CorruptData, DatasetChanged, DigestMismatch, ObjectChanged, StorageError, StoreClosed
 from storage.fetch.engine import FetchEngine
 from storage.ranges import ByteRange, split
 from storage.shards.layout import CHUNK_BYTES
@@ -182,7 +182,7 @@ class ShardCache(ABC):
             What ``decode`` returned.
 
         Raises:
-            CorruptData: What ``decode`` raised on bytes that were fetched twice.
+            CorruptData: What ``decode`` raised on bytes that were fetched twice, although the object is the right one.
             DatasetChanged: The object in the bucket is not the one that the manifest pins.
             StorageError: They could not be fetched.
         """
@@ -204,7 +204,9 @@ class ShardCache(ABC):
             try:
                 value = await _decoded(decode, data)
             except CorruptData as error:
-                raise error.locate(attempts=2, start=start, end=end) from None
+                error.locate(attempts=2, start=start, end=end)
+                await self._check_object(entry, start, end, error)
+                raise error from None
         await self._keep_range(entry, start, data)
         return value
 
@@ -213,6 +215,30 @@ class ShardCache(ABC):
             return (await self._engine.fetch(entry.key, start, end, object_size=entry.size)).data.toreadonly()
         except ObjectChanged as error:
             raise _dataset_changed(entry, error) from error
+
+    async def _check_object(self, entry: ShardEntry | BundleEntry, start: int, end: int, error: CorruptData) -> None:
+        """Finds out whose fault it is that a range is wrong: a range has no digest in the manifest, its chunks have.
+
+        Raises:
+            DatasetChanged: The object's, which is not the one that the manifest pins.
+        """
+
+        async def drop(position: int, piece: memoryview) -> None:
+            """Its digest is all that is wanted."""
+
+        chunks = split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES)
+        for span, digest in zip(chunks, entry.chunk_digests, strict=True):
+            if span.start >= end or span.end <= start:
+                continue
+            try:
+                await self._engine.fetch_into(
+                    entry.key, span.start, span.end, drop, digest=digest, object_size=entry.size
+                )
+            except ObjectChanged as changed:
+                raise _dataset_changed(entry, changed) from changed
+            except DigestMismatch as wrong:
+                if wrong.is_steady:
+                    raise _not_pinned(entry, error) from wrong
 
     # -- what a cache on the drive does more -----------------------------------------------------------------------
 
@@ -270,6 +296,8 @@ class ShardCache(ABC):
             first = _first(errors)
             if isinstance(first, ObjectChanged):
                 raise _dataset_changed(entry, first) from first
+            if isinstance(first, DigestMismatch) and first.is_steady:
+                raise _not_pinned(entry, first) from first
             if isinstance(first, StorageError):
                 first.locate(shard=entry.key)
             raise first from first.__cause__
@@ -302,6 +330,15 @@ def _dataset_changed(entry: ShardEntry | BundleEntry, error: ObjectChanged) -> D
         "a shard was replaced under its manifest; open the data set again",
         url=error.url, key=entry.key, shard=entry.key, start=error.start, end=error.end,
         expected=error.expected, got=error.got, attempts=error.attempts,
+    )  # fmt: skip
+
+
+def _not_pinned(entry: ShardEntry | BundleEntry, error: CorruptData) -> DatasetChanged:
+    return DatasetChanged(
+        "the object in the bucket is not the one that the manifest pins: replaced, or damaged where it is stored; "
+        "`concurrent-loader verify` says what is left of the data set",
+        url=error.url, key=entry.key, shard=entry.key, sample=error.sample, column=error.column, start=error.start,
+        end=error.end, expected=error.expected, got=error.got, attempts=error.attempts,
     )  # fmt: skip
 
 
