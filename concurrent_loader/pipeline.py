@@ -282,9 +282,10 @@ class Pipeline:
         extra: list[int] = []
         try:
             shards: dict[int, OpenShard] = {}
+            counted = set(index.shard[: len(index) - index.num_padded].tolist())
             for shard in dict.fromkeys(index.shard.tolist()):
-                if shard not in self._arriving:
-                    # Wrapped-round padding comes back to shards that were let go of.
+                if shard not in counted:
+                    # Padding comes back to shards that were let go of, or may be at any moment.
                     with self._waiting(journey, shard):
                         shards[shard] = await self._reader.cache.acquire(self._shards[shard])
                     extra.append(shard)
