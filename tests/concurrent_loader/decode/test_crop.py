@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch.nn.functional import interpolate
@@ -31,9 +31,9 @@ def a_photo(height: int, width: int, *, seed: int = 0, noise: float = 4.0) -> Im
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def encoded(image: Image.Image, format: str = "JPEG", **options) -> bytes:
+def encoded(image: Image.Image, kind: str = "JPEG", **options) -> bytes:
     file = io.BytesIO()
-    image.save(file, format, **options)
+    image.save(file, kind, **options)
     return file.getvalue()
 
 
@@ -43,9 +43,11 @@ def reference(picture: torch.Tensor, box: Box, size: tuple[int, int]) -> np.ndar
     return (resized.flip(2) if box.flip else resized).numpy().astype(float)
 
 
-def crop(data: bytes, box: Box, size: tuple[int, int] = (32, 32), *, type: str = "jpeg", **options) -> np.ndarray:
+def crop(
+    data: bytes, box: Box, size: tuple[int, int] = (32, 32), *, column_type: str = "jpeg", **options
+) -> np.ndarray:
     out = np.zeros((3, *size), np.uint8)
-    assert make_crop_decoder(type, **options)(data, lambda height, width: box, out) == box
+    assert make_crop_decoder(column_type, **options)(data, lambda height, width: box, out) == box
     return out
 
 
@@ -116,11 +118,11 @@ def test_every_kind_of_jpeg_becomes_rgb(native, mode):
     assert np.abs(got - wanted).mean() < 1.5
 
 
-@pytest.mark.parametrize("format", ["PNG", "WEBP"])
-def test_other_formats_take_the_library(format):
-    data = encoded(a_photo(50, 70), format)
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_other_formats_take_the_library(kind):
+    data = encoded(a_photo(50, 70), kind)
     box = Box(3, 4, 30, 50, flip=True)
-    got = crop(data, box, (20, 25), type="image").astype(float)
+    got = crop(data, box, (20, 25), column_type="image").astype(float)
     assert np.abs(got - reference(make_decoder("rgb", "image")(data), box, (20, 25))).max() <= 1
 
 
@@ -205,8 +207,8 @@ if has_native_crop():
             jpeg = jpeg[: data.draw(st.integers(2, len(jpeg)))]
         try:
             raw(bytes(jpeg), (0, 0, 48, 40))
-        except (ValueError, _jpeg_crop.Unsupported) as error:
-            assert str(error)
+        except (ValueError, _jpeg_crop.Unsupported):
+            event("an error")
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
