@@ -113,6 +113,8 @@ class LoopThread:
             if not waiting.cancelled() and waiting.exception() is None:
                 self.call_soon(dispose, waiting.result())
             raise
+        finally:
+            coroutine.close()  # it has ended, or was cancelled before it began
 
     def call_soon(self, function: Any, *args: Any) -> None:
         """Calls a plain function on the loop; a loop that has closed meanwhile is no error: nobody is left to tell."""
@@ -184,7 +186,6 @@ class _Visit(Generic[T]):
 
     async def run(self) -> T:
         if self._cancelled:
-            self._coroutine.close()
             raise asyncio.CancelledError
         self._task = asyncio.current_task()
         return await self._coroutine

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import threading
 
@@ -214,3 +216,25 @@ async def test_a_loop_that_is_closed_is_an_error_not_a_cancellation() -> None:
         await visit
     with pytest.raises(StoreClosed):
         await loop.reach(there())
+
+
+async def test_a_visit_to_a_loop_that_closes_before_it_begins_leaves_nothing_behind() -> None:
+    begun: list[bool] = []
+
+    async def there() -> None:
+        begun.append(True)
+
+    loop = LoopThread()
+    await loop.reach(asyncio.sleep(0))
+    release = threading.Event()
+    loop.call_soon(release.wait)
+    visit = asyncio.ensure_future(loop.reach(there()))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(asyncio.to_thread(loop.close))
+    while not loop._closed:
+        await asyncio.sleep(0)
+    release.set()
+    with contextlib.suppress(StoreClosed):
+        await visit
+    await closing
+    gc.collect()  # a coroutine that was never awaited would say so now
