@@ -148,14 +148,15 @@ class ProcessBatches:
         return self._trail
 
     def whereabouts(self) -> Whereabouts:
-        """Says where the next one is, as its worker sees it; one that does not answer is starting, or stopped."""
+        """Says where the next one is, as its worker sees it, if that answers."""
         pool = self._pool
         if pool is None:
             return Whereabouts()
         number = self._step % pool.num_workers
         at = pool.ask(number, self._run, _ANSWER_S)
         if at is None:
-            return Whereabouts("other", f"is up to worker {number}, which does not answer")
+            why = "does not answer" if pool.proved(number) else "is still starting"
+            return Whereabouts("other", f"is up to worker {number}, which {why}", pool.age_s)
         return replace(at, what=f"is up to worker {number}, where it {at.what}")
 
     def stop(self, patience_s: float = STOP_S) -> None:
