@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from concurrent_loader.augment import CenterCrop, RandomResizedCrop
     from concurrent_loader.batch import Batch, collate
     from concurrent_loader.dataset import ShardDataset
     from concurrent_loader.errors import (
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "CenterCrop",
     "CollateError",
     "ConcurrentDataLoader",
     "DatasetView",
@@ -35,6 +37,7 @@ __all__ = [
     "LoaderTimeout",
     "Mixture",
     "ObjectDataset",
+    "RandomResizedCrop",
     "ShardDataset",
     "TransformError",
     "WorkerDied",
@@ -43,6 +46,7 @@ __all__ = [
 
 _HOMES = {
     "Batch": "batch",
+    "CenterCrop": "augment",
     "CollateError": "errors",
     "ConcurrentDataLoader": "loader",
     "DatasetView": "views",
@@ -53,6 +57,7 @@ _HOMES = {
     "LoaderTimeout": "errors",
     "Mixture": "mixture",
     "ObjectDataset": "object_dataset",
+    "RandomResizedCrop": "augment",
     "ShardDataset": "dataset",
     "TransformError": "errors",
     "WorkerDied": "errors",

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 import torch.distributed
 
+from concurrent_loader.augment import Crop
 from concurrent_loader.batch import Batch
 from concurrent_loader.decode import Decoder
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
@@ -46,8 +47,9 @@ class ConcurrentDataLoader:
         batch_size: Samples a batch and rank. The global batch has ``batch_size * world_size``.
         shuffle: A new order each epoch; otherwise the order of writing.
         seed: Of the order.
-        decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, or a callable (bytes → tensor). Columns that are
-            not named stay encoded: lists of bytes.
+        decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a `RandomResizedCrop` or `CenterCrop` (one size,
+            (N, 3, H, W) uint8; the fastest way, see docs/decoding.md), or a callable (bytes → tensor). Columns that
+            are not named stay encoded: lists of bytes.
         transform: Called with each sample (a dict of this data set's columns; images (C, H, W) uint8), in a thread;
             what it returns is collated.
         collate_fn: Called with the list of a batch's samples instead of `collate`; the batch is what it returns.
@@ -93,7 +95,7 @@ class ConcurrentDataLoader:
         shuffle: bool = False,
         *,
         seed: int = 0,
-        decode: Mapping[str, str | Decoder] | None = None,
+        decode: Mapping[str, str | Decoder | Crop] | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
@@ -143,7 +145,7 @@ class ConcurrentDataLoader:
         }
         self._clock = StageClock()
         self._recipe = make_recipe(
-            dataset, decode=decode or {}, transform=transform, collate_fn=collate_fn, clock=self._clock
+            dataset, decode=decode or {}, seed=seed, transform=transform, collate_fn=collate_fn, clock=self._clock
         )
         self._epoch, self._step, self._started = 0, 0, False
         self._num_batches = self._num_samples = 0
