@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from concurrent_loader.batch import Batch, collate
     from concurrent_loader.dataset import ShardDataset
+    from concurrent_loader.drop_in import DropInDataLoader
     from concurrent_loader.errors import CollateError, DecodeError, LoaderError, LoaderStateError, TransformError
     from concurrent_loader.loader import ConcurrentDataLoader
     from concurrent_loader.stats import LoaderStats
@@ -17,6 +18,7 @@ __all__ = [
     "CollateError",
     "ConcurrentDataLoader",
     "DecodeError",
+    "DropInDataLoader",
     "LoaderError",
     "LoaderStateError",
     "LoaderStats",
@@ -30,6 +32,7 @@ _HOMES = {
     "CollateError": "errors",
     "ConcurrentDataLoader": "loader",
     "DecodeError": "errors",
+    "DropInDataLoader": "drop_in",
     "LoaderError": "errors",
     "LoaderStateError": "errors",
     "LoaderStats": "stats",

@@ -144,12 +144,16 @@ class ShardDataset:
         if isinstance(index, slice):
             samples = range(len(self))[index]
             return self.loop.run(self.reader.read_many(samples, self._columns))
-        number = index.__index__()
-        if number < 0:
-            number += len(self)
-        if not 0 <= number < len(self):
-            raise IndexError(f"sample {index} of a data set of {len(self)}")
-        return self.loop.run(self.reader.read(number, self._columns))
+        return self.loop.run(self.reader.read(self._sample(index), self._columns))
+
+    async def getitem_async(self, index: int) -> dict[str, Any]:
+        """Reads a sample, for a caller on any event loop; see `__getitem__`."""
+        return (await self.getitems_async([index]))[0]
+
+    async def getitems_async(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Reads several samples at once, in the order of their indices; see `__getitem__`."""
+        samples = [self._sample(index) for index in indices]
+        return await asyncio.wrap_future(self.loop.submit(self.reader.read_many(samples, self._columns)))
 
     def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
         """Reads one column of all samples: an array (len, *shape) for numbers, a list for str and json.
@@ -233,6 +237,14 @@ class ShardDataset:
         self._closed, self._pid, self._manifest = False, 0, None
         self._opening = threading.RLock()
         tell_after_fork(self)
+
+    def _sample(self, index: int) -> int:
+        number = index.__index__()
+        if number < 0:
+            number += len(self)
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {index} of a data set of {len(self)}")
+        return number
 
     # -- opening ---------------------------------------------------------------------------------------------------
 

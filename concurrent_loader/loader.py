@@ -12,6 +12,7 @@ import torch
 import torch.distributed
 
 from concurrent_loader.batch import Batch
+from concurrent_loader.choosing import MISSING, choose_class
 from concurrent_loader.dataset import ShardDataset
 from concurrent_loader.decode import Decoder, make_decoder
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
@@ -67,6 +68,10 @@ class ConcurrentDataLoader:
     Thread-safety: Use a loader from one thread. Several iterators at once work and do not disturb each other; the
     state is that of the newest.
     """
+
+    def __new__(cls, dataset: Any = MISSING, *args: Any, **kwargs: Any) -> Any:
+        """Chooses: a `DropInDataLoader` for data sets of others, and where the data set is to be asked item by item."""
+        return object.__new__(choose_class(cls, ConcurrentDataLoader, dataset, args, kwargs))
 
     def __init__(
         self,

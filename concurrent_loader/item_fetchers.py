@@ -1,0 +1,240 @@
+"""How a torch data set's items are got, many at once: between the data set and the tasks of a worker.
+
+A data set is asked in the best way that it offers: ``getitems_async(indices)``, ``getitem_async(index)``,
+``__getitems__(indices)``, ``__getitem__(index)``, in this order. The first two are coroutine functions, which run on an
+event loop in a thread of its own; the others are called in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from torch.utils.data import StackDataset, Subset
+
+from concurrent_loader.item_threads import ItemThreads
+from storage.loop_thread import LoopThread
+
+__all__ = ["ItemFetcher", "Pending", "Way", "make_fetcher", "way_of"]
+
+_END_S = 5.0  # what still runs when a loop has ended gets so long, as torch's workers do
+
+
+class Pending(Protocol):
+    """A batch that is under way."""
+
+    def result(self) -> Any:
+        """Waits for its items, in the order of the indices; raises what the first of them that failed raised."""
+
+    def cancel(self) -> Any:
+        """Begins no more of them."""
+
+
+class ItemFetcher(Protocol):
+    """Starts batches; they are got in the order in which they were started, as many items at once as it may."""
+
+    def start(self, indices: Any) -> Pending:
+        """Starts a batch."""
+
+    def rest(self) -> None:
+        """Tells that perhaps nothing more is started."""
+
+    def stop(self) -> None:
+        """Ends all that is under way, waits for it for some seconds. Idempotent."""
+
+
+class Way:
+    """What a data set offers.
+
+    Attributes:
+        item_async: ``getitem_async`` or None.
+        batch_async: ``getitems_async`` or None.
+        batch: ``__getitems__`` or None.
+        item: ``__getitem__``.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.item_async: Callable[[Any], Awaitable[Any]] | None = getattr(dataset, "getitem_async", None)
+        self.batch_async: Callable[[Any], Awaitable[Any]] | None = getattr(dataset, "getitems_async", None)
+        # torch's own test is the attribute's truth
+        self.batch: Callable[[Any], Any] | None = getattr(dataset, "__getitems__", None) or None
+        self.item: Callable[[Any], Any] = lambda index: dataset[index]
+
+
+def way_of(dataset: Any) -> Way:
+    """Finds out what a data set offers.
+
+    torch's Subset and StackDataset have a ``__getitems__`` in any case; where nothing below them has one it is a plain
+    loop, and no reason to get a batch's items one after the other. A Subset offers what its data set offers.
+    """
+    way = Way(dataset)
+    if type(dataset) is Subset:
+        below, numbers = way_of(dataset.dataset), dataset.indices
+        if below.batch is None:
+            way.batch = None
+        if (one := below.item_async) is not None:
+            way.item_async = lambda index: one(numbers[index])
+        if (many := below.batch_async) is not None:
+            way.batch_async = lambda indices: many([numbers[index] for index in indices])
+    elif type(dataset) is StackDataset:
+        parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+        if all(way_of(part).batch is None for part in parts):
+            way.batch = None
+    return way
+
+
+def make_fetcher(dataset: Any, *, in_flight: int, batched: bool) -> ItemFetcher:
+    """Chooses how a data set's items are got.
+
+    Args:
+        dataset: Map-style.
+        in_flight: Items under way at once; with 1 and no coroutines everything happens in the caller's thread.
+        batched: Whether indices come as batches; otherwise each "batch" is the index of one item.
+    """
+    way = way_of(dataset)
+    if way.item_async is not None or (batched and way.batch_async is not None):
+        return _Coroutines(way, in_flight=in_flight, batched=batched)
+    if in_flight == 1:
+        return _InTurn(way, batched=batched)
+    return _Threads(way, in_flight=in_flight, batched=batched)
+
+
+class _InTurn:
+    """One after the other when they are asked for: as torch does it."""
+
+    def __init__(self, way: Way, *, batched: bool) -> None:
+        self._way = way
+        self._batched = batched
+
+    def start(self, indices: Any) -> Pending:
+        return _Later(self._get, indices)
+
+    def rest(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def _get(self, indices: Any) -> Any:
+        if not self._batched:
+            return self._way.item(indices)
+        if self._way.batch is not None:
+            return self._way.batch(indices)
+        return [self._way.item(index) for index in indices]
+
+
+class _Later:
+    def __init__(self, get: Callable[[Any], Any], indices: Any) -> None:
+        self._get = get
+        self._indices = indices
+
+    def result(self) -> Any:
+        return self._get(self._indices)
+
+    def cancel(self) -> None: ...
+
+
+class _Threads:
+    """Each item in a thread, or each batch where the data set takes whole batches."""
+
+    def __init__(self, way: Way, *, in_flight: int, batched: bool) -> None:
+        self._way = way
+        self._batched = batched
+        self._threads = ItemThreads(in_flight)
+
+    def start(self, indices: Any) -> Pending:
+        if not self._batched:
+            return self._threads.submit(self._way.item, indices)
+        if self._way.batch is not None:
+            return self._threads.submit(self._way.batch, indices)
+        return _Items([self._threads.submit(self._way.item, index) for index in indices])
+
+    def rest(self) -> None:
+        self._threads.rest()
+
+    def stop(self) -> None:
+        self._threads.stop(timeout_s=_END_S)
+
+
+class _Items:
+    def __init__(self, futures: list[Future[Any]]) -> None:
+        self._futures = futures
+
+    def result(self) -> list[Any]:
+        try:
+            return [future.result() for future in self._futures]
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            self._futures = []  # an error's traceback must not keep the items alive
+
+    def cancel(self) -> None:
+        for future in self._futures:
+            future.cancel()
+
+
+class _Coroutines:
+    """All on one event loop, in a thread of its own."""
+
+    def __init__(self, way: Way, *, in_flight: int, batched: bool) -> None:
+        self._way = way
+        self._batched = batched
+        self._places = asyncio.Semaphore(in_flight)
+        self._loop = LoopThread(name="dataset-items")
+
+    def start(self, indices: Any) -> Pending:
+        if not self._batched:
+            return _Outcome(self._loop.submit(self._one(self._way.item_async, indices)))
+        if self._way.batch_async is not None:
+            return _Outcome(self._loop.submit(self._one(self._way.batch_async, indices)))
+        return _Outcomes(self._loop.submit(self._all(indices)))
+
+    def rest(self) -> None: ...
+
+    def stop(self) -> None:
+        # A coroutine that does not let itself be cancelled keeps its loop, not the consumer.
+        closing = threading.Thread(target=self._loop.close, name="dataset-items-end", daemon=True)
+        closing.start()
+        closing.join(_END_S)
+
+    async def _all(self, indices: Iterable[Any]) -> list[Any]:
+        return await asyncio.gather(*(self._one(self._way.item_async, index) for index in indices))
+
+    async def _one(self, get: Callable[[Any], Awaitable[Any]] | None, indices: Any) -> Any:
+        assert get is not None
+        async with self._places:
+            try:
+                return await get(indices)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised where the item is waited for; here it would end the loop
+                return _Raised(error)
+
+
+class _Raised:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class _Outcome:
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def result(self) -> Any:
+        return _value(self._future.result())
+
+    def cancel(self) -> bool:
+        return self._future.cancel()
+
+
+class _Outcomes(_Outcome):
+    def result(self) -> list[Any]:
+        return [_value(outcome) for outcome in super().result()]
+
+
+def _value(outcome: Any) -> Any:
+    if isinstance(outcome, _Raised):
+        raise outcome.error
+    return outcome
