@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -296,14 +298,16 @@ class _Iteration(Iterator[Any]):
         counts, asked = self._loader._counts, perf_counter()
         try:
             batch = next(self._batches)
-        except StopIteration:
+        except StopIteration as end:
             self._loader._ended(self._tasks.order)
             self._items.close()
+            self._clear_frames(end)
             raise
         except BaseException as error:
             if not (isinstance(error, RuntimeError) and str(error).startswith("DataLoader timed out")):
                 self._tasks.failed()
             self._items.rest()  # the traceback keeps this object alive; threads it need not keep
+            self._clear_frames(error)
             raise
         now = perf_counter()
         if self._given is None:
@@ -316,6 +320,19 @@ class _Iteration(Iterator[Any]):
         counts.num_samples += self._tasks.delivered()
         self._given = now
         return batch
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._tasks.put_back()
+
+    def _clear_frames(self, error: BaseException) -> None:
+        """Frees workers of an error that came from one.
+
+        torch raises such an error from a frame that refers to it: a cycle, which would keep the workers until it is
+        collected, and then for some seconds more, as their queues may be collected before them.
+        """
+        if self._loader.num_workers:
+            traceback.clear_frames(error.__traceback__)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,10 @@ import torch
 
 from concurrent_loader.errors import LoaderStateError
 
-__all__ = ["BegunOrder", "OrderSource", "Randomness", "Start", "Stateful"]
+__all__ = ["BegunOrder", "Drawn", "OrderSource", "Randomness", "Start", "Stateful"]
+
+
+Drawn = tuple[torch.Tensor, ...]  # states of the generators that an order has of its own
 
 
 @runtime_checkable
@@ -37,7 +40,7 @@ class Randomness:
     """
 
     default: torch.Tensor | None
-    named: tuple[torch.Tensor, ...]
+    named: Drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,16 @@ class OrderSource:
 
     def randomness(self, *, default: bool = True) -> Randomness:
         """The states of all generators now, or of all but torch's default one."""
-        return Randomness(
-            torch.get_rng_state() if default else None, tuple(each.get_state() for each in self._generators())
-        )
+        return Randomness(torch.get_rng_state() if default else None, self.drawn())
+
+    def drawn(self) -> Drawn:
+        """The states of the generators that the loader or its samplers were given."""
+        return tuple(each.get_state() for each in self._generators())
+
+    def set_drawn(self, drawn: Drawn) -> None:
+        """Sets these generators."""
+        for generator, state in zip(self._generators(), drawn, strict=True):
+            generator.set_state(state)
 
     @contextlib.contextmanager
     def made(self, randomness: Randomness | None) -> Iterator[None]:
@@ -101,8 +111,7 @@ class OrderSource:
         if randomness is None:
             yield
             return
-        for generator, state in zip(self._generators(), randomness.named, strict=True):
-            generator.set_state(state)
+        self.set_drawn(randomness.named)
         if randomness.default is None:
             yield
             return
@@ -189,6 +198,16 @@ class BegunOrder:
             at_first=self._at_first or self._start.at_first,
             sampler=self._state,
         )
+
+    def drawn(self) -> Drawn:
+        """The states of the generators that the order has of its own, now."""
+        return self._source.drawn()
+
+    def put_back(self, drawn: Drawn, *, if_still: Drawn) -> None:
+        """Sets these generators, if they are as they were."""
+        now = self._source.drawn()
+        if len(now) == len(if_still) and all(torch.equal(a, b) for a, b in zip(now, if_still, strict=True)):
+            self._source.set_drawn(drawn)
 
     def _read(self) -> Any:
         batch = next(self._given)

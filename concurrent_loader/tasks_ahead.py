@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from concurrent_loader.order_source import BegunOrder, OrderSource, Start
+from concurrent_loader.order_source import BegunOrder, Drawn, OrderSource, Start
 
 __all__ = ["Task", "TaskSampler", "TasksAhead"]
 
@@ -82,8 +82,11 @@ class TasksAhead:
         self._num_items_ahead = num_items_ahead
         self._batched = batched
         self._number = 0
-        self._read: deque[Any] = deque()  # batches from the current number on
-        self._error: Exception | None = None  # what ended the reading
+        self._read: deque[tuple[Any, Drawn]] = deque()  # batches from the current number on
+        self._drawn_given: Drawn | None = None  # what the generators were after the newest task was read
+        self._drawn_read: Drawn = ()  # … and after the newest batch was
+        self._ended = False  # the sampler has said so, or raised
+        self._error: Exception | None = None
         self._next_hint = [0] * num_workers
         self._num_ahead = [0] * num_workers  # items of batches named and not given yet
         self._sizes: deque[int] = deque()  # of the batches given and not delivered
@@ -95,14 +98,21 @@ class TasksAhead:
     def __next__(self) -> Task:
         number = self._number
         if not self._has(number):
-            error, self._error = self._error, None
-            raise error or StopIteration
+            self._drawn_given = None  # now torch would have come to the end, too
+            if self._error is None:
+                raise StopIteration
+            error, self._error, self._ended = self._error, None, False
+            try:
+                raise error
+            finally:
+                del error  # the traceback has this frame
         worker = number % self._num_workers
-        indices = self._read[0]
+        indices, drawn = self._read[0]
         if number < self._next_hint[worker]:
             self._num_ahead[worker] -= self._weight(indices)
         ahead = self._name_ahead(worker, max(self._next_hint[worker], number + self._num_workers))
         self._read.popleft()
+        self._drawn_given = drawn
         self._number += 1
         self._sizes.append(self._weight(indices))
         return Task(self._iteration, number, indices, ahead)
@@ -118,6 +128,15 @@ class TasksAhead:
         """Tells that the next batch was an exception. It counts as delivered when the one after it is."""
         self._num_failed += 1
 
+    def put_back(self) -> None:
+        """Sets the random generators that the order has of its own to where torch would have left them.
+
+        That is where they were before the sampler was read ahead, when the iteration is left early. Where somebody else
+        has drawn from them since, they are left alone.
+        """
+        if self._drawn_given is not None:
+            self.order.put_back(self._drawn_given, if_still=self._drawn_read)
+
     def _pass(self) -> int:
         self.order.delivered()
         return self._sizes.popleft() if self._sizes else 0
@@ -126,7 +145,7 @@ class TasksAhead:
         ahead: list[tuple[int, Any]] = []
         hint = start
         while self._num_ahead[worker] < self._num_items_ahead and self._has(hint):
-            indices = self._read[hint - self._number]
+            indices, _ = self._read[hint - self._number]
             ahead.append((hint, indices))
             self._num_ahead[worker] += self._weight(indices)
             hint += self._num_workers
@@ -136,12 +155,17 @@ class TasksAhead:
     def _has(self, number: int) -> bool:
         """Reads on until a batch is there; says whether it is."""
         while len(self._read) <= number - self._number:
-            if self._error is not None:
+            if self._ended:
                 return False
             try:
-                self._read.append(self._kept(next(self.order)))
+                indices = self._kept(next(self.order))
+                self._drawn_read = self.order.drawn()
+                self._read.append((indices, self._drawn_read))
+            except StopIteration:
+                self._drawn_read = self.order.drawn()
+                self._ended = True  # the exception itself would keep its callers' frames alive, and what they refer to
             except Exception as error:  # noqa: BLE001 - raised when its turn comes
-                self._error = error
+                self._ended, self._error = True, error
         return True
 
     def _kept(self, indices: Any) -> Any:
