@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
+from time import perf_counter
 from typing import Any, Protocol
 
 from torch.utils.data import StackDataset, Subset
 
+from concurrent_loader.item_pace import ItemPace
 from concurrent_loader.item_threads import ItemThreads
 from storage.loop_thread import LoopThread
 
@@ -91,7 +94,8 @@ def make_fetcher(dataset: Any, *, in_flight: int, batched: bool) -> ItemFetcher:
 
     Args:
         dataset: Map-style.
-        in_flight: Items under way at once; with 1 and no coroutines everything happens in the caller's thread.
+        in_flight: Items under way at once; with 1 and no coroutines everything happens in the caller's thread, and
+            so it does where items are so quick that a thread costs more.
         batched: Whether indices come as batches; otherwise each "batch" is the index of one item.
     """
     way = way_of(dataset)
@@ -135,26 +139,80 @@ class _Later:
     def cancel(self) -> None: ...
 
 
-class _Threads:
-    """Each item in a thread, or each batch where the data set takes whole batches."""
+class _Threads(_InTurn):
+    """Each item in a thread, or each batch where the data set takes whole batches; in turn where items are quick."""
 
     def __init__(self, way: Way, *, in_flight: int, batched: bool) -> None:
-        self._way = way
-        self._batched = batched
+        super().__init__(way, batched=batched)
         self._threads = ItemThreads(in_flight)
+        self._pace = ItemPace()
+        self._later: deque[_Quickly] = deque()  # bounded as all batches that are under way
 
     def start(self, indices: Any) -> Pending:
-        if not self._batched:
-            return self._threads.submit(self._way.item, indices)
-        if self._way.batch is not None:
+        if self._batched and self._way.batch is not None:
             return self._threads.submit(self._way.batch, indices)
-        return _Items([self._threads.submit(self._way.item, index) for index in indices])
+        if self._pace.is_quick:
+            self._later.append(_Quickly(self, indices))
+            return self._later[-1]
+        return self._start(indices)
 
     def rest(self) -> None:
         self._threads.rest()
 
     def stop(self) -> None:
         self._threads.stop(timeout_s=_END_S)
+
+    def _start(self, indices: Any) -> Pending:
+        if not self._batched:
+            return self._threads.submit(self._item, indices)
+        return _Items([self._threads.submit(self._item, index) for index in indices])
+
+    def _item(self, index: Any) -> Any:
+        began = perf_counter()
+        item = self._way.item(index)
+        self._pace.took(perf_counter() - began)
+        return item
+
+    def get_quickly(self, batch: _Quickly) -> Any:
+        """Gets a batch's items in turn, up to one that is not quick; from there on threads do it."""
+        self._later.remove(batch)
+        left = deque(batch.indices if self._batched else [batch.indices])
+        items = []
+        while left and self._pace.is_quick:
+            began = perf_counter()
+            items.append(self._way.item(left.popleft()))
+            self._pace.took_in_turn(perf_counter() - began)
+        rest = self._start(left) if left else None
+        if not self._pace.is_quick:
+            while self._later:
+                other = self._later.popleft()
+                other.in_threads = self._start(other.indices)
+        if not self._batched:
+            return items[0]
+        return items if rest is None else items + rest.result()
+
+    def forget(self, batch: _Quickly) -> None:
+        """Takes a batch off the list of those that may be started yet."""
+        if batch in self._later:
+            self._later.remove(batch)
+
+
+class _Quickly:
+    """A batch that is got in turn when it is asked for, or was given to threads before that after all."""
+
+    def __init__(self, fetcher: _Threads, indices: Any) -> None:
+        self.indices = indices
+        self.in_threads: Pending | None = None
+        self._fetcher = fetcher
+
+    def result(self) -> Any:
+        return self._fetcher.get_quickly(self) if self.in_threads is None else self.in_threads.result()
+
+    def cancel(self) -> None:
+        if self.in_threads is None:
+            self._fetcher.forget(self)
+        else:
+            self.in_threads.cancel()
 
 
 class _Items:
