@@ -96,7 +96,7 @@ FULL = Load(
     ),
     num_rounds=5,
     vanilla_batches=12,
-    ours_batches=80,
+    ours_batches=120,
 )
 QUICK = Load(30, (_MAIN, Case("obstore async", 0, 64)), num_rounds=1, vanilla_batches=2, ours_batches=4)
 

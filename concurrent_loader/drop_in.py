@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from concurrent_loader.ahead_items import AheadItems, WorkerInit
 from concurrent_loader.choosing import refuse_native
 from concurrent_loader.drop_in_state import from_dict, inexact, to_dict
-from concurrent_loader.item_fetchers import way_of
+from concurrent_loader.item_way import way_of
 from concurrent_loader.loader import ConcurrentDataLoader
 from concurrent_loader.order_source import BegunOrder, OrderSource, Start
 from concurrent_loader.stats import LoaderStats

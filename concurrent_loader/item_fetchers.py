@@ -1,8 +1,6 @@
 """How a torch data set's items are got, many at once: between the data set and the tasks of a worker.
 
-A data set is asked in the best way that it offers: ``getitems_async(indices)``, ``getitem_async(index)``,
-``__getitems__(indices)``, ``__getitem__(index)``, in this order. The first two are coroutine functions, which run on an
-event loop in a thread of its own; the others are called in threads.
+Coroutines run on an event loop in a thread of its own, blocking methods in threads.
 """
 
 from __future__ import annotations
@@ -15,13 +13,12 @@ from concurrent.futures import Future
 from time import perf_counter
 from typing import Any, Protocol
 
-from torch.utils.data import StackDataset, Subset
-
 from concurrent_loader.item_pace import ItemPace
 from concurrent_loader.item_threads import ItemThreads
+from concurrent_loader.item_way import ItemWay, way_of
 from storage.loop_thread import LoopThread
 
-__all__ = ["ItemFetcher", "Pending", "Way", "make_fetcher", "way_of"]
+__all__ = ["ItemFetcher", "Pending", "make_fetcher"]
 
 _END_S = 5.0  # what still runs when a loop has ended gets so long, as torch's workers do
 
@@ -49,46 +46,6 @@ class ItemFetcher(Protocol):
         """Ends all that is under way, waits for it for some seconds. Idempotent."""
 
 
-class Way:
-    """What a data set offers.
-
-    Attributes:
-        item_async: ``getitem_async`` or None.
-        batch_async: ``getitems_async`` or None.
-        batch: ``__getitems__`` or None.
-        item: ``__getitem__``.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self.item_async: Callable[[Any], Awaitable[Any]] | None = getattr(dataset, "getitem_async", None)
-        self.batch_async: Callable[[Any], Awaitable[Any]] | None = getattr(dataset, "getitems_async", None)
-        # torch's own test is the attribute's truth
-        self.batch: Callable[[Any], Any] | None = getattr(dataset, "__getitems__", None) or None
-        self.item: Callable[[Any], Any] = lambda index: dataset[index]
-
-
-def way_of(dataset: Any) -> Way:
-    """Finds out what a data set offers.
-
-    torch's Subset and StackDataset have a ``__getitems__`` in any case; where nothing below them has one it is a plain
-    loop, and no reason to get a batch's items one after the other. A Subset offers what its data set offers.
-    """
-    way = Way(dataset)
-    if type(dataset) is Subset:
-        below, numbers = way_of(dataset.dataset), dataset.indices
-        if below.batch is None:
-            way.batch = None
-        if (one := below.item_async) is not None:
-            way.item_async = lambda index: one(numbers[index])
-        if (many := below.batch_async) is not None:
-            way.batch_async = lambda indices: many([numbers[index] for index in indices])
-    elif type(dataset) is StackDataset:
-        parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
-        if all(way_of(part).batch is None for part in parts):
-            way.batch = None
-    return way
-
-
 def make_fetcher(dataset: Any, *, in_flight: int, batched: bool) -> ItemFetcher:
     """Chooses how a data set's items are got.
 
@@ -109,7 +66,7 @@ def make_fetcher(dataset: Any, *, in_flight: int, batched: bool) -> ItemFetcher:
 class _InTurn:
     """One after the other when they are asked for: as torch does it."""
 
-    def __init__(self, way: Way, *, batched: bool) -> None:
+    def __init__(self, way: ItemWay, *, batched: bool) -> None:
         self._way = way
         self._batched = batched
 
@@ -142,7 +99,7 @@ class _Later:
 class _Threads(_InTurn):
     """Each item in a thread, or each batch where the data set takes whole batches; in turn where items are quick."""
 
-    def __init__(self, way: Way, *, in_flight: int, batched: bool) -> None:
+    def __init__(self, way: ItemWay, *, in_flight: int, batched: bool) -> None:
         super().__init__(way, batched=batched)
         self._threads = ItemThreads(in_flight)
         self._pace = ItemPace()
@@ -236,7 +193,7 @@ class _Items:
 class _Coroutines:
     """All on one event loop, in a thread of its own."""
 
-    def __init__(self, way: Way, *, in_flight: int, batched: bool) -> None:
+    def __init__(self, way: ItemWay, *, in_flight: int, batched: bool) -> None:
         self._way = way
         self._batched = batched
         self._places = asyncio.Semaphore(in_flight)

@@ -30,7 +30,7 @@ from torch.utils.data import (
 )
 
 from concurrent_loader import ConcurrentDataLoader, DropInDataLoader, ShardDataset
-from concurrent_loader.item_fetchers import way_of
+from concurrent_loader.item_way import way_of
 from storage.errors import ConfigurationError
 
 

@@ -1,0 +1,54 @@
+"""What a torch data set offers to be asked for: between the user's class and those who get its items.
+
+The best of these is used: ``getitems_async(indices)``, ``getitem_async(index)``, ``__getitems__(indices)``,
+``__getitem__(index)``, in this order. The first two are coroutine functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from torch.utils.data import StackDataset, Subset
+
+__all__ = ["ItemWay", "way_of"]
+
+
+class ItemWay:
+    """What a data set offers.
+
+    Attributes:
+        item_async: ``getitem_async`` or None.
+        batch_async: ``getitems_async`` or None.
+        batch: ``__getitems__`` or None.
+        item: ``__getitem__``.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.item_async: Callable[[Any], Awaitable[Any]] | None = getattr(dataset, "getitem_async", None)
+        self.batch_async: Callable[[Any], Awaitable[Any]] | None = getattr(dataset, "getitems_async", None)
+        # torch's own test is the attribute's truth
+        self.batch: Callable[[Any], Any] | None = getattr(dataset, "__getitems__", None) or None
+        self.item: Callable[[Any], Any] = lambda index: dataset[index]
+
+
+def way_of(dataset: Any) -> ItemWay:
+    """Finds out what a data set offers.
+
+    torch's Subset and StackDataset have a ``__getitems__`` in any case; where nothing below them has one it is a plain
+    loop, and no reason to get a batch's items one after the other. A Subset offers what its data set offers.
+    """
+    way = ItemWay(dataset)
+    if type(dataset) is Subset:
+        below, numbers = way_of(dataset.dataset), dataset.indices
+        if below.batch is None:
+            way.batch = None
+        if (one := below.item_async) is not None:
+            way.item_async = lambda index: one(numbers[index])
+        if (many := below.batch_async) is not None:
+            way.batch_async = lambda indices: many([numbers[index] for index in indices])
+    elif type(dataset) is StackDataset:
+        parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+        if all(way_of(part).batch is None for part in parts):
+            way.batch = None
+    return way
