@@ -12,7 +12,7 @@ from typing import Any, Final
 from concurrent_loader.dataset import ShardDataset
 from storage.errors import ConfigurationError
 
-__all__ = ["MISSING", "choose_class", "has_native_loader", "refuse_native"]
+__all__ = ["MISSING", "choose_class", "has_native_loader", "not_native", "refuse_native"]
 
 MISSING: Final = object()  # no data set at all: an object is being unpickled
 
@@ -62,7 +62,8 @@ def choose_class(cls: type, native: type, dataset: object, args: Sequence[Any], 
     """
     from concurrent_loader.drop_in import DropInDataLoader  # it derives from the loader that asks here
 
-    if dataset is MISSING or issubclass(cls, DropInDataLoader):
+    own_arguments = cls is not native and cls.__init__ is not native.__init__  # type: ignore[misc]
+    if dataset is MISSING or issubclass(cls, DropInDataLoader) or own_arguments:
         return cls
     given = {**dict(zip(_POSITIONAL, args, strict=False)), **kwargs}
     by_item = (
@@ -72,12 +73,17 @@ def choose_class(cls: type, native: type, dataset: object, args: Sequence[Any], 
         _refuse_torch(cls, kwargs)
         return cls
     if cls is not native:
-        raise ConfigurationError(
-            f"{cls.__name__} derives from ConcurrentDataLoader, which serves this package's data sets batch by batch; "
-            "for other data sets and for samplers derive from DropInDataLoader",
-            got=type(dataset).__name__,
-        )
+        raise not_native(cls, dataset)
     return DropInDataLoader
+
+
+def not_native(cls: type, dataset: object) -> ConfigurationError:
+    """What is wrong with a class of the user's that derives from the native loader and gets what that cannot serve."""
+    return ConfigurationError(
+        f"{cls.__name__} derives from ConcurrentDataLoader, which serves this package's data sets batch by batch; "
+        "for other data sets and for samplers derive from DropInDataLoader",
+        got=type(dataset).__name__,
+    )
 
 
 def refuse_native(options: Mapping[str, Any]) -> None:

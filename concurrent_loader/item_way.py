@@ -1,7 +1,8 @@
 """What a torch data set offers to be asked for: between the user's class and those who get its items.
 
 The best of these is used: ``getitems_async(indices)``, ``getitem_async(index)``, ``__getitems__(indices)``,
-``__getitem__(index)``, in this order. The first two are coroutine functions.
+``__getitem__(index)``, in this order. The first two are coroutine functions; they count only if no class below the one
+that defines them redefines one of the others.
 """
 
 from __future__ import annotations
@@ -25,11 +26,30 @@ class ItemWay:
     """
 
     def __init__(self, dataset: Any) -> None:
-        self.item_async: Callable[[Any], Awaitable[Any]] | None = getattr(dataset, "getitem_async", None)
-        self.batch_async: Callable[[Any], Awaitable[Any]] | None = getattr(dataset, "getitems_async", None)
+        item, batch = (_depth(dataset, name) for name in ("__getitem__", "__getitems__"))
+        item_async, batch_async = (_depth(dataset, name) for name in ("getitem_async", "getitems_async"))
+        self.item_async: Callable[[Any], Awaitable[Any]] | None = None
+        self.batch_async: Callable[[Any], Awaitable[Any]] | None = None
+        if item_async <= min(item, batch, _NOWHERE - 1):
+            self.item_async = dataset.getitem_async
+        if batch_async <= min(item, batch, item_async, _NOWHERE - 1):
+            self.batch_async = dataset.getitems_async
         # torch's own test is the attribute's truth
         self.batch: Callable[[Any], Any] | None = getattr(dataset, "__getitems__", None) or None
         self.item: Callable[[Any], Any] = lambda index: dataset[index]
+
+
+_NOWHERE = 1 << 30
+
+
+def _depth(dataset: object, name: str) -> int:
+    """How far up from a data set's class a method is defined.
+
+    A class that overrides ``__getitem__`` has changed what an item is; coroutines that it inherits, or that it passes
+    on from another object by ``__getattr__``, are then of another item.
+    """
+    classes = type(dataset).__mro__
+    return next((depth for depth, cls in enumerate(classes) if name in vars(cls)), _NOWHERE)
 
 
 def way_of(dataset: Any) -> ItemWay:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 
 from concurrent_loader.batch import Batch
-from concurrent_loader.choosing import MISSING, choose_class
+from concurrent_loader.choosing import MISSING, choose_class, has_native_loader, not_native
 from concurrent_loader.dataset import ShardDataset
 from concurrent_loader.decode import Decoder, make_decoder
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
@@ -95,8 +95,8 @@ class ConcurrentDataLoader:
         prefetch_batches: int | None = None,
         prefetch_bytes: Size = "128MiB",
     ) -> None:
-        if not isinstance(dataset, ShardDataset):
-            raise ConfigurationError("the data set must be a ShardDataset", got=type(dataset).__name__)
+        if not has_native_loader(dataset):
+            raise not_native(type(self), dataset)
         self.dataset = dataset
         self.batch_size = _positive("batch_size", batch_size)
         self.rank, self.world_size = _place(rank, world_size)

@@ -9,7 +9,7 @@ import pickle
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
-from concurrent_loader import ConcurrentDataLoader, DropInDataLoader
+from concurrent_loader import ConcurrentDataLoader, DropInDataLoader, ShardDataset
 from concurrent_loader.choosing import _NATIVE_ONLY
 from storage.errors import ConfigurationError
 
@@ -74,6 +74,19 @@ def test_classes_of_the_users(dataset):
         Mine([1, 2])
     with pytest.raises(ConfigurationError, match="derive from DropInDataLoader"):
         Mine(dataset, sampler=[1])
+
+
+def test_classes_of_the_users_with_arguments_of_their_own(url):
+    class Mine(ConcurrentDataLoader):
+        def __init__(self, where, open_dataset=ShardDataset):
+            super().__init__(open_dataset(where), batch_size=50)
+
+    loader = Mine(url)
+    assert type(loader) is Mine
+    assert len(list(loader)) == 5
+    loader.dataset.close()
+    with pytest.raises(ConfigurationError, match="derive from DropInDataLoader"):
+        Mine(url, open_dataset=list)
 
 
 def test_pickles_need_no_data_set_to_begin_with():

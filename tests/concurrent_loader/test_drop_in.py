@@ -551,6 +551,35 @@ class TestWays:
         assert way_of(Subset(Squares(9), numbers)).batch is None  # torch's loop would get one after the other
         assert way_of(Subset(Batched(9), numbers)).batch is not None
 
+    def test_a_class_that_changes_what_an_item_is_does_not_inherit_coroutines_of_the_old_one(self):
+        class Doubled(Async):
+            def __getitem__(self, index):
+                return 2 * index
+
+        class DoubledBatches(AsyncBatched):
+            def __getitems__(self, indices):
+                return [2 * index for index in indices]
+
+        class Around:
+            def __init__(self, inner):
+                self.inner = inner
+
+            def __getattr__(self, name):
+                return getattr(self.inner, name)
+
+            def __len__(self):
+                return len(self.inner)
+
+            def __getitem__(self, index):
+                return 2 * index
+
+        class AsyncAgain(AsyncBatched):
+            async def getitem_async(self, index):
+                return 2 * index
+
+        for dataset in (Doubled(4), DoubledBatches(4), Around(Async(4)), AsyncAgain(4)):
+            assert [batch.tolist() for batch in ConcurrentDataLoader(dataset, batch_size=2)] == [[0, 2], [4, 6]]
+
     def test_stacked_and_concatenated_data_sets(self):
         for wrap in (
             lambda: ConcatDataset([Squares(5), Batched(4)]),
