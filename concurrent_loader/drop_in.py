@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from time import perf_counter
+from types import GenericAlias
 from typing import Any
 
 import torch
@@ -71,6 +72,8 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
 
     Thread-safety: Use a loader from one thread. Several iterators at once work; the state is that of the newest.
     """
+
+    __class_getitem__: Any = classmethod(GenericAlias)
 
     def __init__(
         self,

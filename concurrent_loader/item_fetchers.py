@@ -211,7 +211,10 @@ class _Coroutines:
     def stop(self) -> None:
         # A coroutine that does not let itself be cancelled keeps its loop, not the consumer.
         closing = threading.Thread(target=self._loop.close, name="dataset-items-end", daemon=True)
-        closing.start()
+        try:
+            closing.start()
+        except RuntimeError:  # the interpreter is ending, and the loop's thread, a daemon, with it
+            return
         closing.join(_END_S)
 
     async def _all(self, indices: Iterable[Any]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
+from types import GenericAlias
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,8 @@ class ConcurrentDataLoader:
     Thread-safety: Use a loader from one thread. Several iterators at once work and do not disturb each other; the
     state is that of the newest.
     """
+
+    __class_getitem__: Any = classmethod(GenericAlias)  # as torch's loader may be written in annotations
 
     def __new__(cls, dataset: Any = MISSING, *args: Any, **kwargs: Any) -> Any:
         """Chooses: a `DropInDataLoader` for data sets of others, and where the data set is to be asked item by item."""

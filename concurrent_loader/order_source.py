@@ -136,7 +136,8 @@ class OrderSource:
                     expected=num_generators,
                     got=len(randomness.named),
                 )
-        if (start.sampler is None) != (self.stateful is None):
+        has_state = start.sampler is not None
+        if has_state and self.stateful is None or start.num_batches and not has_state and self.stateful is not None:
             raise LoaderStateError("the state is of a loader with another kind of sampler")
 
     def _samplers(self) -> list[Any]:

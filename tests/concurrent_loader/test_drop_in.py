@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+import subprocess
+import sys
 import threading
 import traceback
 from collections import Counter
@@ -692,6 +694,10 @@ class TestRebuilding:
         assert again.in_flight == 3
         del batches
 
+    def test_written_in_annotations(self):
+        assert type(ConcurrentDataLoader[int]([1, 2])) is DropInDataLoader
+        assert type(DropInDataLoader[int]([1, 2])) is DropInDataLoader
+
     def test_counts(self):
         loader = ConcurrentDataLoader(Squares(7, [2]), batch_size=2)
         outcomes(loader)
@@ -700,3 +706,26 @@ class TestRebuilding:
         assert stats.total_s >= stats.wait_s > 0
         assert stats.first_batch_s > 0
         assert default_collate is loader.collate_fn
+
+
+_EXIT = """
+import sys
+from concurrent_loader import ConcurrentDataLoader
+
+class Items(list):
+    def __getitem__(self, index):
+        return index
+
+class Async(list):
+    async def getitem_async(self, index):
+        return index
+
+loaders = [ConcurrentDataLoader(kind(range(1000)), 4, in_flight=8) for kind in (Items, Async)]
+iterators = [iter(loader) for loader in loaders]
+print([next(batches).tolist() for batches in iterators])
+"""
+
+
+def test_a_program_that_ends_in_the_middle_of_an_epoch():
+    done = subprocess.run([sys.executable, "-c", _EXIT], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("[[0, 1, 2, 3], [0, 1, 2, 3]]\n", "", 0)
