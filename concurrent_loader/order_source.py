@@ -136,8 +136,8 @@ class OrderSource:
                     expected=num_generators,
                     got=len(randomness.named),
                 )
-        has_state = start.sampler is not None
-        if has_state and self.stateful is None or start.num_batches and not has_state and self.stateful is not None:
+        is_new = start.sampler is None and not start.num_batches  # an epoch that has not begun, of any sampler
+        if not is_new and (start.sampler is None) != (self.stateful is None):
             raise LoaderStateError("the state is of a loader with another kind of sampler")
 
     def _samplers(self) -> list[Any]:
