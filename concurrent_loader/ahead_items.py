@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Callable
@@ -82,7 +83,9 @@ class _Ahead:
         self._iteration = task.iteration
         current = self._pending.pop(task.number, None) or self.fetcher.start(task.indices)
         for number, indices in task.ahead:
-            self._pending[number] = self.fetcher.start(indices)
+            # What cannot be started is tried again in its turn, and raises then.
+            with contextlib.suppress(Exception):
+                self._pending[number] = self.fetcher.start(indices)
         return current.result()
 
     def stop(self) -> None:

@@ -165,7 +165,7 @@ class BegunOrder:
         self._start = start
         self._stateful = source.stateful
         self._states: deque[Any] = deque()  # of a stateful sampler, after each batch that was read and not delivered
-        self._state = None if self._stateful is None else self._state_now()
+        self._state = start.sampler  # a sampler that was told where to go need not say so before it is there
         self._at_iter = start.at_iter or source.randomness()
         self._at_first: Randomness | None = None
         self._num_delivered = 0

@@ -406,6 +406,13 @@ class TestErrors:
         assert make(ConcurrentDataLoader) == make(DataLoader)
         assert make(ConcurrentDataLoader)[-1] == (LookupError, "no more")
 
+    def test_a_batch_that_is_none_raises_in_its_place(self):
+        def make(cls):
+            return outcomes(cls(Squares(9), batch_sampler=[[1, 2], [3], 4, [5]]))
+
+        assert make(ConcurrentDataLoader) == make(DataLoader)
+        assert make(ConcurrentDataLoader)[2] == (TypeError, "'int' object is not iterable")
+
     def test_an_error_of_the_collation_comes_in_its_place(self):
         def collate(items):
             if items[0][0] == 4:

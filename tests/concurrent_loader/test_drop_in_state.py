@@ -146,6 +146,37 @@ def test_what_was_delivered_is_not_fetched_again():
     assert lists(again)[0] == [0, 1, 2, 3]  # and the next epoch is whole
 
 
+@pytest.mark.parametrize("kind", ["shuffled", "stateful"])
+def test_saved_again_before_the_first_batch(kind):
+    def make():
+        return ConcurrentDataLoader(Numbers(50), 4, **MAKERS[kind](torch.Generator().manual_seed(2)))
+
+    loader = make()
+    whole = iter(loader)
+    next(whole), next(whole)
+    state = loader.state_dict()
+    for began in (False, True):
+        again = make()
+        again.load_state_dict(state)
+        if began:
+            iter(again)
+        state = saved(again.state_dict())
+    again = make()
+    again.load_state_dict(state)
+    assert lists(again) == lists(whole)
+
+
+def test_saved_before_a_later_epochs_first_batch():
+    loader = ConcurrentDataLoader(Numbers(50), 4, sampler=Counting(LENGTH))
+    expected = lists(loader)
+    batches = iter(loader)
+    state = loader.state_dict()
+    del batches
+    again = ConcurrentDataLoader(Numbers(50), 4, sampler=Counting(LENGTH))
+    again.load_state_dict(state)
+    assert lists(again) == expected
+
+
 def test_saved_at_the_last_batch_nothing_is_left_of_the_epoch():
     loader = ConcurrentDataLoader(Numbers(6), 3)
     for _ in loader:
