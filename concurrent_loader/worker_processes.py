@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import sys
 import weakref
 from dataclasses import replace
 from multiprocessing.context import BaseContext
@@ -32,6 +33,7 @@ __all__ = ["ProcessBatches", "WorkerProcesses", "check_worker_arguments"]
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 1.0
+_SLOW_IMPORTS = ("torchvision.transforms.v2",)  # whose import has no effect but to take seconds
 
 
 class WorkerProcesses:
@@ -218,11 +220,12 @@ def _context(given: str | BaseContext | None) -> BaseContext:
 
 
 def _quick_context() -> BaseContext:
-    """A server that imports this module, and torch with it, once, and then forks workers; elsewhere spawn."""
+    """A server that imports torch and what takes as long once, and then forks workers; elsewhere spawn."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "concurrent_loader.worker_program"])  # heeded when it starts
+    imported = [name for name in _SLOW_IMPORTS if name in sys.modules]
+    context.set_forkserver_preload(["__main__", "concurrent_loader.worker_program", *imported])  # heeded at its start
     return context
 
 
