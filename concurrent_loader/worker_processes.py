@@ -198,11 +198,11 @@ def check_worker_arguments(num_workers: int, context: str | BaseContext | None, 
 def _context(given: str | BaseContext | None) -> BaseContext:
     if given is None:
         given = multiprocessing.get_start_method(allow_none=True)
-        if given not in ("spawn", "forkserver"):
-            return _quick_context()
+        if given != "spawn":
+            given = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     if isinstance(given, str):
         try:
-            given = multiprocessing.get_context(given)
+            given = _quick_context() if given == "forkserver" else multiprocessing.get_context(given)
         except ValueError as error:
             raise ConfigurationError(
                 "no such way to start workers", expected=["spawn", "forkserver"], got=given
@@ -220,9 +220,7 @@ def _context(given: str | BaseContext | None) -> BaseContext:
 
 
 def _quick_context() -> BaseContext:
-    """A server that imports torch and what takes as long once, and then forks workers; elsewhere spawn."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
+    """A server that imports torch and what takes as long, once, and then forks workers."""
     context = multiprocessing.get_context("forkserver")
     imported = [name for name in _SLOW_IMPORTS if name in sys.modules]
     context.set_forkserver_preload(["__main__", "concurrent_loader.worker_program", *imported])  # heeded at its start
