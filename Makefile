@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 DEPENDENCIES := $(VENV)/.dependencies
 WHEEL := $(VENV)/.wheel
 # Folders as well: a file that is gone shows in its folder's time only.
-SOURCES := pyproject.toml README.md LICENSE $(shell find storage concurrent_loader -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name py.typed \) -print)
+SOURCES := pyproject.toml README.md LICENSE $(shell find storage concurrent_loader -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name '*.[ch]' -o -name '*.pyi' -o -name py.typed \) -print)
 ARGS ?=
 
 .PHONY: help demo test check bench soak lock clean

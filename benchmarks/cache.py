@@ -32,7 +32,6 @@ from rich.table import Table
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.machine import describe_machine, versions
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
-from concurrent_loader.plan import EpochPlan
 from storage import ShardWriter
 from storage.cache import DiskShardCache, UseSchedule
 
@@ -142,6 +141,7 @@ def _read(load: Load, url: str, cache_dir: Path, budget: float, policy: str) -> 
         fetched_bytes = dataset.fetch_stats.num_bytes - before_bytes
         assert first.num_hits == before.num_hits, "the first epoch began with a warm cache"
         num_hits, num_misses = last.num_hits - first.num_hits, last.num_misses - first.num_misses
+        dataset.loop.run(cache.close())
     return Row(budget, policy, num_hits / (num_hits + num_misses), fetched_bytes / (total_bytes * load.num_epochs))
 
 
@@ -161,8 +161,7 @@ def _simulated(load: Load, url: str, budget: float) -> Row:
 
 
 def _order(loader: ConcurrentDataLoader, epoch: int) -> list[int]:
-    plan: EpochPlan = loader._plan(epoch)
-    return [shard for _, shard in plan.shards_in_order()]
+    return [shard for _, shard in loader._plan(epoch).shards_in_order()]
 
 
 def optimum(trace: Sequence[Sequence[int]], sizes: Sequence[int], *, budget_bytes: int) -> list[list[bool]]:

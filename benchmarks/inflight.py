@@ -85,14 +85,14 @@ class Load:
 
 
 FULL = Load(
-    (5, 30, 130), (1, 2, 4, 8, 16, 32, 64, 128, 256), (8, 16, 32, 64), {"object": 2, "range": 1}, 3, 0.5, 4.0, 2.0
+    (5, 30, 130), (1, 2, 4, 8, 16, 32, 64, 128, 256), (8, 16, 32, 64), {"object": 2, "range": 1}, 5, 0.5, 4.0, 2.0
 )
 QUICK = Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 1, 0.3, 2.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """What ``in_flight="auto"`` did in one round, and the best fixed number right after it."""
+    """What ``in_flight="auto"`` did in one turn, and the best fixed number just before and after it."""
 
     per_s: float
     fixed_per_s: float
@@ -162,8 +162,9 @@ class Client:
         return rate_of(done), 1000 * cpu_s / (sum(nums) + in_flight)
 
     async def auto(self, kind: str, best: int, load: Load) -> Auto:
-        """Lets "auto" find its number, then measures it, and the best fixed number beside it."""
+        """Lets "auto" find its number, then measures it, and the best fixed number on both sides of it."""
         warm_s, auto_s = load.warm_s, load.auto_s
+        before_per_s, _ = await self.fixed(kind, best, auto_s / 2)
         engine = self.engine("auto")
         bring = self.request(engine, kind)
         seen: list[tuple[float, int]] = []
@@ -188,8 +189,13 @@ class Client:
         rates = rates_between(seen, num_bytes=NUM_BYTES[kind])
         num_final = round(auto_s / _BUCKET_S)
         per_s = rate_over(seen[-num_final - 1 :], num_bytes=NUM_BYTES[kind])
-        fixed_per_s, _ = await self.fixed(kind, best, auto_s)
-        return Auto(per_s, fixed_per_s, limit, converged_after_s(rates, bucket_s=_BUCKET_S, final_per_s=per_s))
+        after_per_s, _ = await self.fixed(kind, best, auto_s / 2)
+        return Auto(
+            per_s,
+            (before_per_s + after_per_s) / 2,
+            limit,
+            converged_after_s(rates, bucket_s=_BUCKET_S, final_per_s=per_s),
+        )
 
 
 async def _fill(url: str, options: Mapping[str, str]) -> None:

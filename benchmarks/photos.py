@@ -25,7 +25,7 @@ from pathlib import Path
 
 from PIL import Image
 
-__all__ = ["CLASSES", "MAX_BYTES", "MIN_BYTES", "PhotoFolder", "make_photos", "replicate_photos"]
+__all__ = ["CLASSES", "MAX_BYTES", "MIN_BYTES", "PhotoFolder", "make_photos", "open_photograph", "replicate_photos"]
 
 MIN_BYTES = 40_000
 MAX_BYTES = 120_000
@@ -139,7 +139,12 @@ def replicate_photos(
 
 
 @cache
-def _photograph(name: str) -> Image.Image:
+def open_photograph(name: str) -> Image.Image:
+    """One of the photographs that everything is cut from, in full size, RGB; ``name`` is one of `CLASSES`.
+
+    Raises:
+        FileNotFoundError: The package that carries it is not installed.
+    """
     package, file = _SOURCES[name]
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
@@ -151,7 +156,7 @@ def _photograph(name: str) -> Image.Image:
 def _draw(index: int, seed: int) -> bytes:
     """Cuts, scales and compresses one picture; draws again until its size is that of a usual photograph."""
     rng = random.Random(f"{_RECIPE_VERSION}-{seed}-{index}")
-    photograph = _photograph(CLASSES[index % len(CLASSES)])
+    photograph = open_photograph(CLASSES[index % len(CLASSES)])
     for _ in range(_MAX_DRAWS):
         data = _cut(photograph, rng)
         if MIN_BYTES <= len(data) <= MAX_BYTES:

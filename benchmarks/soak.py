@@ -27,7 +27,7 @@ import psutil
 import xxhash
 from rich.console import Console
 
-from benchmarks.console import Bar, bar, ends_with_one_line
+from benchmarks.console import bar, ends_with_one_line
 from benchmarks.machine import describe_machine, versions
 from benchmarks.weather import Weather, forecast
 from concurrent_loader import Batch, ConcurrentDataLoader, ShardDataset
@@ -126,7 +126,14 @@ def run_soak(options: Options, console: Console) -> dict[str, object]:
         spells = forecast(options.seed, shortest_s=options.spell_s[0], longest_s=options.spell_s[1])
         with Weather(spells, faults=faults, network=network, mortal=mortal, cache=cache) as weather:
             until = began + options.minutes * 60
-            while time.monotonic() < until and weather.error is None:
+
+            def look_out() -> None:
+                faulthandler.dump_traceback_later(_HANG_S, exit=True)
+                progress.reach(round(time.monotonic() - began))
+                if weather.error is not None:
+                    raise AssertionError("the weather could not be made") from weather.error
+
+            while time.monotonic() < until:
                 _open_and_read(
                     mortal.server.through(faults),
                     options,
@@ -135,16 +142,16 @@ def run_soak(options: Options, console: Console) -> dict[str, object]:
                     cache_bytes=round(num_bytes * _CACHE_SHARE),
                     record=record,
                     until=until,
-                    progress=progress,
-                    began=began,
+                    look_out=look_out,
                 )
         record.look()
-        figures = _figures(options, record, weather.counts, faults.counts(), before, time.monotonic() - began)
+        figures = {
+            **_figures(options, record, weather.counts, faults.counts(), before, time.monotonic() - began),
+            "proxy_restarts": weather.num_restarts,
+        }
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     console.print_json(json.dumps({name: value for name, value in figures.items() if name not in ("machine", "ends")}))
-    if weather.error is not None:
-        raise AssertionError("the weather could not be made") from weather.error
     if record.wrong_samples:
         raise AssertionError(f"{record.wrong_samples} wrong samples")
     return figures
@@ -179,11 +186,10 @@ def _open_and_read(
     cache_bytes: int,
     record: _Record,
     until: float,
-    progress: Bar,
-    began: float,
+    look_out: Callable[[], None],
 ) -> None:
     """Opens the data set, reads some epochs and closes it."""
-    faulthandler.dump_traceback_later(_HANG_S, exit=True)
+    look_out()
     try:
         dataset = ShardDataset(
             "s3://soak/data",
@@ -208,7 +214,7 @@ def _open_and_read(
         )
         loader.set_epoch(record.num_epochs)
         for _ in range(_EPOCHS_AN_OPENING):
-            seen = _read_epoch(loader, truth, record, lambda: progress.reach(round(time.monotonic() - began)))
+            seen = _read_epoch(loader, truth, record, look_out)
             if sorted(seen) != list(range(len(truth))):
                 raise AssertionError(f"an epoch of {len(seen)} samples, of which {len(set(seen))} differ")
             record.num_epochs += 1
@@ -219,7 +225,7 @@ def _open_and_read(
 
 
 def _read_epoch(
-    loader: ConcurrentDataLoader, truth: list[int], record: _Record, on_batch: Callable[[], object]
+    loader: ConcurrentDataLoader, truth: list[int], record: _Record, look_out: Callable[[], None]
 ) -> list[int]:
     """Reads one epoch to its end, over all errors of the tree; returns the labels in order."""
     seen: list[int] = []
@@ -227,11 +233,11 @@ def _read_epoch(
     while True:
         try:
             for batch in loader:
-                faulthandler.dump_traceback_later(_HANG_S, exit=True)
+                look_out()
                 seen += _check(batch, truth, record)
-                on_batch()
             return seen
         except StorageError as error:
+            look_out()
             record.errors[type(error).__name__] += 1
             if sum(record.errors.values()) > 100 * (record.num_epochs + 1) + num_batches:
                 raise

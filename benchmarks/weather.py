@@ -45,7 +45,7 @@ _OTHERS = (
 )  # fmt: skip
 KINDS = (*_RATES, *_TOXICS, *_OTHERS)
 _FREEZE_S = 1.5
-_TRIES = 6
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class Weather:
 
     Attributes:
         counts: Spells that have begun, by kind.
+        num_restarts: Of the proxy behind, which gets stuck now and then.
         error: What ended it early, or None.
     """
 
@@ -103,6 +104,7 @@ class Weather:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weather")
         self.counts: Counter[str] = Counter()
+        self.num_restarts = 0
         self.error: StorageError | OSError | None = None
 
     def __enter__(self) -> Self:
@@ -133,13 +135,11 @@ class Weather:
             self._faults.set_rates(Rates())
         elif kind in _TOXICS:
             name, toxicity, attributes = _TOXICS[kind]
-            _insist(lambda: _poison(self._network, name, toxicity, attributes))
+            self._change(lambda: _poison(self._network, name, toxicity, attributes))
             yield
-            _insist(lambda: _cleanse(self._network))
+            self._change(lambda: _cleanse(self._network))
         elif kind == "network_away":
-            _insist(self._network.disable)
-            self._over.wait(_FREEZE_S)
-            _insist(self._network.enable)
+            self._change(lambda: self._over.wait(_FREEZE_S))
             yield
         elif kind == "server_frozen":
             self._mortal.freeze()
@@ -154,6 +154,18 @@ class Weather:
                 _spoil(self._cache, kind, random.Random(spell.seed))
             yield
 
+    def _change(self, change: Callable[[], object]) -> None:
+        """Changes the network while no connection is open: toxiproxy may wait for a stalled one for ever."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(ConnectionFailed):
+                self._network.disable()
+                change()
+                self._network.enable()
+                return
+            self.num_restarts += 1
+            self._network.restart()
+        raise ConnectionFailed("toxiproxy does not answer, however often it is started", url=self._network.endpoint_url)
+
 
 def _poison(network: Toxiproxy, name: str, toxicity: float, attributes: dict[str, int]) -> None:
     _cleanse(network)
@@ -163,15 +175,6 @@ def _poison(network: Toxiproxy, name: str, toxicity: float, attributes: dict[str
 def _cleanse(network: Toxiproxy) -> None:
     if "weather" in network.toxics():
         network.remove_toxic("weather")
-
-
-def _insist(call: Callable[[], None]) -> None:
-    """Calls again if the proxy does not answer: on a machine in distress it may take longer than its own patience."""
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(ConnectionFailed):
-            call()
-            return
-    call()
 
 
 def _spoil(cache: Path, kind: str, dice: random.Random) -> None:

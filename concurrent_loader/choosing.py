@@ -9,7 +9,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from concurrent_loader.dataset import ShardDataset
+from concurrent_loader.mixture import Mixture
+from concurrent_loader.views import Selectable
 from storage.errors import ConfigurationError
 
 __all__ = ["MISSING", "choose_class", "has_native_loader", "not_native", "refuse_native"]
@@ -22,13 +23,8 @@ _TORCH_ONLY = {
     "generator": "the order comes from seed=",
     "in_flight": "it belongs to the data set: ShardDataset(…, in_flight=…)",
     "in_order": "batches always come in order",
-    "multiprocessing_context": "leave it out",
-    "num_workers": "threads do the work: num_threads=",
-    "persistent_workers": "leave it out",
     "pin_memory_device": "leave it out: device= says where batches go",
     "prefetch_factor": "prefetch_batches= says how many batches are made ahead",
-    "timeout": "deadlines belong to the data set: ShardDataset(…, retry=RetryPolicy(…))",
-    "worker_init_fn": "leave it out",
 }
 # Arguments of the native loader that torch's does not have.
 _NATIVE_ONLY = {
@@ -41,6 +37,7 @@ _NATIVE_ONLY = {
     "prefetch_bytes": "in_flight= bounds what is got ahead",
     "rank": "pass sampler=torch.utils.data.DistributedSampler(…)",
     "seed": "pass generator=torch.Generator().manual_seed(…)",
+    "slow_batch_warning_s": "timeout= bounds the wait",
     "shuffle_window": "leave it out: the order is the sampler's",
     "transform": "transform in the data set's __getitem__",
     "world_size": "pass sampler=torch.utils.data.DistributedSampler(…)",
@@ -49,7 +46,7 @@ _NATIVE_ONLY = {
 
 def has_native_loader(dataset: object) -> bool:
     """Says whether a data set is one of this package, which is read shard by shard."""
-    return isinstance(dataset, ShardDataset)
+    return isinstance(dataset, Selectable | Mixture)
 
 
 def choose_class(cls: type, native: type, dataset: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> type:

@@ -74,6 +74,7 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
     """
 
     __class_getitem__: Any = classmethod(GenericAlias)
+    sampler: Any = None  # torch's, not the native loader's property
 
     def __init__(
         self,

@@ -6,11 +6,12 @@ import os
 import queue
 from typing import Any, Protocol
 
-from concurrent_loader.pipeline import Pipeline
+from concurrent_loader.pipeline import STOP_S, Pipeline
+from concurrent_loader.waiting import Trail, Whereabouts
 from storage.errors import StoreClosed
 from storage.loop_thread import LoopThread
 
-__all__ = ["EpochBatches", "ThreadedBatches"]
+__all__ = ["EpochBatches", "ThreadedBatches", "check_process"]
 
 
 class EpochBatches(Protocol):
@@ -19,15 +20,32 @@ class EpochBatches(Protocol):
     def start(self) -> None:
         """Begins to make them."""
 
-    def take(self) -> Any:
+    def take(self, timeout_s: float | None = None) -> Any:
         """Waits for the next one, and makes room for another.
+
+        Args:
+            timeout_s: For how long; None for as long as it takes.
 
         Returns:
             A batch, a `Failure`, or `END`; after the last two nothing comes.
+
+        Raises:
+            TimeoutError: None has come; it may be asked for again.
         """
 
-    def stop(self) -> None:
-        """Ends whatever is still going on, and waits for it. Idempotent."""
+    @property
+    def trail(self) -> Trail:
+        """Where the one taken last has been, for `concurrent_loader.waiting.divide`; empty where that is not known."""
+
+    def whereabouts(self) -> Whereabouts:
+        """Says where the next one is at this moment; asked only when it is late."""
+
+    def stop(self, patience_s: float = STOP_S) -> None:
+        """Ends whatever is still going on, and waits for it. Idempotent.
+
+        Args:
+            patience_s: For how long the user's code may take to return; what takes longer is left behind.
+        """
 
 
 class ThreadedBatches:
@@ -40,29 +58,52 @@ class ThreadedBatches:
 
     def __init__(self, loop: LoopThread, **arguments: Any) -> None:
         self._loop = loop
-        self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._pipeline = Pipeline(**arguments, deliver=self._ready.put)
+        self._ready: queue.SimpleQueue[tuple[Any, Trail]] = queue.SimpleQueue()
+        self._trail: Trail = ()
+        self._pipeline = Pipeline(**arguments, deliver=lambda item, trail: self._ready.put((item, trail)))
         self._pid = os.getpid()
 
     def start(self) -> None:
         """Begins to make them."""
         self._loop.run(self._pipeline.start())
 
-    def take(self) -> Any:
+    def take(self, timeout_s: float | None = None) -> Any:
         """Waits for the next one; see `EpochBatches`.
 
         Raises:
+            TimeoutError: None has come.
             StoreClosed: The process has been forked meanwhile.
         """
-        if os.getpid() != self._pid:
-            raise StoreClosed(
-                "this iteration began before a fork, and its batches arrive in the parent; iterate over the "
-                "loader anew in the child"
-            )
-        item = self._ready.get()
+        check_process(self._pid)
+        try:
+            item, self._trail = self._ready.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError("no batch has come") from None
         self._loop.call_soon(self._pipeline.consumed)
         return item
 
-    def stop(self) -> None:
-        """Ends the pipeline, and waits until its tasks and threads are gone."""
-        self._pipeline.stop(self._loop)
+    @property
+    def trail(self) -> Trail:
+        """Where the one taken last has been."""
+        return self._trail
+
+    def whereabouts(self) -> Whereabouts:
+        """Says where the next one is at this moment."""
+        return self._pipeline.whereabouts()
+
+    def stop(self, patience_s: float = STOP_S) -> None:
+        """Ends the pipeline, and waits until its tasks and threads are gone; see `Pipeline.stop`."""
+        self._pipeline.stop(self._loop, patience_s)
+
+
+def check_process(pid: int) -> None:
+    """Makes sure that an iteration goes on in the process where it began.
+
+    Raises:
+        StoreClosed: It does not.
+    """
+    if os.getpid() != pid:
+        raise StoreClosed(
+            "this iteration began before a fork, and its batches arrive in the parent; iterate over the "
+            "loader anew in the child"
+        )

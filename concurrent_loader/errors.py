@@ -6,7 +6,9 @@
     ├── DecodeError        encoded bytes that are no picture, or not the whole of one, or too large a one
     ├── TransformError     the user's transform raised
     ├── CollateError       samples that do not fit into one batch
-    └── LoaderStateError   a saved state that does not belong to this loader
+    ├── LoaderTimeout      no batch arrived in time
+    ├── LoaderStateError   a saved state that does not belong to this loader
+    └── WorkerDied         a worker process ended before its work did
 
 Errors of the bytes themselves are `storage.errors.StorageError`; options that cannot work are
 `storage.errors.ConfigurationError` in both packages.
@@ -16,7 +18,16 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
-__all__ = ["CollateError", "DecodeError", "LoaderError", "LoaderStateError", "TransformError"]
+__all__ = [
+    "CollateError",
+    "DecodeError",
+    "LoaderError",
+    "LoaderStateError",
+    "LoaderTimeout",
+    "TransformError",
+    "WorkerDied",
+    "WorkerTraceback",
+]
 
 
 class LoaderError(Exception):
@@ -26,6 +37,7 @@ class LoaderError(Exception):
         what: One sentence without a full stop, for a person.
         sample: The sample's number in the data set.
         column: The column's name.
+        key: Of the shard or object that the sample lies in.
         stage: Where on the data's way: ``"decode"``, ``"transform"``, ``"collate"`` …; each class has its own.
         expected: What should have been there.
         got: What was there.
@@ -34,7 +46,7 @@ class LoaderError(Exception):
     """
 
     default_stage: ClassVar[str | None] = None
-    _FACTS: ClassVar[tuple[str, ...]] = ("stage", "sample", "column", "expected", "got")
+    _FACTS: ClassVar[tuple[str, ...]] = ("stage", "key", "sample", "column", "expected", "got")
 
     def __init__(
         self,
@@ -42,6 +54,7 @@ class LoaderError(Exception):
         *,
         sample: int | None = None,
         column: str | None = None,
+        key: str | None = None,
         stage: str | None = None,
         expected: object = None,
         got: object = None,
@@ -49,6 +62,7 @@ class LoaderError(Exception):
         self.what = what
         self.sample = sample
         self.column = column
+        self.key = key
         self.stage = self.default_stage if stage is None else stage
         self.expected = expected
         self.got = got
@@ -95,7 +109,47 @@ class CollateError(LoaderError):
     default_stage = "collate"
 
 
+class LoaderTimeout(LoaderError):
+    """No batch arrived within the loader's ``timeout``; the stage is what it waited for."""
+
+    default_stage = "wait"
+
+
 class LoaderStateError(LoaderError, ValueError):
     """A saved state that is damaged, or that belongs to another data set or another order."""
 
     default_stage = "state"
+
+
+class WorkerDied(LoaderError):
+    """A worker process ended before its work did: killed, out of memory, or by a crash of native code.
+
+    Args:
+        what: As for all.
+        worker: Its number, from 0.
+        pid: Of the process that was.
+        exit_status: As it ended; None where nobody knows.
+        signal: What killed it, such as ``"SIGKILL"``; None if nothing did.
+    """
+
+    default_stage = "worker"
+    _FACTS = (*LoaderError._FACTS, "worker", "pid", "exit_status", "signal")
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        worker: int | None = None,
+        pid: int | None = None,
+        exit_status: int | None = None,
+        signal: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.worker = worker
+        self.pid = pid
+        self.exit_status = exit_status
+        self.signal = signal
+
+
+class WorkerTraceback(Exception):
+    """The cause of an error that came from a worker process: what its traceback looked like there."""

@@ -4,49 +4,58 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from time import perf_counter
+from multiprocessing.context import BaseContext
 from types import GenericAlias
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 import torch
 import torch.distributed
 
+from concurrent_loader.augment import Crop
 from concurrent_loader.batch import Batch
 from concurrent_loader.choosing import MISSING, choose_class, has_native_loader, not_native
-from concurrent_loader.dataset import ShardDataset
-from concurrent_loader.decode import Decoder, make_decoder
+from concurrent_loader.decode import Decoder
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
-from concurrent_loader.pipeline import END, Failure
-from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, EpochPlan, PlanState, parse_window
-from concurrent_loader.stats import LoaderStats, StageClock
-from concurrent_loader.work import Recipe
+from concurrent_loader.errors import LoaderTimeout
+from concurrent_loader.patience import Patience, describe
+from concurrent_loader.pipeline import END, STOP_S, Failure
+from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, PlanState
+from concurrent_loader.source import LoadableDataset, Plan
+from concurrent_loader.stats import LoaderStats, StageClock, WallTime
+from concurrent_loader.work import make_recipe
+from concurrent_loader.worker_job import Job
+from concurrent_loader.worker_processes import WorkerProcesses, check_worker_arguments
+from storage.cache import CacheStats
 from storage.errors import ConfigurationError
-from storage.shards.columns import ColumnKind
+from storage.fetch import FetchStats
 from storage.sizes import Size, parse_size
 
 __all__ = ["ConcurrentDataLoader"]
 
+_HUNG_S = 1.0  # after a time-out: what has hung for so long is not waited for again
+
 
 class ConcurrentDataLoader:
-    """Iterates over a `ShardDataset` in batches, epoch after epoch.
+    """Iterates over a data set in batches, epoch after epoch.
 
     Shards are fetched with many requests in flight on the data set's event loop, kept in its cache, read, verified,
     decoded and transformed by threads, and delivered in an order that is a pure function of the data set, the seed,
     the epoch and the global batch size: not of ranks, threads, timing or cache.
 
     Args:
-        dataset: What to load.
+        dataset: What to load: a `ShardDataset` or an `ObjectDataset`, a view of one, or a `Mixture`.
         batch_size: Samples a batch and rank. The global batch has ``batch_size * world_size``.
         shuffle: A new order each epoch; otherwise the order of writing.
         seed: Of the order.
-        decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, or a callable (bytes → tensor). Columns that are
-            not named stay encoded: lists of bytes.
+        decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a `RandomResizedCrop` or `CenterCrop` (one size,
+            (N, 3, H, W) uint8; the fastest way, see docs/decoding.md), or a callable (bytes → tensor). Columns that
+            are not named stay encoded: lists of bytes.
         transform: Called with each sample (a dict of this data set's columns; images (C, H, W) uint8), in a thread;
             what it returns is collated.
         collate_fn: Called with the list of a batch's samples instead of `collate`; the batch is what it returns.
         drop_last: Leave out the last batch where it would be smaller; short for ``last_batch="drop"``.
-        last_batch: ``"short"`` (the default), ``"drop"``, or ``"pad"`` with the epoch's first samples.
+        last_batch: ``"short"`` (the default), ``"drop"``, or ``"pad"`` with the epoch's first samples. With each,
+            all ranks have the same number of steps; see docs/training.md.
         device: Batches are moved there; ``None`` leaves them on the CPU.
         pin_memory: Put batches into page-locked memory; the default when ``device`` is a CUDA device.
         rank: Of this process; torch.distributed's when it is initialised, else 0.
@@ -55,9 +64,18 @@ class ConcurrentDataLoader:
             so keep it when the number of nodes changes; a multiple of the number of nodes is best.
         shuffle_window: How far a sample may move from its shard's place, as a size or a number of samples. It bounds
             what must be at hand at once.
-        num_threads: For reading, decoding and transforming; the number of usable cores by default.
-        prefetch_batches: Batches made ahead of the consumer.
-        prefetch_bytes: Shards fetched ahead of their first use.
+        num_threads: For reading, decoding and transforming; the number of usable cores by default. With workers: of
+            all of them together, one each by default.
+        prefetch_batches: Batches made ahead of the consumer, by all workers together.
+        prefetch_bytes: Shards fetched ahead of their first use, by all workers together.
+        num_workers: Processes that make the batches, for transforms in pure Python; 0, the default, is threads in this
+            process. The batches and their order are the same. See docs/workers.md for these four.
+        worker_init_fn: Called with the worker's number in each worker process when it begins.
+        multiprocessing_context: How workers are started: ``"forkserver"`` (the default), ``"spawn"``, or a context.
+        persistent_workers: Keep the workers for the next epoch.
+        timeout: Seconds to wait for one batch; after that `LoaderTimeout` says on what it waited. 0 or None: for ever.
+        slow_batch_warning_s: After so many seconds of waiting for one batch, one warning in the log says on what. None:
+            never.
 
     Raises:
         ConfigurationError: An argument that cannot work, before anything is fetched.
@@ -78,12 +96,12 @@ class ConcurrentDataLoader:
 
     def __init__(
         self,
-        dataset: ShardDataset,
+        dataset: LoadableDataset,
         batch_size: int = 1,
         shuffle: bool = False,
         *,
         seed: int = 0,
-        decode: Mapping[str, str | Decoder] | None = None,
+        decode: Mapping[str, str | Decoder | Crop] | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
@@ -97,47 +115,76 @@ class ConcurrentDataLoader:
         num_threads: int | None = None,
         prefetch_batches: int | None = None,
         prefetch_bytes: Size = "128MiB",
+        num_workers: int = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        persistent_workers: bool = False,
+        timeout: float | None = 600.0,
+        slow_batch_warning_s: float | None = 10.0,
     ) -> None:
         if not has_native_loader(dataset):
             raise not_native(type(self), dataset)
         self.dataset = dataset
         self.batch_size = _positive("batch_size", batch_size)
         self.rank, self.world_size = _place(rank, world_size)
+        self._place_is_given = rank is not None
         self.device = None if device is None else torch.device(device)
         self._pin_memory = pin_memory if pin_memory is not None else self._on_cuda
-        self._num_threads = _positive("num_threads", _num_cores() if num_threads is None else num_threads)
+        check_worker_arguments(num_workers, multiprocessing_context, persistent_workers)
+        usual_threads, usual_batches = (num_workers, 2 * num_workers) if num_workers else (_num_cores(), None)
+        self._num_threads = _positive("num_threads", usual_threads if num_threads is None else num_threads)
         self._prefetch_batches = _positive(
-            "prefetch_batches", self._num_threads + 2 if prefetch_batches is None else prefetch_batches
+            "prefetch_batches",
+            (usual_batches or self._num_threads + 2) if prefetch_batches is None else prefetch_batches,
         )
         self._prefetch_bytes = parse_size(prefetch_bytes, name="prefetch_bytes")
         if drop_last and last_batch not in (None, "drop"):
             raise ConfigurationError("drop_last contradicts last_batch", got=last_batch)
-        manifest = dataset.manifest
         self._seed = seed
         self._plan_arguments: dict[str, Any] = {
-            "samples_per_shard": np.array([shard.num_samples for shard in manifest.shards], dtype=np.int64),
             "seed": seed,
             "global_batch_size": self.batch_size * self.world_size,
             "groups": groups if groups is not None else DEFAULT_GROUPS if shuffle else 1,
             "shuffle": bool(shuffle),
-            "window": parse_window(shuffle_window, manifest.num_bytes / max(1, manifest.num_samples)),
+            "shuffle_window": shuffle_window,
             "last_batch": "drop" if drop_last else last_batch or "short",
-            "fingerprint": manifest.fingerprint,
         }
         self._clock = StageClock()
-        self._recipe = Recipe(
-            schema=dataset.schema,
-            columns=dataset.columns,
-            decoders=self._decoders(decode or {}),
-            transform=transform,
-            collate_fn=collate_fn,
-            clock=self._clock,
+        self._recipe = make_recipe(
+            dataset, decode=decode or {}, seed=seed, transform=transform, collate_fn=collate_fn, clock=self._clock
         )
         self._epoch, self._step, self._started = 0, 0, False
         self._num_batches = self._num_samples = 0
         self._first_batch_s = 0.0
         self._newest: object = None
         self._plan(0)  # complains now about what cannot work
+        self._workers: WorkerProcesses | None = None
+        if num_workers:
+            job = Job(
+                dataset=dataset,
+                plan=self._plan_arguments,
+                decode=decode or {},
+                transform=transform,
+                collate_fn=collate_fn,
+                worker_init_fn=worker_init_fn,
+                seed=seed,
+                rank=self.rank,
+                world_size=self.world_size,
+                num_workers=num_workers,
+                num_threads=max(1, self._num_threads // num_workers),
+                prefetch_batches=self._prefetch_batches,
+                prefetch_bytes=self._prefetch_bytes,
+            )
+            self._workers = WorkerProcesses(
+                job, context=multiprocessing_context, persistent=persistent_workers, clock=self._clock
+            )
+        workers = self._workers  # and not self: the loader goes when nobody has it, without the garbage collector
+        self._patience = Patience(
+            warn_s=slow_batch_warning_s,
+            timeout_s=timeout,
+            clock=self._clock.now,
+            facts=lambda: describe(*_fetched(dataset, workers)),
+        )
 
     # -- iteration -------------------------------------------------------------------------------------------------
 
@@ -149,51 +196,64 @@ class ConcurrentDataLoader:
         """Iterates over the rest of an epoch.
 
         The first iteration after `set_epoch` or `load_state_dict` is of the epoch named there, from the step restored;
-        every further one is of the next epoch.
+        every further one is of the next epoch. An iteration begins with its first batch: frameworks that ask for an
+        iterator only to see whether there is one do not use up an epoch.
+
+        Raises:
+            ConfigurationError: torch.distributed has been initialised after the loader was built.
         """
+        if not self._place_is_given and torch.distributed.is_available() and torch.distributed.is_initialized():
+            _check_place((self.rank, self.world_size), _place(None, None))
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[Any]:
         if self._started:
             self._epoch, self._step = self._epoch + 1, 0
         self._started = True
-        return self._iterate(self._epoch, self._step)
-
-    def _iterate(self, epoch: int, start_step: int) -> Iterator[Any]:
+        epoch, start_step = self._epoch, self._step
         me = self._newest = object()
-        began = perf_counter()
+        wall = WallTime(self._clock)
+        began = self._clock.now()
         batches = self._batches(epoch, start_step)
         batches.start()
-        step = start_step
+        step, patience_s = start_step, STOP_S
         try:
             while True:
-                asked = perf_counter()
-                item = batches.take()
-                waited = perf_counter() - asked
-                self._clock.add("wait", waited)
+                try:
+                    item = self._patience.take(batches, name=f"batch {step} of epoch {epoch}")
+                except BaseException as error:
+                    wall.spend_waiting(())
+                    patience_s = _HUNG_S if isinstance(error, LoaderTimeout) else STOP_S
+                    raise
+                wall.spend_waiting(batches.trail)
                 if item is END:
-                    self._clock.add("total", waited)
                     break
                 if isinstance(item, Failure):
                     raise item.error
                 if step == start_step:
-                    self._first_batch_s = perf_counter() - began
+                    self._first_batch_s = self._clock.now() - began
                 step += 1
                 if self._newest is me:
                     self._step = step
                 self._num_batches += 1
                 self._num_samples += _num_samples(item)
                 given = self._to_device(item)
-                self._clock.add("total", perf_counter() - asked)
-                asked = perf_counter()
-                yield given
-                self._clock.add("total", perf_counter() - asked)
+                wall.spend("device")
+                try:
+                    yield given
+                finally:
+                    wall.spend("consumer")
             if self._newest is me:
                 self._epoch, self._step, self._started = epoch + 1, 0, False
         finally:
-            batches.stop()
+            batches.stop(patience_s)
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
+        if self._workers is not None:
+            return self._workers.batches(epoch, start_step)
         return ThreadedBatches(
             self.dataset.loop,
-            reader=self.dataset.reader,
+            source=self.dataset.source,
             plan=self._plan(epoch),
             recipe=self._recipe,
             start_step=start_step,
@@ -217,6 +277,11 @@ class ConcurrentDataLoader:
     def epoch(self) -> int:
         """The epoch that is being iterated over, or that the next iteration is of."""
         return self._epoch
+
+    @property
+    def sampler(self) -> Self:
+        """The loader itself: scripts and frameworks call ``loader.sampler.set_epoch(epoch)``."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration one of this epoch, from its start, or from the step that was restored for it."""
@@ -250,18 +315,18 @@ class ConcurrentDataLoader:
     def stats(self) -> LoaderStats:
         """Counters so far."""
         clock = self._clock
+        fetch, cache = _fetched(self.dataset, self._workers)
         return LoaderStats(
             num_batches=self._num_batches,
             num_samples=self._num_samples,
             first_batch_s=self._first_batch_s,
-            total_s=clock["total"],
-            wait_s=clock["wait"],
+            **clock.wall(),
             read_s=clock["read"],
             decode_s=clock["decode"],
             transform_s=clock["transform"],
             collate_s=clock["collate"],
-            fetch=self.dataset.fetch_stats,
-            cache=self.dataset.cache_stats,
+            fetch=fetch,
+            cache=cache,
         )
 
     def __repr__(self) -> str:
@@ -273,19 +338,14 @@ class ConcurrentDataLoader:
     def _on_cuda(self) -> bool:
         return self.device is not None and self.device.type == "cuda"
 
-    def _plan(self, epoch: int) -> EpochPlan:
-        return EpochPlan(epoch=epoch, **self._plan_arguments)
+    def _plan(self, epoch: int) -> Plan:
+        return self.dataset.plan(epoch=epoch, **self._plan_arguments)
 
-    def _decoders(self, decode: Mapping[str, str | Decoder]) -> dict[str, Decoder]:
-        decoders = {}
-        for name, how in decode.items():
-            if name not in self.dataset.columns:
-                raise ConfigurationError("decode names no column", column=name, expected=list(self.dataset.columns))
-            column = self.dataset.schema[name]
-            if column.kind is not ColumnKind.PAYLOAD:
-                raise ConfigurationError("decode is for image and bytes columns", column=name, got=column.type)
-            decoders[name] = make_decoder(how, column.type)
-        return decoders
+
+def _fetched(dataset: LoadableDataset, workers: WorkerProcesses | None) -> tuple[FetchStats, CacheStats]:
+    """What all processes of a loader have fetched and found."""
+    fetch, cache = dataset.fetch_stats, dataset.cache_stats
+    return (fetch, cache) if workers is None else (workers.reports.fetch(fetch), workers.reports.cache(cache))
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -299,6 +359,16 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise ConfigurationError("rank must lie in 0 … world_size - 1", got=(rank, world_size))
     return rank, world_size
+
+
+def _check_place(built: tuple[int, int], now: tuple[int, int]) -> None:
+    """Makes sure that no rank reads what is meant for another."""
+    if built != now:
+        raise ConfigurationError(
+            "the loader was built before torch.distributed was initialised, for one process alone; build it after, "
+            "or give it rank and world_size",
+            expected=f"rank {now[0]} of {now[1]}", got=f"rank {built[0]} of {built[1]}",
+        )  # fmt: skip
 
 
 def _num_cores() -> int:

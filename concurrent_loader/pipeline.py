@@ -3,9 +3,13 @@
 One coroutine on the data set's loop schedules; the plan says which shards and samples come next. Bounds:
 
 - at most ``prefetch_batches`` batches are being made or wait for the consumer;
-- shards are fetched ahead of their first use up to ``prefetch_bytes``; one that is needed now is always fetched, so a
-  shard larger than the budget works;
+- shards are fetched ahead of their first use up to ``prefetch_bytes``, and 1,024 of them; one that is needed now is
+  always fetched, so a shard larger than the budget works;
 - a shard is let go of when all of its samples are delivered, or after the step that the plan names as its last use.
+
+Of several worker processes that share a rank's steps each has a pipeline of its own, which fetches and makes what its
+own steps need, and counts what passes in the others' steps. It lets go of shards when the consumer has taken a batch,
+not before: then the others have made their steps until there, so nobody evicts what one of them still needs.
 
 A failure is delivered in its place: the batches before it arrive first, whatever the timing.
 """
@@ -14,23 +18,34 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from concurrent_loader.decode_threads import DecodeThreads
 from concurrent_loader.errors import LoaderError
-from concurrent_loader.plan import BatchIndex, EpochPlan
+from concurrent_loader.plan import BatchIndex, first_uses
+from concurrent_loader.source import OpenUnit, Plan, Source
+from concurrent_loader.waiting import Journey, Trail, Whereabouts, whereabouts
 from concurrent_loader.work import Recipe, Slice, cut, make_batch, make_samples
-from storage.cache import OpenShard, UseSchedule
 from storage.errors import CorruptData, StorageError, StoreClosed
 from storage.loop_thread import LoopThread
-from storage.shards.reader import DatasetReader
 
-__all__ = ["END", "Failure", "Pipeline"]
+__all__ = ["END", "STOP_S", "Failure", "Pipeline"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_AHEAD = 1024  # shards or objects fetched ahead, however small: each is a task; at most 256 requests are in flight
+
+STOP_S = 30.0  # for threads to end what they are doing
+_UNWIND_S = 10.0  # for everything else, on top of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +66,7 @@ class Pipeline:
     """Makes the batches of one epoch for one rank.
 
     Args:
-        reader: The data set.
+        source: Brings the data set's units, which are called shards here.
         plan: The epoch's order.
         recipe: What is done to samples.
         start_step: The first batch.
@@ -60,14 +75,17 @@ class Pipeline:
         num_threads: Decode threads.
         prefetch_batches: Bound on batches made ahead.
         prefetch_bytes: Bound on shards fetched ahead of their first use.
-        deliver: Called on the loop with each batch in order, up to a `Failure`; at last `END`. Must not block.
+        worker: Makes the steps s with ``s % num_workers == worker``.
+        num_workers: Among how many pipelines the rank's steps are dealt out.
+        deliver: Called on the loop with each batch in order and its trail, up to a `Failure`; at last `END`. Must not
+            block.
     """
 
     def __init__(
         self,
         *,
-        reader: DatasetReader,
-        plan: EpochPlan,
+        source: Source,
+        plan: Plan,
         recipe: Recipe,
         start_step: int,
         rank: int,
@@ -75,10 +93,11 @@ class Pipeline:
         num_threads: int,
         prefetch_batches: int,
         prefetch_bytes: int,
-        deliver: Callable[[Any], None],
+        deliver: Callable[[Any, Trail], None],
+        worker: int = 0,
+        num_workers: int = 1,
     ) -> None:
-        self._reader = reader
-        self._shards = reader.manifest.shards
+        self._source = source
         self._plan = plan
         self._recipe = recipe
         self._start_step = start_step
@@ -87,61 +106,102 @@ class Pipeline:
         self._num_threads = num_threads
         self._prefetch_bytes = prefetch_bytes
         self._deliver = deliver
+        self._worker = worker
+        self._num_workers = num_workers
         self._task: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(prefetch_batches)
-        self._arriving: dict[int, asyncio.Task[OpenShard | Exception]] = {}
+        self._arriving: dict[int, asyncio.Task[OpenUnit | Exception]] = {}
         self._ahead: list[tuple[int, int]] = []  # (step of first use, bytes) of shards fetched ahead; a heap
         self._ahead_bytes = 0
         self._leaving: list[tuple[int, int]] = []  # (step of last use, shard); a heap
         self._left: dict[int, int] = {}  # shard → samples that may still be needed
+        self._journeys: dict[int, Journey] = {}  # step → where that batch is
+        self._patience_s = STOP_S
+        self._delivered: deque[list[BatchIndex]] = deque()  # whose shards are still held; each with the steps before it
 
     def consumed(self) -> None:
         """Tells that the consumer has taken a batch; call it on the loop."""
         self._slots.release()
+        if self._num_workers > 1 and self._delivered:
+            self._let_go_of_oldest()
 
     async def start(self) -> None:
         """Starts making batches; whatever ends it, the consumer is told."""
         self._task = asyncio.create_task(self.run())
         self._task.add_done_callback(self._tell_end)
 
-    def stop(self, loop: LoopThread) -> None:
-        """Ends the pipeline and waits until its tasks and threads are gone; call it from the consumer's thread."""
+    def whereabouts(self) -> Whereabouts:
+        """Says where the batch is that is delivered next; call it from any thread."""
+        return whereabouts(list(self._journeys.values()), self._recipe.clock.now())
+
+    def stop(self, loop: LoopThread, patience_s: float = STOP_S) -> None:
+        """Ends the pipeline and waits until its tasks and threads are gone; call it from the consumer's thread.
+
+        Args:
+            loop: That it runs on.
+            patience_s: For how long threads may go on with what they are doing. One that takes longer (a transform that
+                never returns) is left behind, with a warning: it ends when it returns, and what it holds is released
+                then. It keeps neither this call nor the process from ending.
+        """
+        self._patience_s = patience_s
         try:
-            loop.run(self._cancel())
+            loop.run(self._cancel(patience_s + _UNWIND_S), timeout_s=patience_s + 2 * _UNWIND_S)
+        except TimeoutError:
+            _log.warning("a loader's event loop does not answer; its tasks are left behind")
         except (StoreClosed, CancelledError):
             # The data set is being closed, and that ends the pipeline.
             return
 
-    async def _cancel(self) -> None:
+    async def _cancel(self, patience_s: float) -> None:
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            await asyncio.wait({self._task})
+            _, late = await asyncio.wait({self._task}, timeout=patience_s)
+            if late:
+                _log.warning("a loader is still waiting for the local drive %.0f s after it was stopped", patience_s)
 
     def _tell_end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
-            self._deliver(Failure(LoaderError("the data set was closed while a loader was reading it")))
+            self._deliver(Failure(LoaderError("the data set was closed while a loader was reading it")), ())
         elif (error := task.exception()) is not None:
-            self._deliver(Failure(error))
+            self._deliver(Failure(error), ())
         else:
-            self._deliver(END)
+            self._deliver(END, ())
 
     async def run(self) -> None:
         """Makes and delivers everything from the first step to the last, or up to the first failure."""
-        await self._reader.cache.follow(self._make_schedule)
-        self._reader.cache.at(self._start_step)
-        threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
+        await self._source.follow(self._plan, self._world_size, shared=self._num_workers > 1)
+        self._source.at(self._start_step)
+        threads = DecodeThreads(self._num_threads)
         try:
             async with asyncio.TaskGroup() as group:
                 await self._run(group, threads)
         finally:
             # Threads first: none may read from a shard that is being let go of.
             try:
-                await _join(threads)
+                await threads.leave(self._patience_s)
             finally:
-                self._release_all()
+                if threads.gone:
+                    self._release_all()
+                    await self._source.end()
+                else:
+                    self._leave_behind(threads)
 
-    async def _run(self, group: asyncio.TaskGroup, threads: ThreadPoolExecutor) -> None:
-        order: asyncio.Queue[tuple[BatchIndex, asyncio.Task[Any]] | None] = asyncio.Queue()  # bounded by the slots
+    def _leave_behind(self, threads: DecodeThreads) -> None:
+        """Says that threads do not end, and lets go of what they read from when they do."""
+        stages = [stage for journey in self._journeys.values() for stage, _ in journey.busy()]
+        _log.warning("%d decode threads do not end and are left behind, in: %s", len(stages), ", ".join(stages))
+        loop = asyncio.get_running_loop()
+
+        def release() -> None:
+            # A loop that has closed meanwhile has taken the cache along.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._release_all)
+
+        threads.when_gone(release)
+
+    async def _run(self, group: asyncio.TaskGroup, threads: DecodeThreads) -> None:
+        order: asyncio.Queue[tuple[list[BatchIndex], asyncio.Task[Any]] | None]
+        order = asyncio.Queue()  # bounded by the slots
         tasks: set[asyncio.Task[Any]] = set()
 
         def start(coroutine: Any) -> asyncio.Task[Any]:
@@ -151,38 +211,43 @@ class Pipeline:
             return task
 
         async def schedule() -> None:
-            upcoming = self._plan.shards_in_order(self._start_step, self._rank, self._world_size)
-            lookahead = _Lookahead(upcoming)
+            lookahead = _Lookahead(self._upcoming())
+            passed: list[BatchIndex] = []
             for index in self._plan.batches(self._start_step, self._rank, self._world_size):
+                passed.append(index)
+                if not self._is_own(index):
+                    continue
                 await self._slots.acquire()
                 self._fetch_ahead(index.step, lookahead, start)
-                order.put_nowait((index, start(self._make(index, threads))))
+                journey = self._journeys[index.step] = Journey(index.step, self._recipe.clock.now)
+                order.put_nowait((passed, start(self._make(index, threads, journey))))
+                passed = []
             order.put_nowait(None)
 
         start(schedule())
         while (entry := await order.get()) is not None:
-            index, making = entry
+            passed, making = entry
             outcome = await making
-            self._deliver(outcome)
+            self._deliver(outcome, self._journeys.pop(passed[-1].step).trail)
             if isinstance(outcome, Failure):
                 for task in tasks:
                     task.cancel()
                 return
-            self._let_go(index)
+            self._delivered.append(passed)
+            if self._num_workers == 1:
+                self._let_go_of_oldest()
+
+    def _is_own(self, index: BatchIndex) -> bool:
+        return index.step % self._num_workers == self._worker
 
     # -- shards ----------------------------------------------------------------------------------------------------
 
-    def _make_schedule(self) -> UseSchedule:
-        """Tells the cache when shards are used, in this epoch and in the next one with the same settings."""
-        plan = self._plan
-        now, then = (each.uses(self._world_size) for each in (plan, replace(plan, epoch=(plan.epoch + 1) % 2**64)))
-        return UseSchedule(
-            names=[entry.digest for entry in self._shards],
-            first_step=now.first_step,
-            last_step=now.last_step,
-            next_step=then.first_step + plan.max_steps,
-            shared=now.shared,
-        )
+    def _upcoming(self) -> Iterator[tuple[int, int]]:
+        """Iterates lazily over (step of first use, shard), in the order in which this pipeline needs them."""
+        if self._num_workers == 1:
+            return self._plan.shards_in_order(self._start_step, self._rank, self._world_size)
+        batches = self._plan.batches(self._start_step, self._rank, self._world_size)
+        return first_uses(filter(self._is_own, batches))
 
     def _fetch_ahead(self, step: int, lookahead: _Lookahead, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         """Starts fetching what step ``step`` needs, and what comes after it as far as the budget goes."""
@@ -190,41 +255,44 @@ class Pipeline:
             self._ahead_bytes -= heapq.heappop(self._ahead)[1]
         while (upcoming := lookahead.peek()) is not None:
             first_use, shard = upcoming
-            size = self._shards[shard].size
-            if first_use > step and self._ahead_bytes + size > self._prefetch_bytes:
+            size = self._source.num_bytes(shard)
+            if first_use > step and (self._ahead_bytes + size > self._prefetch_bytes or len(self._ahead) >= _MAX_AHEAD):
                 return
             lookahead.take()
             if first_use > step:
                 heapq.heappush(self._ahead, (first_use, size))
                 self._ahead_bytes += size
             self._arriving[shard] = start(self._acquire(shard))
-            self._left[shard] = self._plan.max_uses(shard, self._rank, self._world_size)
             last_use = self._plan.last_use_step(shard, self._rank, self._world_size)
             heapq.heappush(self._leaving, (last_use, shard))
 
-    async def _acquire(self, shard: int) -> OpenShard | Exception:
+    async def _acquire(self, shard: int) -> OpenUnit | Exception:
         try:
-            return await self._reader.cache.acquire(self._shards[shard])
+            return await self._source.acquire(shard)
         except Exception as error:  # noqa: BLE001 - handed to the batch that needs the shard
             return error
+
+    def _let_go_of_oldest(self) -> None:
+        for index in self._delivered.popleft():
+            self._let_go(index)
 
     def _let_go(self, index: BatchIndex) -> None:
         """Releases the shards that no batch after this one needs."""
         used = index.shard[: len(index) - index.num_padded]
         for shard, count in zip(*(numbers.tolist() for numbers in np.unique(used, return_counts=True)), strict=True):
-            self._left[shard] -= count
+            uses = self._plan.max_uses(shard, self._rank, self._world_size)
+            self._left[shard] = self._left.get(shard, uses) - count
             if not self._left[shard]:
-                uses = self._plan.max_uses(shard, self._rank, self._world_size)
-                self._release(shard, spent=uses == self._shards[shard].num_samples)
-        self._reader.cache.at(index.step + 1)
+                self._release(shard, spent=uses == self._source.num_samples(shard))
+        self._source.at(index.step + 1)
         while self._leaving and self._leaving[0][0] <= index.step:
             self._release(heapq.heappop(self._leaving)[1])
 
     def _release(self, shard: int, *, spent: bool = False) -> None:
         self._left.pop(shard, None)
         task = self._arriving.pop(shard, None)
-        if task is not None and task.done() and not task.cancelled() and isinstance(task.result(), OpenShard):
-            self._reader.cache.release(self._shards[shard], spent=spent)
+        if task is not None and task.done() and not task.cancelled() and not isinstance(task.result(), Exception):
+            self._source.release(shard, spent=spent)
 
     def _release_all(self) -> None:
         for shard in list(self._arriving):
@@ -232,62 +300,86 @@ class Pipeline:
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
-    async def _make(self, index: BatchIndex, threads: ThreadPoolExecutor) -> Any:
+    async def _make(self, index: BatchIndex, threads: DecodeThreads, journey: Journey) -> Any:
         """Makes one batch; errors become a `Failure`, so that they wait for their turn."""
         extra: list[int] = []
         try:
-            shards: dict[int, OpenShard] = {}
+            shards: dict[int, OpenUnit] = {}
+            resolved = self._source.resolve(index)
+            counted = set(index.shard[: len(index) - index.num_padded].tolist())
             for shard in dict.fromkeys(index.shard.tolist()):
-                if shard not in self._arriving:
-                    # Wrapped-round padding comes back to shards that were let go of.
-                    shards[shard] = await self._reader.cache.acquire(self._shards[shard])
+                if shard not in counted:
+                    # Padding comes back to shards that were let go of, or may be at any moment.
+                    with self._waiting(journey, shard):
+                        shards[shard] = await self._source.acquire(shard)
                     extra.append(shard)
                     continue
-                arrived = await asyncio.shield(self._arriving[shard])
+                arriving = self._arriving[shard]
+                if not arriving.done():
+                    with self._waiting(journey, shard):
+                        await asyncio.wait({arriving})
+                arrived = arriving.result()
                 if isinstance(arrived, Exception):
                     if isinstance(arrived, StorageError):
-                        arrived.locate(sample=int(index.sample[index.shard == shard][0]))
+                        sample = int(resolved.sample[resolved.shard == shard][0])
+                        arrived.locate(sample=sample, url=self._source.url(shard))
                     raise arrived
                 shards[shard] = arrived
-            return await self._make_from(index, shards, threads)
+            with journey.in_threads():
+                return await self._make_from(resolved, shards, threads, journey)
         except Exception as error:  # noqa: BLE001 - delivered to the consumer, in order
-            if isinstance(error, StorageError):
-                error.locate(url=self._reader.engine.store.url)
+            urls = {self._source.url(shard) for shard in index.shard.tolist()}
+            if isinstance(error, StorageError) and len(urls) == 1:
+                error.locate(url=urls.pop())
             return Failure(error)
         finally:
             for shard in extra:
-                self._reader.cache.release(self._shards[shard])
+                self._source.release(shard)
 
-    async def _make_from(self, index: BatchIndex, shards: dict[int, OpenShard], threads: ThreadPoolExecutor) -> Any:
-        loop = asyncio.get_running_loop()
-        parts = cut(index, shards, num_threads=self._num_threads)
-        outcomes = await asyncio.gather(*(self._make_part(part, threads) for part in parts), return_exceptions=True)
+    def _waiting(self, journey: Journey, shard: int) -> AbstractContextManager[None]:
+        return journey.waiting(self._source.key(shard), partial(self._source.fetched, shard))
+
+    async def _make_from(
+        self, index: BatchIndex, shards: dict[int, OpenUnit], threads: DecodeThreads, journey: Journey
+    ) -> Any:
+        recipe = self._recipe.of(index)
+        parts = cut(index, shards, num_threads=self._num_threads, epoch=self._plan.epoch)
+        outcomes = await asyncio.gather(
+            *(self._make_part(recipe, part, threads, journey) for part in parts), return_exceptions=True
+        )
         made: list[Any] = []
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
             made.append(outcome)
-        return await loop.run_in_executor(
-            threads, make_batch, self._recipe, index, self._plan.epoch, list(zip(parts, made, strict=True))
+        return await self._in_thread(
+            threads, journey, make_batch, recipe, index, self._plan.epoch, list(zip(parts, made, strict=True))
         )
 
-    async def _make_part(self, part: Slice, threads: ThreadPoolExecutor) -> Any:
-        loop = asyncio.get_running_loop()
+    async def _make_part(self, recipe: Recipe, part: Slice, threads: DecodeThreads, journey: Journey) -> Any:
         for _ in range(len(part.shards)):
             try:
-                return await loop.run_in_executor(threads, make_samples, self._recipe, part)
+                return await self._in_thread(threads, journey, make_samples, recipe, part)
             except CorruptData as error:
                 part = await self._healed(part, error)
-        return await loop.run_in_executor(threads, make_samples, self._recipe, part)
+        return await self._in_thread(threads, journey, make_samples, recipe, part)
+
+    async def _in_thread(self, threads: DecodeThreads, journey: Journey, work: Callable[..., Any], *args: Any) -> Any:
+        def serve() -> Any:
+            with self._recipe.clock.serving(journey):
+                return work(*args)
+
+        return await asyncio.get_running_loop().run_in_executor(threads, serve)
 
     async def _healed(self, part: Slice, error: CorruptData) -> Slice:
         """Replaces the one shard of a slice whose local bytes have decayed, or raises the error again."""
-        damaged = [shard for shard in part.shards if shard.cached and shard.entry.key == error.shard]
-        if not damaged:
+        damaged = next((at for at, shard in enumerate(part.shards) if shard.key == error.shard), None)
+        if damaged is None or not part.shards[damaged].cached:
+            if damaged is not None:
+                error.locate(url=self._source.url(part.units[damaged]))
             raise error
-        fresh = await self._reader.cache.replace(damaged[0].entry, damaged[0])
-        shards = tuple(fresh if shard is damaged[0] else shard for shard in part.shards)
-        return Slice(part.positions, shards, part.rows, part.samples)
+        fresh = await self._source.replace(part.units[damaged], part.shards[damaged])
+        return replace(part, shards=(*part.shards[:damaged], fresh, *part.shards[damaged + 1 :]))
 
 
 class _Lookahead:
@@ -302,13 +394,3 @@ class _Lookahead:
 
     def take(self) -> None:
         self._next = next(self._items, None)
-
-
-async def _join(threads: ThreadPoolExecutor) -> None:
-    """Waits until the threads are gone; a cancellation meanwhile is raised when they are."""
-    joining = asyncio.get_running_loop().run_in_executor(None, partial(threads.shutdown, cancel_futures=True))
-    try:
-        await asyncio.shield(joining)
-    except asyncio.CancelledError:
-        await asyncio.wait({joining})
-        raise

@@ -8,7 +8,7 @@ the scheme, what it guarantees and what a window costs in quality.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -39,6 +39,7 @@ __all__ = [
     "EpochPlan",
     "LastBatch",
     "PlanState",
+    "first_uses",
     "parse_window",
 ]
 
@@ -60,6 +61,7 @@ class BatchIndex:
         row: (n,) int64, the samples' rows in their shards.
         sample: (n,) int64, the samples' numbers in the data set.
         num_padded: How many of them, at the end, only fill the batch up.
+        source: (n,) int64, which data set of a mixture each comes from; None where there is no mixture.
     """
 
     step: int
@@ -67,6 +69,7 @@ class BatchIndex:
     row: Indices
     sample: Indices
     num_padded: int = 0
+    source: Indices | None = None
 
     def __len__(self) -> int:
         return len(self.sample)
@@ -90,9 +93,9 @@ class EpochPlan:
         window: How far a sample may move from its shard's place, in samples, all groups together: memory against
             quality. At least the number of samples makes each group's order a uniform permutation.
         last_batch: What becomes of the samples after the last full batch. ``"drop"``: left out. ``"short"``: a smaller
-            batch; where fewer samples are left than there are ranks, some ranks get none and have one step fewer, so
-            collective operations in every step need another policy. ``"pad"``: filled up with each group's
-            first samples of the epoch, so that all ranks have full batches; padding stands at a rank's end.
+            batch; where fewer samples are left than there are ranks, a rank that would get none gets one padding
+            sample. ``"pad"``: filled up with each group's first samples of the epoch, so that all ranks have full
+            batches; padding stands at a rank's end. All ranks have the same number of steps, whatever is chosen.
         fingerprint: Of the data set's snapshot; it is kept in the state and does not change the order.
 
     Raises:
@@ -144,14 +147,12 @@ class EpochPlan:
 
     @cached_property
     def max_steps(self) -> int:
-        """Steps of the rank that has most."""
+        """Steps of every rank."""
         return self._split.num_full + (1 if self._split.remainder and self.last_batch != "drop" else 0)
 
     def num_steps(self, rank: int = 0, world_size: int = 1) -> int:
-        """Batches that a rank gets; the same on all ranks, except possibly for ``last_batch="short"``."""
+        """Batches that a rank gets; the same on all ranks: one with fewer would leave the others in an all-reduce."""
         self._check_rank(rank, world_size)
-        if self.last_batch == "short":
-            return self._split.num_full + (1 if self._split.num_last(rank, world_size) else 0)
         return self.max_steps
 
     # -- samples ---------------------------------------------------------------------------------------------------
@@ -331,8 +332,9 @@ class EpochPlan:
 
     def _last_batch(self, rank: int, world_size: int) -> BatchIndex:
         places, num_padded = self._last_places(rank, world_size), 0
-        if self.last_batch == "pad":
+        if self.last_batch == "pad" or not len(places):
             padding = self._padding_places(rank, world_size)
+            padding = padding if self.last_batch == "pad" else padding[:1]
             places, num_padded = np.concatenate([places, padding]), len(padding)
         return self._index(self._split.num_full, places, num_padded)
 
@@ -370,8 +372,19 @@ class EpochPlan:
             )
 
     def _check_start(self, start_step: int, rank: int, world_size: int) -> None:
-        if not 0 <= start_step <= max(self.max_steps, self.num_steps(rank, world_size)):
+        self._check_rank(rank, world_size)
+        if not 0 <= start_step <= self.max_steps:
             raise ConfigurationError("no such step", expected=f"0 … {self.max_steps}", got=start_step)
+
+
+def first_uses(batches: Iterable[BatchIndex]) -> Iterator[tuple[int, int]]:
+    """Iterates lazily over (step of first use, shard) of some of an epoch's batches; padding is left out."""
+    seen: set[int] = set()
+    for index in batches:
+        for shard in dict.fromkeys(index.shard[: len(index) - index.num_padded].tolist()):
+            if shard not in seen:
+                seen.add(shard)
+                yield index.step, shard
 
 
 def _joined(parts: list[Indices]) -> Indices:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from concurrent_loader.errors import LoaderStateError
 
 if TYPE_CHECKING:
-    from concurrent_loader.plan import EpochPlan
+    from concurrent_loader.source import Plan
 
 __all__ = ["PlanState"]
 
@@ -20,7 +20,7 @@ _MEANING = {
     "groups": "number of groups that an epoch is divided into",
     "window": "shuffle window, in samples",
     "shuffle": "shuffle",
-    "fingerprint": "data set (fingerprint of its snapshot)",
+    "fingerprint": "data set (fingerprint of its snapshot and selection)",
 }
 
 
@@ -38,7 +38,7 @@ class PlanState:
         groups: The number in effect (`EpochPlan.num_groups`).
         window: Shuffle window in samples.
         shuffle: Whether samples are shuffled.
-        fingerprint: Of the data set's snapshot.
+        fingerprint: Of the data set's snapshot, and of what is selected of it.
         version: Of this record and of the scheme in docs/order.md.
     """
 
@@ -53,7 +53,7 @@ class PlanState:
     version: int = _VERSION
 
     @classmethod
-    def of(cls, plan: EpochPlan, step: int) -> Self:
+    def of(cls, plan: Plan, step: int) -> Self:
         """The state of a plan after ``step`` batches."""
         return cls(
             epoch=plan.epoch,
@@ -94,7 +94,7 @@ class PlanState:
                 raise LoaderStateError(f"{name!r} of the state is no non-negative integer", got=value)
         return cls(**data)
 
-    def check(self, plan: EpochPlan) -> None:
+    def check(self, plan: Plan) -> None:
         """Makes sure that a plan gives the samples in the order in which this state counts them.
 
         Raises:

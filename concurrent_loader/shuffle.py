@@ -22,6 +22,7 @@ __all__ = [
     "MAX_ITEMS",
     "derive_key",
     "earliest_position",
+    "hash_counters",
     "hash_items",
     "latest_position",
     "permutation",
@@ -45,7 +46,12 @@ def derive_key(domain: str, *numbers: int) -> int:
 
 def hash_items(key: int, start: int, stop: int) -> npt.NDArray[np.uint64]:
     """Hashes the items ``start`` to ``stop - 1``: (stop - start,) uint64, uniform."""
-    mixed = np.arange(start + 1, stop + 1, dtype=np.uint64)
+    return hash_counters(key, np.arange(start, stop, dtype=np.uint64))
+
+
+def hash_counters(key: int, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Hashes any numbers: uint64 of the same shape, uniform."""
+    mixed = counters + np.uint64(1)
     mixed *= _GOLDEN
     mixed += np.uint64(key)
     mixed ^= mixed >> np.uint64(30)

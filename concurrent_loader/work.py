@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from concurrent_loader.augment import Crop, CroppingDecoder
 from concurrent_loader.batch import Batch, collate, collate_columns
-from concurrent_loader.decode import Decoder
+from concurrent_loader.decode import Decoder, make_decoder
 from concurrent_loader.errors import DecodeError, LoaderError, TransformError
 from concurrent_loader.plan import BatchIndex
+from concurrent_loader.source import LoadableDataset, OpenUnit
 from concurrent_loader.stats import StageClock
-from storage.cache import OpenShard
+from storage.errors import ConfigurationError
 from storage.shards.columns import ColumnKind, Schema
 
-__all__ = ["Recipe", "Slice", "cut", "make_batch", "make_samples"]
+__all__ = ["BATCH", "SAMPLES", "Recipe", "Slice", "cut", "make_batch", "make_recipe", "make_samples"]
+
+SAMPLES, BATCH = range(2)
 
 _MIN_SLICE = 8  # samples: below this a thread hop costs more than it gains
 
@@ -30,23 +34,88 @@ class Recipe:
     Attributes:
         schema: Of the data set.
         columns: The columns that a batch has.
-        decoders: Column → decoder of its encoded bytes.
+        decoders: Column → decoder of its encoded bytes, the same for all samples, or one that depends on them.
         transform: Sample dict → sample dict, or None.
         collate_fn: List of samples → batch, or None for `concurrent_loader.collate`.
         clock: Where the time goes.
+        children: For a mixture whose batches are each of one data set: that one's schema, columns and decoders;
+            otherwise none.
+        before: Called in the thread, with a step's number and what is made of it (`SAMPLES` or `BATCH`), before that is
+            made: a worker process sets its random streams.
+        ship: Called in the thread with what makes a batch, to deliver something in its place: a worker process puts the
+            batch where the consumer can see it.
     """
 
     schema: Schema
     columns: tuple[str, ...]
-    decoders: Mapping[str, Decoder] = field(default_factory=dict)
+    decoders: Mapping[str, Decoder | CroppingDecoder] = field(default_factory=dict)
     transform: Callable[[dict[str, Any]], Any] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     clock: StageClock = field(default_factory=StageClock)
+    before: Callable[[int, int], object] | None = None
+    ship: Callable[[Callable[[], Any]], Any] | None = None
+    children: tuple[Recipe, ...] = ()
+
+    def of(self, index: BatchIndex) -> Recipe:
+        """Returns what is done to the samples of one batch."""
+        if not self.children or index.source is None or not len(index):
+            return self
+        child = self.children[int(index.source[0])]
+        return replace(self, schema=child.schema, columns=child.columns, decoders=child.decoders, children=())
 
     @property
     def by_sample(self) -> bool:
         """Whether samples must exist one by one, as dicts; otherwise batches are made column by column."""
         return self.transform is not None or self.collate_fn is not None
+
+
+def make_recipe(
+    dataset: LoadableDataset,
+    *,
+    decode: Mapping[str, str | Decoder | Crop],
+    seed: int,
+    transform: Callable[[dict[str, Any]], Any] | None,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    clock: StageClock,
+) -> Recipe:
+    """Makes a data set's recipe of a loader's arguments, in its process or in a worker's.
+
+    Raises:
+        ConfigurationError: A column to decode is not there, or not to be decoded so.
+    """
+    known = list(dict.fromkeys(name for part in dataset.parts for name in part.columns))
+    for name in decode:
+        if name not in known:
+            raise ConfigurationError("decode names no column", column=name, expected=known)
+    recipes = [
+        Recipe(
+            schema=part.schema,
+            columns=part.columns,
+            decoders=_decoders(part, decode, seed),
+            transform=transform,
+            collate_fn=collate_fn,
+            clock=clock,
+        )
+        for part in dataset.parts
+    ]
+    return recipes[0] if len(recipes) == 1 else replace(recipes[0], children=tuple(recipes))
+
+
+def _decoders(
+    part: LoadableDataset, decode: Mapping[str, str | Decoder | Crop], seed: int
+) -> dict[str, Decoder | CroppingDecoder]:
+    decoders: dict[str, Decoder | CroppingDecoder] = {}
+    for name, how in decode.items():
+        if name not in part.columns:
+            continue  # of another data set of a mixture
+        column = part.schema[name]
+        if column.kind is not ColumnKind.PAYLOAD:
+            raise ConfigurationError("decode is for image and bytes columns", column=name, got=column.type)
+        if isinstance(how, Crop):
+            decoders[name] = CroppingDecoder(how, column.type, seed=seed)
+        else:
+            decoders[name] = make_decoder(how, column.type)
+    return decoders
 
 
 @dataclass(frozen=True)
@@ -56,17 +125,28 @@ class Slice:
     Attributes:
         positions: (n,) int64, where the samples stand in the batch.
         shards: The open shards, one for each run of samples.
+        units: Their numbers, as the plan counts them.
         rows: For each of them, (m,) int64 rows in the shard; together n.
         samples: (n,) int64, the samples' numbers in the data set.
+        step: Number of the batch in its epoch.
+        epoch: The epoch.
     """
 
     positions: npt.NDArray[np.int64]
-    shards: tuple[OpenShard, ...]
+    shards: tuple[OpenUnit, ...]
+    units: tuple[int, ...]
     rows: tuple[npt.NDArray[np.int64], ...]
     samples: npt.NDArray[np.int64]
+    step: int = 0
+    epoch: int = 0
+
+    def facts(self, place: int) -> dict[str, Any]:
+        """Says, for an error, which sample stands at a place of this slice."""
+        run = int(np.searchsorted(np.cumsum([len(rows) for rows in self.rows]), place, side="right"))
+        return {"sample": int(self.samples[place]), "key": self.shards[run].key}
 
 
-def cut(index: BatchIndex, shards: Mapping[int, OpenShard], *, num_threads: int) -> list[Slice]:
+def cut(index: BatchIndex, shards: Mapping[int, OpenUnit], *, num_threads: int, epoch: int = 0) -> list[Slice]:
     """Deals a batch out to threads, so that each reads few shards, each shard in ascending order of rows."""
     order = np.lexsort((index.row, index.shard))
     num_slices = max(1, min(num_threads, len(order) // _MIN_SLICE))
@@ -76,8 +156,10 @@ def cut(index: BatchIndex, shards: Mapping[int, OpenShard], *, num_threads: int)
         borders = np.flatnonzero(np.diff(shard_of)) + 1
         rows = tuple(np.split(index.row[positions], borders))
         firsts = [0, *borders.tolist()] if len(positions) else []
-        open_shards = tuple(shards[int(shard_of[first])] for first in firsts)
-        slices.append(Slice(positions, open_shards, rows[: len(open_shards)], index.sample[positions]))
+        units = tuple(int(shard_of[first]) for first in firsts)
+        open_shards = tuple(shards[unit] for unit in units)
+        samples = index.sample[positions]
+        slices.append(Slice(positions, open_shards, units, rows[: len(units)], samples, index.step, epoch))
     return slices
 
 
@@ -91,6 +173,8 @@ def make_samples(recipe: Recipe, part: Slice) -> dict[str, Any] | list[Any]:
         StorageError: Bytes are missing or wrong.
         DecodeError, TransformError: With the sample's number in the data set, ``from`` the cause.
     """
+    if recipe.before is not None:
+        recipe.before(part.step, SAMPLES)
     columns: dict[str, Any] = {name: _read_column(recipe, part, name) for name in recipe.columns}
     if not recipe.by_sample:
         return columns
@@ -100,10 +184,7 @@ def make_samples(recipe: Recipe, part: Slice) -> dict[str, Any] | list[Any]:
     if recipe.transform is None:
         return samples
     with recipe.clock.measure("transform"):
-        return [
-            _transformed(recipe.transform, sample, int(number))
-            for sample, number in zip(samples, part.samples, strict=True)
-        ]
+        return [_transformed(recipe.transform, sample, part, place) for place, sample in enumerate(samples)]
 
 
 def make_batch(
@@ -112,11 +193,21 @@ def make_batch(
     """Puts the slices of a batch together, in the batch's order.
 
     Returns:
-        A `Batch`, or whatever ``collate_fn`` makes.
+        A `Batch`, or whatever ``collate_fn`` makes; or what the recipe ships instead.
 
     Raises:
         CollateError: The samples do not fit together.
     """
+    if recipe.before is not None:
+        recipe.before(index.step, BATCH)
+    if recipe.ship is not None:
+        return recipe.ship(lambda: _put_together(recipe, index, epoch, parts))
+    return _put_together(recipe, index, epoch, parts)
+
+
+def _put_together(
+    recipe: Recipe, index: BatchIndex, epoch: int, parts: Sequence[tuple[Slice, dict[str, Any] | list[Any]]]
+) -> Any:
     with recipe.clock.measure("collate"):
         positions = np.concatenate([part.positions for part, _ in parts])
         back = np.argsort(positions)
@@ -136,6 +227,7 @@ def make_batch(
             step=index.step,
             sample_ids=torch.from_numpy(index.sample.copy()),
             num_padded=index.num_padded,
+            sources=None if index.source is None else torch.from_numpy(index.source.copy()),
         )
 
 
@@ -148,30 +240,37 @@ def _read_column(recipe: Recipe, part: Slice, name: str) -> Any:
         else:
             values = [shard.values(name, rows) for shard, rows in _runs(part)]
             if kind is ColumnKind.FIXED:
-                return np.concatenate(values)  # type: ignore[arg-type]
+                return np.concatenate(values)
             return [value for run in values for value in run]
     with recipe.clock.measure("decode"):
-        return [_decoded(decoder, data, name, int(number)) for data, number in zip(encoded, part.samples, strict=True)]
+        if isinstance(decoder, CroppingDecoder):
+            decoders = decoder.decoders(part.epoch, part.samples)
+        else:
+            decoders = [decoder] * len(encoded)
+        return [
+            _decoded(each, data, name, part, place)
+            for place, (each, data) in enumerate(zip(decoders, encoded, strict=True))
+        ]
 
 
-def _runs(part: Slice) -> zip[tuple[OpenShard, npt.NDArray[np.int64]]]:
+def _runs(part: Slice) -> zip[tuple[OpenUnit, npt.NDArray[np.int64]]]:
     return zip(part.shards, part.rows, strict=True)
 
 
-def _decoded(decoder: Decoder, data: bytes | memoryview, column: str, sample: int) -> torch.Tensor:
+def _decoded(decoder: Decoder, data: bytes | memoryview, column: str, part: Slice, place: int) -> torch.Tensor:
     try:
         return decoder(data)
     except DecodeError as error:
-        raise error.locate(sample=sample, column=column) from error.__cause__
+        raise error.locate(column=column, **part.facts(place)) from error.__cause__
 
 
-def _transformed(transform: Callable[[dict[str, Any]], Any], sample: dict[str, Any], number: int) -> Any:
+def _transformed(transform: Callable[[dict[str, Any]], Any], sample: dict[str, Any], part: Slice, place: int) -> Any:
     try:
         return transform(sample)
     except LoaderError:
         raise
     except Exception as error:
-        raise TransformError(f"the transform failed: {type(error).__name__}: {error}", sample=number) from error
+        raise TransformError(f"the transform failed: {type(error).__name__}: {error}", **part.facts(place)) from error
 
 
 def _by_sample(values: Any) -> Any:

@@ -11,7 +11,7 @@
     │   └── CredentialsExpired             expired, revoked or replaced; stores renew them once where they can
     ├── InvalidRange                       bytes were asked for that the object does not have
     ├── ObjectChanged                      the object is not the one that If-Match named
-    │   └── DatasetChanged                 a shard was replaced under a reader
+    │   └── DatasetChanged                 an object is not the one that the manifest pins
     ├── TransientError                     worth another attempt (``retryable``)
     │   ├── Throttled                      503 SlowDown, 429
     │   ├── ConnectionFailed               refused, reset, DNS, TLS
@@ -172,7 +172,7 @@ class ObjectChanged(StorageError):
 
 
 class DatasetChanged(ObjectChanged):
-    """A shard was replaced under a reader: its bytes are not those that the manifest pins."""
+    """An object in the bucket is not the one that the manifest pins: replaced under a reader, or damaged there."""
 
 
 class TransientError(StorageError):
@@ -210,7 +210,14 @@ class CorruptData(StorageError):
 
 
 class DigestMismatch(CorruptData):
-    """A digest disagrees with the bytes that it covers."""
+    """A digest disagrees with the bytes that it covers.
+
+    Attributes:
+        is_steady: Whether fetching them again, over a new connection, brought the very same wrong bytes: then it is
+            the object that is wrong, not the way that damages it.
+    """
+
+    is_steady: bool = False
 
 
 class FormatError(CorruptData):

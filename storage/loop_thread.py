@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from storage.errors import StoreClosed
 from storage.forking import keep_for_ever, tell_after_fork
@@ -16,6 +17,10 @@ from storage.forking import keep_for_ever, tell_after_fork
 __all__ = ["LoopThread"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_JOIN_S = 60.0
 
 
 class LoopThread:
@@ -48,12 +53,13 @@ class LoopThread:
         Raises:
             StoreClosed: After `close`, or in a forked process.
         """
-        try:
-            loop = self._running_loop()
-        except StoreClosed:
-            coroutine.close()
-            raise
-        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+        with self._lock:  # whatever is submitted before `close` is run, or cancelled by it
+            try:
+                loop = self._running_loop()
+            except StoreClosed:
+                coroutine.close()
+                raise
+            return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
         """Runs a coroutine to its end and returns its result; a KeyboardInterrupt or a time-out cancels it.
@@ -72,6 +78,44 @@ class LoopThread:
             future.cancel()
             raise
 
+    async def reach(self, coroutine: Coroutine[Any, Any, T], dispose: Callable[[T], object] = lambda result: None) -> T:
+        """Awaits, on whatever loop this is called from, a coroutine that runs on this thread's loop.
+
+        Args:
+            coroutine: What to run there.
+            dispose: Called there with a result that came too late for a caller that had been cancelled.
+
+        Raises:
+            StoreClosed: As for `submit`, or the loop is closed meanwhile.
+
+        Cancellation: It is handed on, and raised when the coroutine has ended.
+        """
+        if self._loop is asyncio.get_running_loop():
+            return await coroutine
+        visit = _Visit(coroutine)
+        try:
+            waiting = asyncio.wrap_future(self.submit(visit.run()))
+        except StoreClosed:
+            coroutine.close()
+            raise
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            asked = asyncio.current_task()
+            if waiting.cancelled() and (asked is None or not asked.cancelling()):
+                raise StoreClosed("the event loop was closed meanwhile") from None
+            self.call_soon(visit.cancel)
+            while not waiting.done():
+                try:
+                    await asyncio.wait({waiting})
+                except asyncio.CancelledError:
+                    continue  # once is enough; it is raised below
+            if not waiting.cancelled() and waiting.exception() is None:
+                self.call_soon(dispose, waiting.result())
+            raise
+        finally:
+            coroutine.close()  # it has ended, or was cancelled before it began
+
     def call_soon(self, function: Any, *args: Any) -> None:
         """Calls a plain function on the loop; a loop that has closed meanwhile is no error: nobody is left to tell."""
         with self._lock:
@@ -79,7 +123,10 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(function, *args)
 
     def close(self) -> None:
-        """Cancels what still runs, waits for it to unwind, and joins the thread. Idempotent."""
+        """Cancels what still runs, waits for it to unwind, and joins the thread. Idempotent.
+
+        What does not unwind within a minute (a drive that hangs) is left behind with its thread, a daemon.
+        """
         with self._lock:
             loop, thread = self._loop, self._thread
             already, self._closed = self._closed, True
@@ -87,7 +134,9 @@ class LoopThread:
             return
         loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
-            thread.join()
+            thread.join(_JOIN_S)
+            if thread.is_alive():
+                _log.warning("the event loop %r does not end; its thread is left behind", self._name)
 
     def __enter__(self) -> Self:
         return self
@@ -98,19 +147,18 @@ class LoopThread:
         self.close()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._closed:
-                raise StoreClosed("the event loop is closed")
-            if self._loop is not None and self._pid != os.getpid():
-                raise StoreClosed(
-                    "opened before a fork; open it again in the child, or start workers by 'spawn' or 'forkserver'"
-                )
-            if self._loop is None:
-                self._pid = os.getpid()
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
-                self._thread.start()
-            return self._loop
+        if self._closed:
+            raise StoreClosed("the event loop is closed")
+        if self._loop is not None and self._pid != os.getpid():
+            raise StoreClosed(
+                "opened before a fork; open it again in the child, or start workers by 'spawn' or 'forkserver'"
+            )
+        if self._loop is None:
+            self._pid = os.getpid()
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
+            self._thread.start()
+        return self._loop
 
     @staticmethod
     def _serve(loop: asyncio.AbstractEventLoop) -> None:
@@ -126,3 +174,23 @@ class LoopThread:
         finally:
             asyncio.set_event_loop(None)
             loop.close()
+
+
+class _Visit(Generic[T]):
+    """A coroutine on another loop that can be cancelled there, even before it has begun."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    async def run(self) -> T:
+        if self._cancelled:
+            raise asyncio.CancelledError
+        self._task = asyncio.current_task()
+        return await self._coroutine
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._task is not None:
+            self._task.cancel()

@@ -1,14 +1,19 @@
 """From encoded bytes to pixels: one decoder a column, whatever library does the work."""
 
+from concurrent_loader.decode.crop import Box, CropDecoder, has_native_crop, make_crop_decoder
 from concurrent_loader.decode.header import ImageHeader, parse_header
 from concurrent_loader.decode.registry import DEFAULT_MAX_PIXELS, Backend, Decoder, available_backends, make_decoder
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",
     "Backend",
+    "Box",
+    "CropDecoder",
     "Decoder",
     "ImageHeader",
     "available_backends",
+    "has_native_crop",
+    "make_crop_decoder",
     "make_decoder",
     "parse_header",
 ]

@@ -18,6 +18,8 @@ Buffer = bytes | bytearray | memoryview
 _MAX_SEGMENTS = 4096  # before a JPEG's frame header; real files have a few dozen at most
 _NO_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})  # JPEG markers that stand alone
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_APP1 = 0xE1
+_ORIENTATION = 0x0112
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
 
@@ -35,6 +37,7 @@ class ImageHeader:
         palette: A PNG whose pixels are indices into a palette.
         animated: A WebP with frames.
         exif: A WebP that announces EXIF data.
+        orientation: A JPEG's, by EXIF: 1 as it is, 2 mirrored, 3 turned by 180°, … 8.
     """
 
     format: str
@@ -46,11 +49,17 @@ class ImageHeader:
     palette: bool = False
     animated: bool = False
     exif: bool = False
+    orientation: int = 1
 
     @property
     def num_pixels(self) -> int:
         """Of the decoded picture."""
         return self.width * self.height
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        """A JPEG's height and width when it has been turned upright."""
+        return (self.width, self.height) if self.orientation >= 5 else (self.height, self.width)
 
 
 def parse_header(data: Buffer) -> ImageHeader:
@@ -78,7 +87,7 @@ def parse_header(data: Buffer) -> ImageHeader:
 
 
 def _parse_jpeg(view: memoryview) -> ImageHeader:
-    position = 2
+    position, orientation = 2, 1
     for _ in range(_MAX_SEGMENTS):
         if view[position] != 0xFF:
             raise DecodeError("a JPEG marker is missing", expected=0xFF, got=view[position])
@@ -90,14 +99,33 @@ def _parse_jpeg(view: memoryview) -> ImageHeader:
             continue
         if marker in _SOF:
             _, bits, height, width, num_components = struct.unpack_from(">HBHHB", view, position)
-            return ImageHeader("jpeg", width, height, num_components, bits, sof=marker)
+            return ImageHeader("jpeg", width, height, num_components, bits, sof=marker, orientation=orientation)
         if marker in (0x00, 0xD8, 0xD9, 0xDA):
             raise DecodeError("the JPEG has no frame header before its data", got=f"marker 0x{marker:02X}")
         (length,) = struct.unpack_from(">H", view, position)
         if length < 2:
             raise DecodeError("a JPEG segment has an impossible length", got=length)
+        if marker == _APP1 and bytes(view[position + 2 : position + 8]) == b"Exif\0\0":
+            orientation = _parse_orientation(view[position + 8 : position + length])
         position += length
     raise DecodeError("the JPEG has too many segments before its frame header", expected=f"at most {_MAX_SEGMENTS}")
+
+
+def _parse_orientation(tiff: memoryview) -> int:
+    """Finds the orientation among the first directory's entries; 1 where the data makes no sense."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(tiff[:4]))
+    if order is None:
+        return 1
+    try:
+        (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (num_entries,) = struct.unpack_from(f"{order}H", tiff, start)
+        for entry in range(num_entries):
+            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", tiff, start + 2 + 12 * entry)
+            if tag == _ORIENTATION and kind == 3 and 1 <= value <= 8:
+                return int(value)
+    except struct.error:
+        return 1
+    return 1
 
 
 def _parse_png(view: memoryview) -> ImageHeader:

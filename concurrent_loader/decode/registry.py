@@ -13,11 +13,21 @@ from concurrent_loader.decode.header import Buffer, ImageHeader, parse_header
 from concurrent_loader.errors import DecodeError
 from storage.errors import ConfigurationError
 
-__all__ = ["DEFAULT_MAX_PIXELS", "Backend", "Decoder", "available_backends", "make_decoder"]
+__all__ = [
+    "DEFAULT_MAX_PIXELS",
+    "Backend",
+    "Decode",
+    "Decoder",
+    "available_backends",
+    "check_header",
+    "formats_of",
+    "load_backend",
+    "make_decoder",
+]
 
 Decoder = Callable[[Buffer], torch.Tensor]
 Backend = Literal["auto", "torchcodec", "torchvision", "pil"]
-_Decode = Callable[[Buffer, ImageHeader, str], torch.Tensor]
+Decode = Callable[[Buffer, ImageHeader, str], torch.Tensor]
 
 DEFAULT_MAX_PIXELS = 178_956_970  # Pillow's: half a GiB of RGB
 
@@ -68,15 +78,13 @@ def make_decoder(
         return _wrapped(spec)
     if spec not in _MODES:
         raise ConfigurationError("decode must be 'rgb', 'gray', 'unchanged' or a function", got=spec)
-    if column_type not in _FORMATS:
-        raise ConfigurationError("only columns of images can be decoded", expected=sorted(_FORMATS), got=column_type)
     if max_pixels < 1:
         raise ConfigurationError("max_pixels must be positive", got=max_pixels)
-    mode, formats, decode = _MODES[spec], _FORMATS[column_type], _load(backend)
+    mode, formats, decode = _MODES[spec], formats_of(column_type), load_backend(backend)
 
     def decode_image(data: Buffer) -> torch.Tensor:
         header = parse_header(data)
-        _check(header, formats, max_pixels)
+        check_header(header, formats, max_pixels)
         return decode(data, header, mode)
 
     return decode_image
@@ -89,7 +97,23 @@ def available_backends() -> tuple[Backend, ...]:
     return tuple(name for name in names if _importable(name))
 
 
-def _check(header: ImageHeader, formats: frozenset[str], max_pixels: int) -> None:
+def formats_of(column_type: str) -> frozenset[str]:
+    """The formats that a column's values may have.
+
+    Raises:
+        ConfigurationError: It is no column of images.
+    """
+    if column_type not in _FORMATS:
+        raise ConfigurationError("only columns of images can be decoded", expected=sorted(_FORMATS), got=column_type)
+    return _FORMATS[column_type]
+
+
+def check_header(header: ImageHeader, formats: frozenset[str], max_pixels: int) -> None:
+    """Refuses what a decoder must not get to see.
+
+    Raises:
+        DecodeError: Another format, too many pixels, or an animation.
+    """
     if header.format not in formats:
         raise DecodeError("the image is of another format than its column", expected=sorted(formats), got=header.format)
     if header.num_pixels > max_pixels:
@@ -114,7 +138,12 @@ def _wrapped(function: Decoder) -> Decoder:
     return decode_by_function
 
 
-def _load(backend: Backend) -> _Decode:
+def load_backend(backend: Backend) -> Decode:
+    """Imports a library's decode function: (bytes, header, mode) → (C, H, W) uint8.
+
+    Raises:
+        ConfigurationError: There is no such library, or it cannot be used here.
+    """
     if backend == "auto":
         return _import(available_backends()[0])
     if backend not in ("torchcodec", "torchvision", "pil"):
@@ -134,7 +163,7 @@ def _importable(backend: Backend) -> bool:
     return True
 
 
-def _import(backend: str) -> _Decode:
+def _import(backend: str) -> Decode:
     if backend == "torchcodec":
         from concurrent_loader.decode import torchcodec_images
 

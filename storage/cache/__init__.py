@@ -1,6 +1,7 @@
 """Shards on the local drive, shared by threads, processes and ranks."""
 
 from storage.cache.disk_cache import DiskShardCache
+from storage.cache.object_entry import ObjectEntry
 from storage.cache.open_shard import FileShard, MemoryShard, OpenShard
 from storage.cache.opening import open_shard_cache
 from storage.cache.schedule import UseSchedule
@@ -12,6 +13,7 @@ __all__ = [
     "FileShard",
     "MemoryShard",
     "MemoryShardCache",
+    "ObjectEntry",
     "OpenShard",
     "ShardCache",
     "UseSchedule",

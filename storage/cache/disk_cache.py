@@ -20,6 +20,7 @@ from storage.cache.drive import Drive
 from storage.cache.eviction import Resident, choose_victims
 from storage.cache.files import CachedFile, CacheFolder, FileKind, IncomingFile, file_name_of
 from storage.cache.lock_waiting import LockWaiter
+from storage.cache.object_entry import ObjectEntry
 from storage.cache.open_shard import FileShard, OpenShard, read_exactly
 from storage.cache.schedule import UseSchedule
 from storage.cache.shard_cache import ShardCache
@@ -65,7 +66,7 @@ class DiskShardCache(ShardCache):
         drive: Drive | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(engine)
+        super().__init__(engine, now=clock)
         self._budget_bytes = parse_size(budget_bytes, name="cache_bytes")
         self._folder = CacheFolder(root, drive=drive)
         self._drive = self._folder.drive
@@ -351,20 +352,36 @@ class DiskShardCache(ShardCache):
     def _read_sparse(self, entry: ShardEntry | BundleEntry, start: int, end: int) -> bytes | None:
         return self._sparse.read(entry.digest, start, end, size=entry.size)
 
-    def _discard_sparse(self, entry: ShardEntry | BundleEntry) -> None:
+    def _discard_sparse(self, entry: ShardEntry | BundleEntry | ObjectEntry) -> None:
         self._count(num_quarantined=1)
         try:
             self._sparse.discard(entry.digest)
         except OSError as error:
             self._complaints.of_drive(error)
 
-    async def _keep_range(self, entry: ShardEntry | BundleEntry, start: int, data: memoryview) -> None:
+    async def _keep_range(self, entry: ShardEntry | BundleEntry | ObjectEntry, start: int, data: memoryview) -> None:
         try:
             async with self._room(self._sparse.cost_bytes(start, start + len(data))) as granted:
                 if granted:
                     await in_thread(lambda: self._sparse.add(entry.digest, start, data, size=entry.size))
         except OSError as error:
             self._complaints.of_drive(error)
+
+    # -- raw objects -----------------------------------------------------------------------------------------------
+
+    async def _read_local_object(self, entry: ObjectEntry) -> memoryview | None:
+        def read() -> memoryview | None:
+            try:
+                return self._sparse.read_object(entry.digest, size=entry.size)
+            except CorruptData as error:
+                error.locate(key=entry.key)
+                self._complaints.of_decay(error)
+                self._discard_sparse(entry)
+            except OSError as error:
+                self._complaints.of_drive(error)
+            return None
+
+        return await in_thread(read)
 
     async def close(self) -> None:
         await super().close()

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 from contextlib import suppress
+from pathlib import Path
 
 __all__ = ["Drive"]
 
@@ -29,6 +30,18 @@ class Drive:
         """Opens a folder by its path; the last part may be a link, and what it leads to is what is checked."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    def open_again(self, folder: int) -> int:
+        """Opens an open folder once more: a descriptor with a lock of its own."""
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+
+    def make_folder(self, path: Path) -> None:
+        """Makes a folder that only its owner may enter, and those above it; one that is there is no error."""
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def names(self, folder: int) -> list[str]:
+        """What is in a folder; nothing in one that was deleted."""
+        return os.listdir(folder)
+
     def open(self, name: str, flags: int, *, folder: int) -> int:
         """Opens a file of the folder without following a link and without waiting for a pipe's other end."""
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -37,6 +50,10 @@ class Drive:
     def status(self, fd: int) -> os.stat_result:
         """What an open descriptor is."""
         return os.fstat(fd)
+
+    def status_of(self, name: str, *, folder: int) -> os.stat_result:
+        """What is under a name; a link is a link."""
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
     def allocate(self, fd: int, num_bytes: int) -> None:
         """Makes a file this long and takes its blocks, so that a full drive says so before the transfer."""

@@ -104,7 +104,7 @@ class CacheFolder:
         self._folders = [self._open_root()]  # the last one counts; older ones were deleted under us
 
     def _open_root(self) -> int:
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.drive.make_folder(self.root)
         fd = self.drive.open_folder(self.root)
         try:
             # Of what was opened, not of the path: that may lead elsewhere by now.
@@ -253,8 +253,9 @@ class CacheFolder:
 
     def pulse(self, name: str) -> object:
         """Something that changes while the holder of a shard's lock makes progress (it touches the lock's file)."""
+        file_name = file_name_of(name, FileKind.LOCK)
         try:
-            status = self._in_folder(lambda folder: os.stat(file_name_of(name, FileKind.LOCK), dir_fd=folder))
+            status = self._in_folder(lambda folder: self.drive.status_of(file_name, folder=folder))
         except FileNotFoundError:
             return None
         return status.st_ino, status.st_mtime_ns
@@ -264,7 +265,7 @@ class CacheFolder:
 
         The lock is on the folder itself: it needs no file, and ends with its process.
         """
-        fd = self._in_folder(lambda folder: os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder))
+        fd = self._in_folder(self.drive.open_again)
         try:
             if self.drive.lock(fd, wait=wait):
                 return fd
@@ -292,22 +293,22 @@ class CacheFolder:
         """Returns the files by inode (one that is renamed meanwhile may be seen twice), and whether none was missed."""
         found: dict[int, CachedFile] = {}
         complete = True
-        with os.scandir(self._folders[-1]) as entries:  # of a folder that was deleted: nothing
-            for entry in entries:
-                match = _FILE.fullmatch(entry.name)
-                if match is None and not _INCOMING.fullmatch(entry.name):
-                    continue
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    complete = complete and match is not None
-                    continue
-                if not stat.S_ISREG(status.st_mode):
-                    continue
-                kind = FileKind(match[2]) if match else FileKind.INCOMING
-                num_bytes = status.st_blocks * _BLOCK_BYTES if kind is FileKind.SPARSE else status.st_size
-                name = match[1] if match else ""
-                found[status.st_ino] = CachedFile(entry.name, name, kind, status.st_size, num_bytes, status.st_mtime)
+        folder = self._folders[-1]
+        for file_name in self.drive.names(folder):
+            match = _FILE.fullmatch(file_name)
+            if match is None and not _INCOMING.fullmatch(file_name):
+                continue
+            try:
+                status = self.drive.status_of(file_name, folder=folder)
+            except FileNotFoundError:
+                complete = complete and match is not None
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            kind = FileKind(match[2]) if match else FileKind.INCOMING
+            num_bytes = status.st_blocks * _BLOCK_BYTES if kind is FileKind.SPARSE else status.st_size
+            name = match[1] if match else ""
+            found[status.st_ino] = CachedFile(file_name, name, kind, status.st_size, num_bytes, status.st_mtime)
         return found, complete
 
     def evict(self, file: CachedFile) -> bool:

@@ -77,8 +77,8 @@ class LockWaiter:
             if lock is not None:
                 give_back(lock)
 
-        seen = pulse()
         try:
+            seen = pulse()
             while True:
                 await asyncio.wait({taken}, timeout=self._patience_s)
                 if taken.done():
@@ -86,7 +86,7 @@ class LockWaiter:
                 last, seen = seen, pulse()
                 if seen == last:
                     break
-        except asyncio.CancelledError:
+        except BaseException:
             taken.cancel()
             waiting.add_done_callback(discard)
             raise

@@ -38,6 +38,11 @@ class OpenShard(ABC):
             )  # fmt: skip
 
     @property
+    def key(self) -> str:
+        """Of the shard, below the data set's URL."""
+        return self.entry.key
+
+    @property
     @abstractmethod
     def cached(self) -> bool:
         """Whether the bytes come from a file that may have decayed, and that can be thrown away and fetched again."""

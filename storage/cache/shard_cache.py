@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from storage.cache.object_entry import ObjectEntry
 from storage.cache.open_shard import MemoryShard, OpenShard
 from storage.cache.schedule import UseSchedule
 from storage.cache.single_flight import SingleFlight
 from storage.cache.threads import in_thread
-from storage.errors import CorruptData, DatasetChanged, ObjectChanged, StorageError, StoreClosed
+from storage.errors import (
+    CorruptData,
+    DatasetChanged,
+    DigestMismatch,
+    NotFound,
+    ObjectChanged,
+    StorageError,
+    StoreClosed,
+)
 from storage.fetch.engine import FetchEngine
 from storage.ranges import ByteRange, split
 from storage.shards.layout import CHUNK_BYTES
@@ -40,8 +50,9 @@ class CacheStats:
         num_evicted: Files deleted to make room.
         num_quarantined: Files thrown away because their bytes had decayed.
         num_bypassed: Shards kept in memory: the drive refused them, or they were not worth what would have had to go.
-        num_sparse_hits: Ranges of single samples and indexes found locally, in parts of a shard or in a whole one.
-        num_sparse_misses: Such ranges fetched.
+        num_sparse_hits: Ranges of single samples and indexes found locally, in parts of a shard or in a whole one; and
+            raw objects.
+        num_sparse_misses: Such ranges and objects fetched.
     """
 
     num_hits: int = 0
@@ -57,15 +68,22 @@ class ShardCache(ABC):
     """Whole shards, pinned while in use, and ranges of them.
 
     Usable from one event loop. `acquire` and `release` come in pairs.
+
+    Args:
+        engine: Fetches what is missing.
+        now: Monotonic seconds.
     """
 
-    def __init__(self, engine: FetchEngine) -> None:
+    def __init__(self, engine: FetchEngine, *, now: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._flight: SingleFlight[str, OpenShard] = SingleFlight()
         self._replacing: SingleFlight[str, OpenShard] = SingleFlight()
+        self._objects: SingleFlight[str, memoryview] = SingleFlight()
         self._open: dict[str, OpenShard] = {}
         self._pins: dict[str, int] = {}
         self._retired: dict[str, list[OpenShard]] = {}  # replaced, perhaps still being read by a thread
+        self._fetched: dict[str, tuple[float, float | None]] = {}  # of pinned shards: when their fetch began and ended
+        self._now = now
         self._stats = CacheStats()
         self._counting = threading.Lock()
         self._closed = False
@@ -112,9 +130,17 @@ class ShardCache(ABC):
         self._pins[name] -= 1
         if self._pins[name] == 0:
             del self._pins[name]
+            self._fetched.pop(name, None)
             for shard in (self._open.pop(name, None), *self._retired.pop(name, ())):
                 if shard is not None:
                     shard.close()
+
+    def fetched(self, entry: ShardEntry) -> tuple[float, float | None] | None:
+        """Says when the fetch of a pinned shard from the store began and ended (None: not yet), in monotonic seconds.
+
+        None if it was not fetched. May be called from any thread.
+        """
+        return self._fetched.get(entry.digest)
 
     async def replace(self, entry: ShardEntry, decayed: OpenShard) -> OpenShard:
         """Throws away a local file whose bytes turned out wrong, and fetches the shard again; pins stay as they are.
@@ -141,6 +167,7 @@ class ShardCache(ABC):
         self._open.clear()
         self._retired.clear()
         self._pins.clear()
+        self._fetched.clear()
 
     async def _bring(self, entry: ShardEntry) -> OpenShard:
         shard = await self._load(entry)
@@ -166,7 +193,7 @@ class ShardCache(ABC):
             What ``decode`` returned.
 
         Raises:
-            CorruptData: What ``decode`` raised on bytes that were fetched twice.
+            CorruptData: What ``decode`` raised on bytes that were fetched twice, although the object is the right one.
             DatasetChanged: The object in the bucket is not the one that the manifest pins.
             StorageError: They could not be fetched.
         """
@@ -188,7 +215,9 @@ class ShardCache(ABC):
             try:
                 value = await _decoded(decode, data)
             except CorruptData as error:
-                raise error.locate(attempts=2, start=start, end=end) from None
+                error.locate(attempts=2, start=start, end=end)
+                await self._check_object(entry, start, end, error)
+                raise error from None
         await self._keep_range(entry, start, data)
         return value
 
@@ -197,6 +226,78 @@ class ShardCache(ABC):
             return (await self._engine.fetch(entry.key, start, end, object_size=entry.size)).data.toreadonly()
         except ObjectChanged as error:
             raise _dataset_changed(entry, error) from error
+
+    async def _check_object(self, entry: ShardEntry | BundleEntry, start: int, end: int, error: CorruptData) -> None:
+        """Finds out whose fault it is that a range is wrong: a range has no digest in the manifest, its chunks have.
+
+        Raises:
+            DatasetChanged: The object's, which is not the one that the manifest pins.
+        """
+
+        async def drop(position: int, piece: memoryview) -> None:
+            """Its digest is all that is wanted."""
+
+        chunks = split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES)
+        for span, digest in zip(chunks, entry.chunk_digests, strict=True):
+            if span.start >= end or span.end <= start:
+                continue
+            try:
+                await self._engine.fetch_into(
+                    entry.key, span.start, span.end, drop, digest=digest, object_size=entry.size
+                )
+            except ObjectChanged as changed:
+                raise _dataset_changed(entry, changed) from changed
+            except DigestMismatch as wrong:
+                if wrong.is_steady:
+                    raise _not_pinned(entry, error) from wrong
+
+    # -- raw objects -----------------------------------------------------------------------------------------------
+
+    async def read_object(self, entry: ObjectEntry) -> memoryview:
+        """Reads a whole object, from where it is nearest.
+
+        Raises:
+            DatasetChanged: The object is gone, or another one than was listed.
+            StorageError: It could not be fetched.
+        """
+        if self._closed:
+            raise StoreClosed("this cache is closed", key=entry.key)
+        if not entry.size:
+            return memoryview(b"")
+        return await self._objects.run(entry.digest, lambda: self._read_object(entry))
+
+    async def _read_object(self, entry: ObjectEntry) -> memoryview:
+        local = await self._read_local_object(entry)
+        if local is not None:
+            self._count(num_sparse_hits=1)
+            return local
+        self._count(num_sparse_misses=1)
+        data = await self._fetch_object(entry)
+        await self._keep_range(entry, 0, data)
+        return data
+
+    async def _fetch_object(self, entry: ObjectEntry) -> memoryview:
+        # A weak ETag never matches (RFC 9110, 13.1.1); it is compared afterwards.
+        strong = None if entry.etag is None or entry.etag.startswith("W/") else entry.etag
+        try:
+            result = await self._engine.fetch(entry.key, 0, entry.size, if_match=strong, object_size=entry.size)
+        except (ObjectChanged, NotFound) as error:
+            gone = "deleted" if isinstance(error, NotFound) else "replaced"
+            raise DatasetChanged(
+                f"an object was {gone} after it was listed; list again with refresh=True",
+                url=error.url, key=entry.key, start=error.start, end=error.end,
+                expected=error.expected, got=error.got, attempts=error.attempts,
+            ) from error  # fmt: skip
+        if entry.etag is not None and result.meta.etag not in (None, entry.etag):
+            raise DatasetChanged(
+                "an object was replaced after it was listed; list again with refresh=True",
+                url=self._engine.store.url, key=entry.key, expected=entry.etag, got=result.meta.etag,
+            )  # fmt: skip
+        return result.data
+
+    async def _read_local_object(self, entry: ObjectEntry) -> memoryview | None:
+        """Reads an object that is local, throwing it away if it is damaged; None where there is none."""
+        return None
 
     # -- what a cache on the drive does more -----------------------------------------------------------------------
 
@@ -226,7 +327,7 @@ class ShardCache(ABC):
         """Reads a range that is local, throwing away what turns out damaged; None where there is none."""
         return None
 
-    async def _keep_range(self, entry: ShardEntry | BundleEntry, start: int, data: memoryview) -> None:
+    async def _keep_range(self, entry: ShardEntry | BundleEntry | ObjectEntry, start: int, data: memoryview) -> None:
         """Keeps a range that was fetched and verified."""
 
     # -- fetching --------------------------------------------------------------------------------------------------
@@ -243,6 +344,8 @@ class ShardCache(ABC):
             entry: The shard.
             bring: Fetches one chunk, given its number and range.
         """
+        began_s = self._now()
+        self._fetched[entry.digest] = (began_s, None)
         try:
             async with asyncio.TaskGroup() as group:
                 for number, span in enumerate(split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES)):
@@ -252,9 +355,16 @@ class ShardCache(ABC):
             first = _first(errors)
             if isinstance(first, ObjectChanged):
                 raise _dataset_changed(entry, first) from first
+            if isinstance(first, DigestMismatch) and first.is_steady:
+                raise _not_pinned(entry, first) from first
             if isinstance(first, StorageError):
                 first.locate(shard=entry.key)
             raise first from first.__cause__
+        finally:
+            if self._pins.get(entry.digest):
+                self._fetched[entry.digest] = (began_s, self._now())
+            else:
+                self._fetched.pop(entry.digest, None)
 
     async def _fetch_into_memory(self, entry: ShardEntry) -> OpenShard:
         chunks: dict[int, memoryview] = {}
@@ -279,6 +389,15 @@ def _dataset_changed(entry: ShardEntry | BundleEntry, error: ObjectChanged) -> D
         "a shard was replaced under its manifest; open the data set again",
         url=error.url, key=entry.key, shard=entry.key, start=error.start, end=error.end,
         expected=error.expected, got=error.got, attempts=error.attempts,
+    )  # fmt: skip
+
+
+def _not_pinned(entry: ShardEntry | BundleEntry, error: CorruptData) -> DatasetChanged:
+    return DatasetChanged(
+        "the object in the bucket is not the one that the manifest pins: replaced, or damaged where it is stored; "
+        "`concurrent-loader verify` says what is left of the data set",
+        url=error.url, key=entry.key, shard=entry.key, sample=error.sample, column=error.column, start=error.start,
+        end=error.end, expected=error.expected, got=error.got, attempts=error.attempts,
     )  # fmt: skip
 
 

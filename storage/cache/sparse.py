@@ -4,6 +4,8 @@
 with a journal of what is there (`storage.cache.ranges_journal`). One file, so that bytes and journal cannot part. Bytes
 are written before their record. Any number of processes add to it, without a lock: what two of them write to the same
 place is the same. What is read is checked by its digest as ever; this is only a cache.
+
+A raw object, which has no digest of its own, is kept likewise, whole, with one record, whose digest vouches for it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import xxhash
 
 from storage.cache.files import CacheFolder, FileKind, file_name_of
 from storage.cache.ranges_journal import RECORD_BYTES, PresentRanges, RangeRecord, encode_record, parse_records
+from storage.errors import DigestMismatch
 
 __all__ = ["SparseFiles", "read_journal"]
 
@@ -69,6 +72,34 @@ class SparseFiles:
             self._folder.mark_used(fd)
             data = self._drive.read(fd, end - start, start)
             return data if len(data) == end - start else None
+        finally:
+            self._drive.close(fd)
+
+    def read_object(self, name: str, *, size: int) -> memoryview | None:
+        """Returns a whole raw object, whose bytes nothing but the journal can vouch for; None if it is not there.
+
+        Args:
+            name: Under which it was kept.
+            size: Of the object.
+
+        Raises:
+            DigestMismatch: Its bytes are not those that were kept.
+            OSError: The file cannot be read.
+        """
+        fd = self._folder.lease(file_name_of(name, FileKind.SPARSE), os.O_RDONLY)
+        if fd is None:
+            return None
+        try:
+            found = self._drive.read(fd, size + 2 * RECORD_BYTES, 0)
+            records, _ = parse_records(found[size:], size=size)
+            record = next((record for record in records if (record.start, record.end) == (0, size)), None)
+            if record is None:
+                return None
+            data = memoryview(found)[:size]
+            if xxhash.xxh3_64_intdigest(data) != record.digest:
+                raise DigestMismatch("a cached object is not what was fetched", start=0, end=size)
+            self._folder.mark_used(fd)
+            return data
         finally:
             self._drive.close(fd)
 

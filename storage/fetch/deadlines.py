@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from storage.fetch.retry import RetryPolicy
 
-__all__ = ["StallWatch", "attempt_timeout_s", "for_size"]
+__all__ = ["Age", "StallWatch", "attempt_timeout_s", "for_size"]
 
 _RANGE_BYTES = 8 << 20
 
@@ -26,6 +26,36 @@ def attempt_timeout_s(policy: RetryPolicy, *, num_bytes: int, elapsed_s: float) 
         elapsed_s: Since the first attempt began; the deadline cuts what is left.
     """
     return max(0.0, min(policy.first_byte_s + num_bytes / policy.min_bytes_per_s, policy.deadline_s - elapsed_s))
+
+
+class Age:
+    """How old a call is, as its deadline counts: from its first request on, and before that the store's silence.
+
+    Who waits for the first place in flight behind a long queue waits because of the bound on requests, as long as the
+    store works through the queue. As soon as nothing comes from it any more, waiting is the store's doing, and counts.
+
+    Args:
+        now_s: When the call begins.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self.is_sent = False
+
+    def seconds(self, now_s: float, *, heard_s: float) -> float:
+        """Its age.
+
+        Args:
+            now_s: Now.
+            heard_s: When anything last came from the store, for whomever.
+        """
+        return now_s - (self._since_s if self.is_sent else max(self._since_s, heard_s))
+
+    def sent(self, *, heard_s: float) -> None:
+        """A request has its place: from now on every second counts."""
+        if not self.is_sent:
+            self._since_s = max(self._since_s, heard_s)
+            self.is_sent = True
 
 
 class StallWatch:

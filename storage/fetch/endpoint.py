@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 from collections import deque
@@ -60,6 +61,7 @@ class Endpoint:
         self._active = 0
         self._waiting: deque[_Waiter] = deque()
         self._throttled_s: float | None = None
+        self._heard_s = -math.inf
 
     @classmethod
     def of(cls, name: str) -> Endpoint:
@@ -80,6 +82,15 @@ class Endpoint:
         """Requests in flight."""
         return self._active
 
+    @property
+    def heard_s(self) -> float:
+        """When anything last came from it, by its readers' clock: bytes, or an answer that was complete or final."""
+        return self._heard_s
+
+    def heard(self, now_s: float) -> None:
+        """Something has come from it: it is alive."""
+        self._heard_s = now_s  # one store of one word: threads need no lock for it, bytes come often
+
     def join(self, bound: int | None) -> Member:
         """Adds a reader; it leaves when it drops the result."""
         member = Member(bound)
@@ -90,6 +101,11 @@ class Endpoint:
         self._tell(woken)
         return member
 
+    def enter_at_once(self) -> int | None:
+        """Takes a place if there is one and nobody waits for it; returns the generation to `leave` with, or None."""
+        with self._lock:
+            return self._take()
+
     async def enter(self) -> int:
         """Waits for a place.
 
@@ -99,9 +115,9 @@ class Endpoint:
         Cancellation: A cancelled waiter leaves the queue, and gives back what it had just been granted.
         """
         with self._lock:
-            if not self._waiting and self._active < self._control.limit:
-                self._active += 1
-                return self._control.generation
+            generation = self._take()
+            if generation is not None:
+                return generation
             waiter = _Waiter()
             self._waiting.append(waiter)
         try:
@@ -164,6 +180,12 @@ class Endpoint:
         self._num_members = len(bounds)
         fixed = sum(bound for bound in bounds if bound is not None)
         self._control.configure(fixed=fixed, num_auto=sum(bound is None for bound in bounds))
+
+    def _take(self) -> int | None:
+        if self._waiting or self._active >= self._control.limit:
+            return None
+        self._active += 1
+        return self._control.generation
 
     def _admit_waiting(self) -> list[_Waiter]:
         woken: list[_Waiter] = []

@@ -11,14 +11,16 @@ from typing import Literal, TypeVar
 
 from storage.errors import ConfigurationError, DeadlineExceeded, StorageError, Throttled
 from storage.fetch.asking import Asker
-from storage.fetch.deadlines import attempt_timeout_s
+from storage.fetch.deadlines import Age, attempt_timeout_s
 from storage.fetch.endpoint import Endpoint
 from storage.fetch.hedging import HedgePolicy
 from storage.fetch.limit_control import MAX_AUTO
 from storage.fetch.limits import InFlightGate
+from storage.fetch.patience import wait_while
 from storage.fetch.retry import RetryPolicy, retry_delay_s
 from storage.fetch.stats import Counters, FetchStats
 from storage.fetch.transfer import Transfer, Wish, Write
+from storage.secrets import presentable
 from storage.sizes import Size, parse_size
 from storage.stores.protocol import GetResult, ObjectMeta, Store
 
@@ -99,7 +101,8 @@ class FetchEngine:
             start: First byte.
             end: One past the last byte.
             if_match: The ETag that the object must have.
-            digest: xxh3_64 of the range. On a mismatch it is fetched once more, then `DigestMismatch` is raised.
+            digest: xxh3_64 of the range. On a mismatch it is fetched once more, then `DigestMismatch` is raised;
+                it says whether both times the same bytes came.
             object_size: What the whole object must measure, or `ObjectChanged` is raised.
 
         Raises:
@@ -148,24 +151,26 @@ class FetchEngine:
 
     async def insist(self, call: Callable[[], Awaitable[T]], key: str) -> T:
         """Makes any other call on the store (head, put, the pages of a list) under the same policy; never a double."""
-        began_s = self.clock()
-        queued_s = 0.0
+        age = Age(self.clock())
         attempts = 0
         while True:
-            attempts += 1
-            asked_s = self.clock()
-            place = await self.enter(0)
-            sent_s = self.clock()
-            queued_s += sent_s - asked_s
-            allowed_s = attempt_timeout_s(self.policy, num_bytes=0, elapsed_s=sent_s - began_s - queued_s)
             try:
-                return await _within(allowed_s, call)
+                place = await self.enter(0, age, self.policy.deadline_s)
+            except DeadlineExceeded as error:
+                raise error.locate(url=self.store.url, key=key, attempts=attempts) from error.__cause__
+            attempts += 1
+            sent_s = self.clock()
+            allowed_s = attempt_timeout_s(self.policy, num_bytes=0, elapsed_s=self.elapsed_s(age))
+            try:
+                answer = await _within(allowed_s, call)
+                self.heard()
+                return answer
             except StorageError as error:
-                elapsed_s = self.clock() - began_s - queued_s
                 if isinstance(error, Throttled):
                     self.counters.num_throttled += 1
-                delay_s = self.delay_s(error, self.policy, failures=attempts, elapsed_s=elapsed_s)
+                delay_s = self.delay_s(error, self.policy, failures=attempts, elapsed_s=self.elapsed_s(age))
                 if delay_s is None:
+                    presentable(error)
                     raise error.locate(url=self.store.url, key=key, attempts=attempts) from error.__cause__
             finally:
                 self.leave(place, 0, received=0, answer_s=self.clock() - sent_s)
@@ -174,14 +179,55 @@ class FetchEngine:
 
     # -- for `Transfer` --------------------------------------------------------------------------------------------
 
-    async def enter(self, num_bytes: int) -> int:
-        """Waits for a place in flight, of this engine and then of the endpoint."""
+    async def enter(self, num_bytes: int, age: Age, deadline_s: float) -> int:
+        """Waits for a place in flight, of this engine and then of the endpoint.
+
+        Args:
+            num_bytes: That the request announces.
+            age: Of the call; it is told that it was sent.
+            deadline_s: At that age waiting ends.
+
+        Raises:
+            DeadlineExceeded: There was no place until then.
+
+        Cancellation: At any time; no place stays taken.
+        """
+        place = self._enter_at_once(num_bytes)
+        if place is None:
+            try:
+                place = await wait_while(lambda: deadline_s - self.elapsed_s(age), lambda: self._wait(num_bytes))
+            except TimeoutError as error:
+                raise DeadlineExceeded(
+                    f"the deadline of {deadline_s:.3g} s passed while it waited for a place in flight again"
+                    if age.is_sent
+                    else f"nothing came from the store for {deadline_s:.3g} s while it waited for a place in flight"
+                ) from error
+        age.sent(heard_s=self._endpoint.heard_s)
+        return place
+
+    def _enter_at_once(self, num_bytes: int) -> int | None:
+        if not self._gate.enter_at_once(num_bytes):
+            return None
+        place = self._endpoint.enter_at_once()
+        if place is None:
+            self._gate.leave(num_bytes)
+        return place
+
+    async def _wait(self, num_bytes: int) -> int:
         await self._gate.enter(num_bytes)
         try:
             return await self._endpoint.enter()
         except BaseException:
             self._gate.leave(num_bytes)
             raise
+
+    def elapsed_s(self, age: Age) -> float:
+        """How much of its deadline a call has used up."""
+        return age.seconds(self.clock(), heard_s=self._endpoint.heard_s)
+
+    def heard(self) -> None:
+        """Something has come from the store: nobody who waits for a place waits in vain."""
+        self._endpoint.heard(self.clock())
 
     def leave(self, place: int, num_bytes: int, *, received: int, answer_s: float) -> None:
         """Gives both back."""
@@ -193,6 +239,8 @@ class FetchEngine:
         """Seconds to pause after so many failures in a row, or None to give up; tells the endpoint of throttling."""
         if isinstance(error, Throttled | DeadlineExceeded):
             self._endpoint.throttled(self.clock())
+        elif not error.retryable:
+            self.heard()  # a refusal is an answer, too
         # Who brought something is no burden on a sick store: going on costs no token.
         within_budget = failures == 0 or not error.retryable or self._endpoint.withdraw()
         return retry_delay_s(

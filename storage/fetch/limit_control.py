@@ -55,6 +55,7 @@ class LimitController:
         self._ceiling = MAX_AUTO
         self._reference: float | None = None  # goodput to compare with
         self._came_from: float | None = None  # the limit before the step that is being judged
+        self._first_look: float | None = None  # goodput that seemed to say that doubling has done its work
         self._num_probes = 0
         self._stride = _STRIDE
         self._next_probe_s = 0.0
@@ -155,7 +156,12 @@ class LimitController:
             if self._limit < self._ceiling:
                 self._move(2 * self._limit)
                 return
+        elif self._first_look is None:
+            # On a busy machine one interval in a few is far too low, and doubling would end for good.
+            self._first_look = goodput
+            return
         elif self._came_from is not None:
+            goodput = max(goodput, self._first_look)
             # Enough lies between the two; a quarter more than the lower is within a tenth of it.
             self._move(1.25 * self._came_from if goodput >= 0.95 * self._reference else self._came_from)
         self._settle(now_s)
@@ -204,5 +210,6 @@ class LimitController:
         self._num_settling = 0 if settled else self.limit
         if not settled:
             self._began_s = 0.0
+            self._first_look = None
         self._num_answers = self._num_bound = self._num_bytes = 0
         self._sum_s = 0.0

@@ -46,10 +46,16 @@ class InFlightGate:
             return True
         return self._num_requests < self._max_requests and self._num_bytes + num_bytes <= self._max_bytes
 
+    def enter_at_once(self, num_bytes: int) -> bool:
+        """Takes a place if there is one and nobody waits for it; whoever got one gives it back by `leave`."""
+        if self._waiting or not self._fits(num_bytes):
+            return False
+        self._take(num_bytes)
+        return True
+
     async def enter(self, num_bytes: int) -> None:
         """Waits for a place; whoever got one gives it back by `leave`."""
-        if not self._waiting and self._fits(num_bytes):
-            self._take(num_bytes)
+        if self.enter_at_once(num_bytes):
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (place, num_bytes)

@@ -36,7 +36,8 @@ class RetryPolicy:
         first_byte_s: From sending a request to the first byte of its answer, making a connection included.
         min_bytes_per_s: The slowest body that is still worth waiting for.
         stall_window_s: A body that brings less than ``min_bytes_per_s * stall_window_s`` in so many seconds stalls.
-        deadline_s: For one range, from its first request on; waiting for the place of that one is not included.
+        deadline_s: For one range, from its first request on. Of the wait for that one's place in flight only the time
+            counts in which nothing came from the store for anybody.
     """
 
     max_attempts: int = 12

@@ -21,9 +21,10 @@ from storage.errors import (
     Throttled,
 )
 from storage.fetch.asking import Asker
-from storage.fetch.deadlines import StallWatch, attempt_timeout_s, for_size
+from storage.fetch.deadlines import Age, StallWatch, attempt_timeout_s, for_size
 from storage.fetch.retry import RetryPolicy, wants_new_connection
 from storage.fetch.stats import Counters
+from storage.secrets import presentable
 from storage.stores.pieces import PIECE_BYTES, OpenRange
 from storage.stores.protocol import ObjectMeta, Store
 
@@ -59,14 +60,20 @@ class Lane(Protocol):
     asker: Asker
     clock: Callable[[], float]
 
-    async def enter(self, num_bytes: int) -> int:
-        """Waits for a place in flight."""
+    async def enter(self, num_bytes: int, age: Age, deadline_s: float) -> int:
+        """Waits for a place in flight, until the deadline."""
 
     def leave(self, place: int, num_bytes: int, *, received: int, answer_s: float) -> None:
         """Gives it back."""
 
     def delay_s(self, error: StorageError, policy: RetryPolicy, *, failures: int, elapsed_s: float) -> float | None:
         """Seconds to pause after a failed attempt, or None to give up; counts it."""
+
+    def elapsed_s(self, age: Age) -> float:
+        """How much of its deadline a range has used up."""
+
+    def heard(self) -> None:
+        """Something has come from the store."""
 
     async def pause(self, seconds: float) -> None:
         """Waits."""
@@ -94,12 +101,11 @@ class Transfer:
         self._meta: ObjectMeta | None = None
         self.data = memoryview(b"")
         self._policy = lane.policy if wish.end is None else for_size(lane.policy, wish.end - wish.start)
-        self._began_s = 0.0
-        self._queued_s = 0.0
+        self._age = Age(lane.clock())
         self._attempts = 0
         self._failures = 0
         self._has_failed = False
-        self._was_refetched = False
+        self._wrong_digest: int | None = None
         self._is_taking = False
         self._store = lane.store
 
@@ -109,12 +115,12 @@ class Transfer:
         Raises:
             StorageError: The last attempt's, with ``attempts`` filled in.
         """
-        self._began_s = self._lane.clock()
         while True:
+            place, num_bytes = await self._enter()
             before = self._position
             self._attempts += 1
             try:
-                await self._attempt()
+                await self._attempt(place, num_bytes)
             except StorageError as error:
                 if self._is_taking:
                     raise
@@ -123,20 +129,25 @@ class Transfer:
                     continue
             if self._is_right():
                 assert self._meta is not None
+                self._lane.heard()
                 return self._meta
             self._start_over()
 
     # -- one attempt -----------------------------------------------------------------------------------------------
 
-    async def _attempt(self) -> None:
-        lane = self._lane
+    async def _enter(self) -> tuple[int, int]:
+        """Waits for a place in flight; returns it, and how many bytes it is for."""
+        lane, wish = self._lane, self._wish
         num_bytes = 0 if self._end is None else self._end - self._position
-        asked_s = lane.clock()
-        place = await lane.enter(num_bytes)
+        try:
+            return await lane.enter(num_bytes, self._age, self._policy.deadline_s), num_bytes
+        except DeadlineExceeded as error:
+            error.start, error.end = wish.start, self._end
+            raise error.locate(url=lane.store.url, key=wish.key, attempts=self._attempts) from error.__cause__
+
+    async def _attempt(self, place: int, num_bytes: int) -> None:
+        lane = self._lane
         began_s = lane.clock()
-        if not self._has_failed:
-            # Waiting for the first request is the bound's doing. Later it is the store's: many wait because it fails.
-            self._queued_s += began_s - asked_s
         before = self._position
         if before > self._wish.start:
             lane.counters.num_resumed += 1
@@ -218,6 +229,7 @@ class Transfer:
         self._position += len(piece)
         self._lane.counters.num_bytes += len(piece)
         self._lane.counters.meter.add(self._lane.clock(), len(piece))
+        self._lane.heard()
 
     def _check(self, meta: ObjectMeta) -> None:
         """Makes sure that all pieces are of one object, and that of the size that the caller knows."""
@@ -234,7 +246,7 @@ class Transfer:
     # -- between attempts ------------------------------------------------------------------------------------------
 
     def _elapsed_s(self) -> float:
-        return self._lane.clock() - self._began_s - self._queued_s
+        return self._lane.elapsed_s(self._age)
 
     def _after(self, error: StorageError, *, is_progress: bool) -> float:
         """Decides after a failed attempt: returns the pause, or raises."""
@@ -249,6 +261,7 @@ class Transfer:
         if delay_s is None:
             # The range that was asked for, not the part of it that was still missing.
             error.start, error.end = wish.start, self._end
+            presentable(error)  # a deadline of ours has below it what the client was doing when it was cut off
             raise error.locate(url=lane.store.url, key=wish.key, attempts=self._attempts) from error.__cause__
         lane.counters.num_retries += 1
         self._store = lane.store.on_fresh_connections() if wants_new_connection(error) else lane.store
@@ -272,19 +285,28 @@ class Transfer:
         wish, counters = self._wish, self._lane.counters
         assert self._hash is not None
         counters.wasted_bytes += self._position - wish.start
-        if self._was_refetched:
-            raise DigestMismatch(
-                "the bytes are not those that the manifest pins, fetched twice",
-                url=self._lane.store.url, key=wish.key, start=wish.start, end=self._end,
-                expected=f"{wish.digest:016x}", got=f"{self._hash.intdigest():016x}", attempts=self._attempts,
-            )  # fmt: skip
+        got = self._hash.intdigest()
+        if self._wrong_digest is not None:
+            raise self._mismatch(got, is_steady=got == self._wrong_digest)
         counters.num_refetched += 1
-        self._was_refetched = True
+        self._wrong_digest = got
         self._hash.reset()
         self._position = wish.start
         self._failures = 0
         self._has_failed = False
         self._store = self._lane.store.on_fresh_connections()
+
+    def _mismatch(self, got: int, *, is_steady: bool) -> DigestMismatch:
+        """Two connections that damage bytes in the same way are no accident: the object is like that."""
+        modified = None if self._meta is None else self._meta.last_modified
+        since = f", last written {modified.isoformat()}" if is_steady and modified is not None else ""
+        error = DigestMismatch(
+            f"the bytes are not those that the manifest pins, {'twice the same' if is_steady else 'fetched twice'}",
+            url=self._lane.store.url, key=self._wish.key, start=self._wish.start, end=self._end,
+            expected=f"{self._wish.digest:016x}", got=f"{got:016x}{since}", attempts=self._attempts,
+        )  # fmt: skip
+        error.is_steady = is_steady
+        return error
 
     def _replaced(self, what: str, expected: object, got: object) -> ObjectChanged:
         return ObjectChanged(

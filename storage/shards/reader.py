@@ -33,6 +33,9 @@ class DatasetReader:
         engine: Fetches from the data set's store.
         cache: Where shards, or parts of them, are, if they are local.
 
+    Attributes:
+        first_samples: (num_shards + 1,) int64, where each shard's samples begin, and where the last one's end.
+
     Usable from one event loop, by any number of tasks.
     """
 
@@ -41,14 +44,14 @@ class DatasetReader:
         self.schema = Schema.parse(manifest.schema)
         self.engine = engine
         self.cache = cache
-        self._first_sample = np.concatenate(
+        self.first_samples: npt.NDArray[np.int64] = np.concatenate(
             [np.zeros(1, np.int64), np.cumsum([shard.num_samples for shard in manifest.shards], dtype=np.int64)]
         )
         self._indexes: OrderedDict[int, ShardIndex] = OrderedDict()
         self._flight: SingleFlight[int, ShardIndex] = SingleFlight()
 
     def __len__(self) -> int:
-        return int(self._first_sample[-1])
+        return int(self.first_samples[-1])
 
     def locate(self, sample: int) -> tuple[int, int]:
         """Returns the (shard, row) of a sample.
@@ -58,8 +61,8 @@ class DatasetReader:
         """
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of a data set of {len(self)}")
-        shard = int(np.searchsorted(self._first_sample, sample, side="right")) - 1
-        return shard, sample - int(self._first_sample[shard])
+        shard = int(np.searchsorted(self.first_samples, sample, side="right")) - 1
+        return shard, sample - int(self.first_samples[shard])
 
     async def read(self, sample: int, columns: Sequence[str] | None = None) -> dict[str, object]:
         """Reads one sample: at most one range of its shard's tail and one range of its payload, both kept locally.
@@ -120,8 +123,11 @@ class DatasetReader:
             if sum(len(part) for part in bundles) == len(self):
                 return np.concatenate(bundles) if bundles else np.empty((0, *(column.shape or ())), column.dtype)
         indexes: list[asyncio.Task[ShardIndex]] = []
-        async with asyncio.TaskGroup() as group:
-            indexes = [group.create_task(self.index(shard)) for shard in range(len(self.manifest.shards))]
+        try:
+            async with asyncio.TaskGroup() as group:
+                indexes = [group.create_task(self.index(shard)) for shard in range(len(self.manifest.shards))]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors.exceptions[0].__cause__
         parts = [task.result().column(name) for task in indexes]
         if column.kind is ColumnKind.FIXED:
             arrays = [np.asarray(part) for part in parts]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Protocol, Self
 
-from storage.errors import ProtocolViolation, TruncatedBody
+from storage.errors import ProtocolViolation, StorageError, TruncatedBody
+from storage.secrets import presentable
 
 if TYPE_CHECKING:
     from storage.stores.protocol import ObjectMeta
@@ -53,12 +54,15 @@ class OpenRange:
         Raises:
             TruncatedBody: The body ended early.
             ProtocolViolation: It is longer than the range; no byte beyond the range is handed out.
-            StorageError: What the backend says.
+            StorageError: What the backend says; neither it nor its causes show a secret.
         """
         try:
             piece = await anext(self._pieces)
         except StopAsyncIteration:
             self._check(self._position, TruncatedBody)
+            raise
+        except StorageError as error:
+            presentable(error)
             raise
         if self._position + len(piece) > self.end:
             self._check(self._position + len(piece), ProtocolViolation)

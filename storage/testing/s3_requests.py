@@ -19,7 +19,7 @@ from botocore.credentials import Credentials
 
 from storage.errors import AccessDenied, ConfigurationError, ConnectionFailed, StoreError
 
-__all__ = ["Answer", "create_bucket", "list_buckets", "measure_latency", "send"]
+__all__ = ["Answer", "create_bucket", "list_buckets", "measure_latency", "send", "send_signed"]
 
 _TIMEOUT_S = 10.0
 _LOCATION = "<CreateBucketConfiguration><LocationConstraint>{}</LocationConstraint></CreateBucketConfiguration>"
@@ -51,7 +51,8 @@ def send(
     parts = urlsplit(url)
     connection = _connect(parts, timeout_s)
     try:
-        connection.request(method, parts.path or "/", body=body, headers=headers or {})
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request(method, target, body=body, headers=headers or {})
         response = connection.getresponse()
         return Answer(response.status, response.read())
     except (OSError, http.client.HTTPException) as error:
@@ -62,7 +63,7 @@ def send(
 
 def list_buckets(endpoint_url: str, credentials: Credentials, *, region: str, timeout_s: float = _TIMEOUT_S) -> Answer:
     """Asks for the list of buckets: the request that only the server with these credentials grants."""
-    return _send_signed("GET", f"{endpoint_url}/", credentials, region=region, timeout_s=timeout_s)
+    return send_signed("GET", f"{endpoint_url}/", credentials, region=region, timeout_s=timeout_s)
 
 
 def create_bucket(endpoint_url: str, name: str, credentials: Credentials, *, region: str) -> None:
@@ -78,7 +79,7 @@ def create_bucket(endpoint_url: str, name: str, credentials: Credentials, *, reg
     body = b""
     if region != "us-east-1":  # the one region that must not be named
         body = _LOCATION.format(region).encode()
-    answer = _send_signed("PUT", f"{endpoint_url}/{name}", credentials, region=region, body=body)
+    answer = send_signed("PUT", f"{endpoint_url}/{name}", credentials, region=region, body=body)
     if answer.status == 200 or answer.code == "BucketAlreadyOwnedByYou":
         return
     error = AccessDenied if answer.status == 403 or answer.code == "BucketAlreadyExists" else StoreError
@@ -121,9 +122,10 @@ def _first_byte_s(connection: http.client.HTTPConnection) -> float:
     return took_s
 
 
-def _send_signed(
+def send_signed(
     method: str, url: str, credentials: Credentials, *, region: str, body: bytes = b"", timeout_s: float = _TIMEOUT_S
 ) -> Answer:
+    """Sends one request with the signature of these credentials; raises as `send`."""
     request = AWSRequest(method, url, data=body, headers={"Host": urlsplit(url).netloc})
     S3SigV4Auth(credentials, "s3", region).add_auth(request)
     return send(method, url, headers=dict(request.headers.items()), body=body, timeout_s=timeout_s)

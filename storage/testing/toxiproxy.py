@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -32,18 +32,26 @@ _PORT_ATTEMPTS = 5
 class Toxiproxy:
     """A proxy in front of one server; what it does to the bytes can be changed at any time.
 
-    Changes take effect on open connections as well as on new ones.
+    Changes take effect on open connections as well as on new ones. A connection that is stalled may keep a change, and
+    all further ones, from being made for ever: cut the connections first (`disable`), or `restart`.
+
+    Args:
+        program: Toxiproxy.
+        upstream_url: The server.
+        toxics: What is in effect from the start: (name, attributes) of each, downstream.
 
     Attributes:
         endpoint_url: What clients talk to instead of the server.
         upstream_url: The server.
     """
 
-    def __init__(self, api_url: str, name: str, endpoint_url: str, upstream_url: str) -> None:
-        self._api_url = api_url
-        self._name = name
-        self.endpoint_url = endpoint_url
+    def __init__(self, program: Path, upstream_url: str, toxics: Sequence[tuple[str, dict[str, int]]]) -> None:
+        self._program = program
+        self._toxics = toxics
+        self._name = secrets.token_hex(8)
         self.upstream_url = upstream_url
+        self.endpoint_url = ""
+        self._begin("127.0.0.1:0")
 
     def __repr__(self) -> str:
         return f"Toxiproxy({self.endpoint_url!r} -> {self.upstream_url!r})"
@@ -97,6 +105,49 @@ class Toxiproxy:
         """Accepts connections again."""
         self._ask("POST", "", {"enabled": True})
 
+    def restart(self) -> None:
+        """Ends the program, however stuck, and starts it anew at the same address, as it was in the beginning.
+
+        Every connection is cut, new ones are refused for a moment, and toxics that were added are gone.
+
+        Raises:
+            ServerFailed: It did not start.
+            ConfigurationError: Somebody else has taken its port.
+        """
+        self.stop()
+        self._begin(self.endpoint_url.removeprefix("http://"))
+
+    def stop(self) -> None:
+        """Ends the program. Idempotent."""
+        self._process.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _begin(self, listen: str) -> None:
+        parts = urlsplit(self.upstream_url)
+        self._folder = Path(tempfile.mkdtemp(prefix="concurrent-loader-proxy-"))
+        try:
+            self._process, self._api_url = _start(self._program, self._folder)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        try:
+            made = _ask(
+                "POST",
+                f"{self._api_url}/proxies",
+                {
+                    "name": self._name,
+                    "listen": listen,
+                    "upstream": f"{parts.hostname}:{parts.port or 80}",
+                    "enabled": True,
+                },
+            )
+            self.endpoint_url = f"http://{made['listen']}"
+            for name, attributes in self._toxics:
+                self.add_toxic(name, name, stream="downstream", toxicity=1.0, **attributes)
+        except BaseException:
+            self.stop()
+            raise
+
     def _ask(self, method: str, path: str, body: object = None) -> Any:
         return _ask(method, f"{self._api_url}/proxies/{self._name}{path}", body)
 
@@ -138,33 +189,23 @@ def toxiproxy(
     if parts.scheme != "http" or parts.hostname is None:
         raise ConfigurationError("the proxy stands in front of http:// only", url=upstream_url)
     program = find_tool(TOXIPROXY, build=build, progress=progress)
-    folder = Path(tempfile.mkdtemp(prefix="concurrent-loader-proxy-"))
+    # Bandwidth first: bytes wait in the server's socket, as they would, not by the megabyte in the proxy.
+    toxics: list[tuple[str, dict[str, int]]] = []
+    if bandwidth_mb_s:
+        toxics.append(("bandwidth", {"rate": round(bandwidth_mb_s * 1000)}))
+    if latency_ms or jitter_ms:
+        toxics.append(("latency", {"latency": latency_ms, "jitter": jitter_ms}))
+    proxy = Toxiproxy(program, upstream_url, toxics)
     try:
-        process, api_url = _start(program, folder)
-        try:
-            name = secrets.token_hex(8)
-            target = f"{parts.hostname}:{parts.port or 80}"
-            made = _ask(
-                "POST",
-                f"{api_url}/proxies",
-                {"name": name, "listen": "127.0.0.1:0", "upstream": target, "enabled": True},
-            )
-            proxy = Toxiproxy(api_url, name, f"http://{made['listen']}", upstream_url)
-            # Bandwidth first: bytes wait in the server's socket, as they would, not by the megabyte in the proxy.
-            if bandwidth_mb_s:
-                proxy.add_toxic("bandwidth", "bandwidth", rate=round(bandwidth_mb_s * 1000))
-            if latency_ms or jitter_ms:
-                proxy.add_toxic("latency", "latency", latency=latency_ms, jitter=jitter_ms)
-            yield proxy
-        finally:
-            process.stop()
+        yield proxy
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        proxy.stop()
 
 
 def _start(program: Path, folder: Path) -> tuple[SupervisedProcess, str]:
     for attempt in range(1, _PORT_ATTEMPTS + 1):
         port = free_port()
+        folder.mkdir(exist_ok=True)  # the end of the one before took it along
         process = SupervisedProcess(
             [str(program), "-host", "127.0.0.1", "-port", str(port)],
             # A chunk of garbage for every chunk of data: collecting it less often is the difference between a proxy
@@ -175,9 +216,9 @@ def _start(program: Path, folder: Path) -> tuple[SupervisedProcess, str]:
         )
         try:
             _wait_ready(process, f"http://127.0.0.1:{port}")
-        except ServerFailed:
+        except ServerFailed as error:
             process.stop()
-            if attempt == _PORT_ATTEMPTS or "already in use" not in process.log_text():
+            if attempt == _PORT_ATTEMPTS or "already in use" not in str(error):
                 raise
         except BaseException:
             process.stop()

@@ -6,19 +6,12 @@ import json
 
 import pytest
 
-from benchmarks import soak
 from benchmarks.soak import main, parse_options
-from benchmarks.weather import _TOXICS, forecast
 
 
 @pytest.mark.s3
 @pytest.mark.timeout(180)
-def test_a_short_one(s3_server, toxiproxy_program, no_leaks, tmp_path, monkeypatch):
-    def without_toxics(seed, **lengths):
-        # toxiproxy's control can get stuck when toxics change over stalled connections; tests/wire has them one by one.
-        return (spell for spell in forecast(seed, **lengths) if spell.kind not in _TOXICS)
-
-    monkeypatch.setattr(soak, "forecast", without_toxics)
+def test_a_short_one(s3_server, toxiproxy_program, no_leaks, tmp_path):
     if s3_server.kind != "minio":
         pytest.skip("moto forgets its objects when it dies")
     file = tmp_path / "soak.json"

@@ -51,20 +51,24 @@ def test_what_begins_ends(tmp_path):
     assert world.told.count("set_rates") % 2 == 0
 
 
-def test_a_proxy_that_is_slow_to_answer_is_asked_again(tmp_path):
-    class Slow(Everything):
+def test_a_proxy_that_is_stuck_is_started_anew(tmp_path):
+    class Stuck(Everything):
         def add_toxic(self, *args, **kwargs):
             self.told.append("add_toxic")
-            if self.told.count("add_toxic") == 1:
+            if "restart" not in self.told:
                 raise ConnectionFailed("no answer, although it was done")
 
-    world = Slow()
+        def restart(self):
+            self.told = ["restart"]
+
+    world = Stuck()
     spells = islice(forecast(0, shortest_s=0.0, longest_s=0.0001), len(KINDS))
     weather = make(tmp_path, world, iter([spell for spell in spells if spell.kind == "latency"]))
     with weather:
         weather._thread.join()
     assert weather.error is None
-    assert world.told == ["add_toxic", "remove_toxic", "add_toxic", "remove_toxic"]
+    assert weather.num_restarts == 1
+    assert world.told == ["restart", "disable", "add_toxic", "enable", "disable", "remove_toxic", "enable"]
 
 
 def test_a_world_that_is_gone_is_said(tmp_path):

@@ -98,6 +98,24 @@ def test_the_last_batch_is_as_chosen(dataset: ShardDataset, last_batch: str, siz
     assert batches[-1].num_padded == (53 if last_batch == "pad" else 0)
 
 
+@pytest.mark.parametrize("last_batch", ["short", "drop", "pad"])
+def test_all_ranks_have_the_same_number_of_steps(dataset: ShardDataset, last_batch: str) -> None:
+    """203 samples in global batches of 20 leave three for four ranks: one gets none of them."""
+    ranks = [
+        list(ConcurrentDataLoader(dataset, 5, shuffle=True, last_batch=last_batch, rank=rank, world_size=4))
+        for rank in range(4)
+    ]
+    assert {len(batches) for batches in ranks} == {10 if last_batch == "drop" else 11}
+    ends = [(len(batches[-1]["label"]), batches[-1].num_padded) for batches in ranks]
+    assert (
+        sorted(ends)
+        == {"short": [(1, 0)] * 3 + [(1, 1)], "drop": [(5, 0)] * 4, "pad": [(5, 4)] * 3 + [(5, 5)]}[last_batch]
+    )
+    real = [s for rank in ranks for b in rank for s in b.sample_ids[: len(b.sample_ids) - b.num_padded].tolist()]
+    assert sorted(real) == sorted(set(real))
+    assert len(real) == (200 if last_batch == "drop" else 203)
+
+
 def test_an_empty_data_set_has_no_batches() -> None:
     with ShardWriter("memory://empty-data-set", columns={"label": "int64"}):
         pass
@@ -151,6 +169,23 @@ def test_each_iteration_is_a_new_epoch(dataset: ShardDataset) -> None:
     assert first != second
     loader.set_epoch(0)
     assert labels(loader) == first
+    assert labels(loader) == second
+
+
+def test_an_iterator_that_is_never_asked_uses_up_no_epoch(dataset: ShardDataset) -> None:
+    loader = ConcurrentDataLoader(dataset, 16, shuffle=True)
+    iter(loader)
+    first = labels(loader)
+    loader.set_epoch(0)
+    iter(loader)
+    assert labels(loader) == first
+
+
+def test_scripts_may_set_the_epoch_of_a_sampler(dataset: ShardDataset) -> None:
+    loader = ConcurrentDataLoader(dataset, 16, shuffle=True)
+    list(loader)
+    second = labels(loader)
+    loader.sampler.set_epoch(1)
     assert labels(loader) == second
 
 
@@ -440,6 +475,18 @@ def test_rank_and_world_size_come_from_torch_distributed(dataset: ShardDataset, 
         assert (loader.rank, loader.world_size) == (0, 1)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_loader_built_before_torch_distributed_is_refused(
+    dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early, placed = ConcurrentDataLoader(dataset, 8), ConcurrentDataLoader(dataset, 8, rank=0, world_size=1)
+    for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    with pytest.raises(ConfigurationError, match="built before"):
+        iter(early)
+    iter(placed)
+    iter(ConcurrentDataLoader(dataset, 8))
 
 
 def test_random_configurations_deliver_everything_once(dataset: ShardDataset) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concurrent_loader import shuffle
-from concurrent_loader.plan import BatchIndex, EpochPlan
+from concurrent_loader.plan import BatchIndex, EpochPlan, first_uses
 from storage.errors import ConfigurationError
 
 WORLD_SIZES = (1, 2, 4, 8)
@@ -83,10 +83,11 @@ def test_steps_and_sizes(plan: EpochPlan, world_size: int) -> None:
         assert all(len(batch) > 0 for batch in batches)
         whole = batches if plan.last_batch != "short" else batches[:-1]
         assert all(len(batch) == per_rank for batch in whole)
-        if plan.last_batch != "short":
-            assert len(batches) == plan.max_steps
+        assert len(batches) == plan.max_steps
         if plan.last_batch != "pad":
-            assert all(batch.num_padded == 0 for batch in batches)
+            assert all(batch.num_padded == 0 for batch in whole)
+        if plan.last_batch == "short":
+            assert all(batch.num_padded == 0 or (len(batch), batch.num_padded) == (1, 1) for batch in batches)
 
 
 @given(plans(last_batch="pad"), st.sampled_from(WORLD_SIZES))
@@ -99,14 +100,14 @@ def test_padding_is_counted_and_repeats_samples_of_the_epoch(plan: EpochPlan, wo
         assert all(set(rank[-1].sample[len(rank[-1]) - rank[-1].num_padded :].tolist()) <= first for rank in ranks)
 
 
-def test_a_rank_without_a_share_of_the_last_batch_has_one_step_fewer() -> None:
+def test_a_rank_without_a_share_of_the_last_batch_gets_one_padding_sample() -> None:
     plan = EpochPlan(samples_per_shard=[18], global_batch_size=8, last_batch="short")
-    assert [plan.num_steps(rank, 4) for rank in range(4)] == [2, 3, 2, 3]
-    assert plan.max_steps == 3
-    with pytest.raises(ConfigurationError, match="no such step"):
-        plan.batch(2, 0, 4)
-    assert list(plan.batches(2, 0, 4)) == []
-    assert len(plan.batch(2, 1, 4)) == 1
+    assert [plan.num_steps(rank, 4) for rank in range(4)] == [3, 3, 3, 3]
+    last = [plan.batch(2, rank, 4) for rank in range(4)]
+    assert [(len(batch), batch.num_padded) for batch in last] == [(1, 1), (1, 0), (1, 1), (1, 0)]
+    for rank in (0, 2):  # of the samples that it had in its first batch: their shards are its own
+        assert last[rank].sample[0] in plan.batch(0, rank, 4).sample
+        assert all(map(same, plan.batches(2, rank, 4), last[rank : rank + 1]))
 
 
 # -- the same for any number of ranks ----------------------------------------------------------------------------------
@@ -119,10 +120,10 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(plan: EpochPlan) ->
         ranks = all_batches(plan, world_size)
         for batch in whole:
             shares = [rank[batch.step] for rank in ranks if batch.step < len(rank)]
+            # Padding stands at each rank's end; real samples keep their order.
             if plan.last_batch == "pad":
-                # Padding stands at each rank's end; real samples keep their order.
                 assert sorted(s for share in shares for s in share.sample) == sorted(batch.sample)
-            else:
+            elif not any(share.num_padded for share in shares):
                 assert np.concatenate([share.sample for share in shares]).tolist() == batch.sample.tolist()
             assert [s for share in shares for s in real_samples(share)] == real_samples(batch)
 
@@ -438,3 +439,15 @@ def test_no_two_threads_disturb_each_other(plan: EpochPlan, world_size: int) -> 
             if batch is not None:
                 woven[rank].append(batch.sample.tolist())
     assert woven == alone
+
+
+def test_first_uses_are_those_of_the_batches_that_are_asked_for() -> None:
+    plan = EpochPlan(samples_per_shard=[7, 0, 5, 9, 3], global_batch_size=4, window=3, last_batch="pad")
+    assert list(first_uses(plan.batches())) == list(plan.shards_in_order())
+    for worker in range(2):
+        own = [index for index in plan.batches() if index.step % 2 == worker]
+        expected: dict[int, int] = {}
+        for index in own:
+            for shard in index.shard[: len(index) - index.num_padded].tolist():
+                expected.setdefault(shard, index.step)
+        assert [(step, shard) for shard, step in expected.items()] == list(first_uses(own))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import threading
 
@@ -105,3 +107,134 @@ def test_a_forked_child_is_told_instead_of_hanging() -> None:
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# -- from another loop -------------------------------------------------------------------------------------------------
+
+
+async def test_a_coroutine_on_another_loop_is_awaited() -> None:
+    async def there() -> int:
+        await asyncio.sleep(0)
+        return threading.get_ident()
+
+    with LoopThread() as loop:
+        assert await loop.reach(there()) != threading.get_ident()
+        with pytest.raises(ZeroDivisionError):
+            await loop.reach(fail())
+
+
+async def fail() -> None:
+    raise ZeroDivisionError
+
+
+async def test_on_its_own_loop_it_is_simply_awaited() -> None:
+    with LoopThread() as loop:
+
+        async def there() -> int:
+            async def inner() -> int:
+                return 7
+
+            return await loop.reach(inner())
+
+        assert await asyncio.wrap_future(loop.submit(there())) == 7
+
+
+async def test_cancelling_the_caller_cancels_the_visit_and_waits_for_it() -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    async def there() -> None:
+        began.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await asyncio.sleep(0)
+            ended.set()
+
+    with LoopThread() as loop:
+        visit = asyncio.ensure_future(loop.reach(there()))
+        await asyncio.to_thread(began.wait)
+        visit.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await visit
+        assert ended.is_set()
+
+
+async def test_a_result_that_comes_too_late_is_disposed_of() -> None:
+    began, disposed = threading.Event(), []
+
+    async def there() -> str:
+        began.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            return "too late"
+        raise AssertionError
+
+    with LoopThread() as loop:
+        visit = asyncio.ensure_future(loop.reach(there(), disposed.append))
+        await asyncio.to_thread(began.wait)
+        visit.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await visit
+        await loop.reach(asyncio.sleep(0))
+        assert disposed == ["too late"]
+
+
+async def test_a_visit_that_has_not_begun_never_does() -> None:
+    begun = []
+
+    async def there() -> None:
+        begun.append(True)
+
+    release = threading.Event()
+    with LoopThread() as loop:
+        loop.call_soon(lambda: None)
+        await loop.reach(asyncio.sleep(0))
+        loop.call_soon(release.wait)  # so that nothing begins before the cancellation is there
+        visit = asyncio.ensure_future(loop.reach(there()))
+        await asyncio.sleep(0)
+        visit.cancel()
+        await asyncio.sleep(0)
+        release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await visit
+        assert begun == []
+
+
+async def test_a_loop_that_is_closed_is_an_error_not_a_cancellation() -> None:
+    began = threading.Event()
+
+    async def there() -> None:
+        began.set()
+        await asyncio.get_running_loop().create_future()
+
+    loop = LoopThread()
+    visit = asyncio.ensure_future(loop.reach(there()))
+    await asyncio.to_thread(began.wait)
+    await asyncio.to_thread(loop.close)
+    with pytest.raises(StoreClosed):
+        await visit
+    with pytest.raises(StoreClosed):
+        await loop.reach(there())
+
+
+async def test_a_visit_to_a_loop_that_closes_before_it_begins_leaves_nothing_behind() -> None:
+    begun: list[bool] = []
+
+    async def there() -> None:
+        begun.append(True)
+
+    loop = LoopThread()
+    await loop.reach(asyncio.sleep(0))
+    release = threading.Event()
+    loop.call_soon(release.wait)
+    visit = asyncio.ensure_future(loop.reach(there()))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(asyncio.to_thread(loop.close))
+    while not loop._closed:
+        await asyncio.sleep(0)
+    release.set()
+    with contextlib.suppress(StoreClosed):
+        await visit
+    await closing
+    gc.collect()  # a coroutine that was never awaited would say so now

@@ -62,7 +62,10 @@ def _faulty(method: str) -> Callable[..., Any]:
     return call
 
 
-METHODS = ("open", "allocate", "truncate", "read", "write", "append", "touch", "rename", "remove", "lock")
+METHODS = (
+    "open", "open_again", "names", "status_of", "allocate", "truncate", "read", "write", "append", "touch", "rename",
+    "remove", "lock",
+)  # fmt: skip
 for _method in METHODS:
     setattr(FaultyDrive, _method, _faulty(_method))
 

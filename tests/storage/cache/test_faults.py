@@ -90,6 +90,10 @@ FAULTS = [
     ("touch", errno.EROFS),
     ("remove", errno.EROFS),
     ("lock", errno.ENOLCK),
+    ("open_again", errno.EMFILE),
+    ("open_again", errno.EIO),
+    ("names", errno.EIO),
+    ("names", errno.ENOMEM),
 ]
 
 
@@ -136,6 +140,28 @@ async def test_a_drive_that_fails_once_in_a_while_is_gone_round(
         cache._folder.drive.before = lambda called: None  # type: ignore[attr-defined]
         for file in cache._folder.files():
             cache._folder.evict(file)
+
+
+@pytest.mark.parametrize("method", ["open_again", "names", "status_of"])
+async def test_a_folder_whose_files_cannot_be_counted_is_gone_round(
+    store: Store, entries: list[ShardEntry], tmp_path: Path, drive: Any, make_sample: MakeSample,
+    caplog: pytest.LogCaptureFixture, method: str,
+) -> None:  # fmt: skip
+    """Nobody may take room without knowing what is there; what is there is read all the same."""
+    cache = DiskShardCache(FetchEngine(store), tmp_path, budget_bytes=2 * entries[0].size + 500, drive=drive)
+    for number in (0, 1):
+        assert await read_all(cache, entries[number]) == expected(make_sample, number)
+    drive.faults[method] = errno.EIO
+    with caplog.at_level(logging.WARNING):
+        for number, entry in enumerate(entries):
+            assert await read_all(cache, entry) == expected(make_sample, number)
+    assert len(warnings_of(caplog)) == 1
+    assert (cache.stats.num_hits, cache.stats.num_bypassed) == (2, 3)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{entry.digest}.shard" for entry in entries[:2]}
+    drive.faults.clear()
+    assert await read_all(cache, entries[4]) == expected(make_sample, 4)
+    assert (tmp_path / f"{entries[4].digest}.shard").exists()
+    await cache.close()
 
 
 async def test_a_folder_that_is_deleted_under_us_is_made_again(

@@ -17,6 +17,7 @@ from storage.errors import DatasetChanged, DigestMismatch, NotFound
 from storage.fetch.engine import FetchEngine
 from storage.shards.manifest import ShardEntry
 from storage.stores.protocol import Store
+from storage.testing.fault_store import FaultStore, FlipBit, in_order
 
 MakeSample = Callable[..., dict[str, object]]
 
@@ -233,6 +234,21 @@ async def test_wrong_bytes_in_the_bucket_are_an_error_and_are_not_kept(
     data[100] ^= 1
     await store.put(entries[0].key, data)
     cache = disk(FetchEngine(store), tmp_path)
+    with pytest.raises(DatasetChanged, match="replaced, or damaged where it is stored") as caught:
+        await cache.acquire(entries[0])
+    error = caught.value
+    assert (error.url, error.key, error.shard, error.attempts) == (store.url, entries[0].key, entries[0].key, 2)
+    assert (error.start, error.end) == (0, entries[0].size)
+    assert isinstance(error.__cause__, DigestMismatch)
+    assert list(tmp_path.iterdir()) == []
+    await cache.close()
+
+
+async def test_bytes_that_are_damaged_on_the_way_time_and_again_are_no_changed_data_set(
+    store: Store, entries: list[ShardEntry], tmp_path: Path
+) -> None:
+    faulty = FaultStore(store, in_order([FlipBit(1), FlipBit(2)]))
+    cache = disk(FetchEngine(faulty), tmp_path)
     with pytest.raises(DigestMismatch) as caught:
         await cache.acquire(entries[0])
     assert (caught.value.key, caught.value.start) == (entries[0].key, 0)

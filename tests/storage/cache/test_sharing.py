@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from storage.cache import DiskShardCache, UseSchedule
+from storage.cache.drive import Drive
 from storage.cache.files import CacheFolder
 from storage.cache.lock_waiting import LockWaiter
 from storage.fetch.engine import FetchEngine
@@ -170,20 +171,37 @@ def lock_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "cache-lock"]
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
+async def happens(event: threading.Event) -> None:
+    assert await asyncio.to_thread(event.wait, 20)
+
+
+async def lock_threads_end() -> None:
+    for thread in lock_threads():
+        await asyncio.to_thread(thread.join, 20)
+    assert not lock_threads()
+
+
+class WatchedDrive(Drive):
+    """Says when somebody is about to wait for another's lock."""
+
+    def __init__(self) -> None:
+        self.waits = threading.Event()
+
+    def lock(self, fd: int, *, shared: bool = False, wait: bool = False) -> bool:
+        if wait:
+            self.waits.set()
+        return super().lock(fd, shared=shared, wait=wait)
 
 
 @pytest.mark.parametrize("lock", ["shard", "room"])
 async def test_when_the_holder_of_a_lock_dies_the_waiter_takes_over(
     store: Store, entries: list[ShardEntry], tmp_path: Path, no_leaks: None, lock: str
 ) -> None:
-    cache = DiskShardCache(FetchEngine(store), tmp_path, budget_bytes="1GiB")
+    drive = WatchedDrive()
+    cache = DiskShardCache(FetchEngine(store), tmp_path, budget_bytes="1GiB", drive=drive)
     with holder(tmp_path, entries[0].digest if lock == "shard" else "room") as process:
         waiting = asyncio.create_task(cache.acquire(entries[0]))
-        await until(lock_threads)
+        await happens(drive.waits)
         assert not waiting.done()
         process.send_signal(signal.SIGKILL)
         shard = await waiting
@@ -210,7 +228,7 @@ async def test_a_holder_that_hangs_is_gone_round(
         assert "has not got on for 0.05 s" in caplog.text
         assert len(lock_threads()) == 1
         process.send_signal(signal.SIGKILL)
-        await until(lambda: not lock_threads())
+        await lock_threads_end()
     shard = await cache.acquire(entries[0])
     assert shard.cached
     cache.release(entries[0])
@@ -268,24 +286,25 @@ class TestWaiting:
         assert await waiter.wait("a", take, give_back) is None
         assert await waiter.wait("a", lambda: 1, give_back) is None  # nobody waits twice in vain
         free.set()
-        await until(given_back.is_set)
-        await until(lambda: not lock_threads())
+        await happens(given_back)
+        await lock_threads_end()
         assert await waiter.wait("a", lambda: 1, give_back) == 1
 
     async def test_who_cancels_gives_back(self) -> None:
-        free, given_back = threading.Event(), threading.Event()
+        waits, free, given_back = threading.Event(), threading.Event(), threading.Event()
 
         def take() -> int:
+            waits.set()
             free.wait()
             return 7
 
         task = asyncio.create_task(LockWaiter(patience_s=60).wait("a", take, lambda lock: given_back.set()))
-        await until(lock_threads)
+        await happens(waits)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         free.set()
-        await until(given_back.is_set)
+        await happens(given_back)
 
     async def test_an_error_is_the_waiters(self) -> None:
         def take() -> int:
@@ -293,6 +312,21 @@ class TestWaiting:
 
         with pytest.raises(OSError, match="Too many"):
             await LockWaiter(patience_s=60).wait("a", take, lambda lock: None)
+
+    async def test_a_pulse_that_cannot_be_felt_is_the_waiters_error_and_leaves_no_lock_taken(self) -> None:
+        free, given_back = threading.Event(), threading.Event()
+
+        def take() -> int:
+            free.wait()
+            return 7
+
+        def pulse() -> object:
+            raise OSError(5, "Input/output error")
+
+        with pytest.raises(OSError, match="Input/output"):
+            await LockWaiter(patience_s=60).wait("a", take, lambda lock: given_back.set(), pulse)
+        free.set()
+        await happens(given_back)
 
 
 async def test_what_another_process_uses_is_not_evicted(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import pytest
 
 from storage.cache import DiskShardCache, MemoryShardCache, ShardCache
 from storage.cache.ranges_journal import RECORD_BYTES
-from storage.errors import CorruptData, DatasetChanged, DigestMismatch, StoreClosed
+from storage.errors import CorruptData, DatasetChanged, StoreClosed
 from storage.fetch.engine import FetchEngine
 from storage.shards.manifest import Manifest, ShardEntry
 from storage.shards.reader import DatasetReader
 from storage.stores.protocol import Store
+from storage.testing.fault_store import Call, Fault, FaultStore, FlipBit
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -31,8 +32,8 @@ async def open_reader(
     manifest = Manifest(snapshot=1, schema=SCHEMA, shards=tuple(entries))
     opened: list[ShardCache] = []
 
-    def make(**options: Any) -> DatasetReader:
-        engine = FetchEngine(store)
+    def make(*, engine: FetchEngine | None = None, **options: Any) -> DatasetReader:
+        engine = engine or FetchEngine(store)
         options = {"budget_bytes": "1GiB", **options}
         opened.append(DiskShardCache(engine, tmp_path / "cache", **options))
         return DatasetReader(manifest, engine, opened[-1])
@@ -173,16 +174,31 @@ async def test_wrong_bytes_in_the_bucket_are_reported_and_not_kept(
     wrong[40] ^= 1
     await store.put(entries[0].key, wrong)
     reader = open_reader()
-    with pytest.raises(DigestMismatch) as caught:
+    with pytest.raises(DatasetChanged, match="replaced, or damaged where it is stored") as caught:
         await reader.read(0)
     assert (caught.value.shard, caught.value.sample, caught.value.attempts) == (entries[0].key, 0, 2)
     assert (caught.value.start, caught.value.end) == (32, 1032)
     await store.put(entries[0].key, right)
     assert await reader.read(0) == make_sample(0)
     await store.put(entries[1].key, b"x" * entries[1].size)
-    with pytest.raises(CorruptData) as broken:
+    with pytest.raises(DatasetChanged) as broken:
         await reader.read(20)
     assert broken.value.attempts == 2
+
+
+async def test_wrong_bytes_on_the_way_are_no_changed_data_set(
+    open_reader: Callable[..., DatasetReader], store: Store, make_sample: MakeSample
+) -> None:
+    def flip(call: Call) -> Sequence[Fault]:
+        # Of what is asked for below: the tail twice, then its chunk.
+        return (FlipBit(8 * 40 + call.number),) if call.operation == "get" else ()
+
+    faulty = FaultStore(store, flip)
+    reader = open_reader(engine=FetchEngine(faulty))
+    with pytest.raises(CorruptData) as caught:
+        await reader.read(0)
+    assert caught.value.attempts == 2
+    assert len(faulty.calls) == 4
 
 
 async def test_a_replaced_object_is_a_changed_data_set(

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.fetch.deadlines import StallWatch, attempt_timeout_s, for_size
+from storage.fetch.deadlines import Age, StallWatch, attempt_timeout_s, for_size
 from storage.fetch.retry import RetryPolicy
 
 POLICY = RetryPolicy(first_byte_s=5, min_bytes_per_s=1000, stall_window_s=10, deadline_s=60)
@@ -52,3 +54,14 @@ def test_a_dribble_stalls_after_a_window_at_most(waits_s: list[float]) -> None:
         watch.count(wait_s, 1)
         waited_s += wait_s
     assert waited_s <= 10 + 5
+
+
+def test_before_the_first_request_only_silence_counts() -> None:
+    age = Age(100.0)
+    assert age.seconds(130.0, heard_s=-math.inf) == 30
+    assert age.seconds(130.0, heard_s=50.0) == 30  # that was before it began
+    assert age.seconds(130.0, heard_s=120.0) == 10
+    age.sent(heard_s=120.0)
+    assert age.seconds(140.0, heard_s=139.0) == 20  # and from then on everything
+    age.sent(heard_s=139.0)
+    assert age.seconds(140.0, heard_s=139.0) == 20

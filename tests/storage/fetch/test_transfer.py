@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import resource
 import secrets
+import traceback
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 import xxhash
@@ -25,7 +29,10 @@ from storage.errors import (
     TruncatedBody,
 )
 from storage.fetch import FetchEngine, RetryPolicy
+from storage.secrets import remember
 from storage.stores.memory import MemoryStore
+from storage.stores.protocol import ObjectMeta
+from storage.testing.canary import Canary
 from storage.testing.fault_store import (
     Call,
     ChangeEtag,
@@ -192,6 +199,30 @@ async def test_bytes_that_stay_wrong_are_an_error_with_all_its_facts() -> None:
         await FetchEngine(store, retry=QUICK).fetch("k", START, END, digest=DIGEST)
     error = caught.value
     assert (error.url, error.key, error.start, error.end, error.attempts) == (store.url, "k", START, END, 3)
+    assert not error.is_steady  # other wrong bytes each time: damaged on the way
+    assert not pickle.loads(pickle.dumps(error)).is_steady
+
+
+@pytest.mark.parametrize("size", [100, SIZE])
+async def test_the_same_wrong_bytes_twice_are_the_objects_fault(size: int) -> None:
+    store = await a_store(in_order([FlipBit(1), Cut(0), FlipBit(1)]))
+    with pytest.raises(DigestMismatch, match="twice the same") as caught:
+        await FetchEngine(store, retry=QUICK).fetch("k", 0, size, digest=1)
+    assert caught.value.is_steady
+    assert pickle.loads(pickle.dumps(caught.value)).is_steady
+    assert caught.value.expected == "0000000000000001"
+
+
+async def test_the_error_says_since_when_the_object_is_like_that() -> None:
+    written = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+
+    class Dated(FaultStore):
+        def _seen(self, meta: ObjectMeta, faults: Sequence[Fault], if_match: str | None) -> ObjectMeta:
+            return replace(super()._seen(meta, faults, if_match), last_modified=written)
+
+    store = await a_store(in_order([]))
+    with pytest.raises(DigestMismatch, match="last written 2026-05-04T03:02:01"):
+        await FetchEngine(Dated(store._inner, in_order([])), retry=QUICK).fetch("k", 0, 100, digest=1)
 
 
 async def test_an_object_replaced_between_two_attempts_is_noticed_by_if_match() -> None:
@@ -251,6 +282,30 @@ async def test_an_empty_range_is_a_question_like_any_other() -> None:
         await engine.fetch("no", 10, 10)
     await store._inner.put("empty", b"")
     assert len((await engine.fetch_object("empty")).data) == 0
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_what_the_client_was_doing_when_a_deadline_cut_it_off_shows_no_secret(
+    large: bool, canary: Canary
+) -> None:
+    secret = secrets.token_hex(20)
+    canary.watch(secret)
+    remember(secret)
+
+    async def recover() -> None:
+        try:
+            raise OSError(5, f"http://store/k?sig={secret}")
+        except OSError:
+            await asyncio.Event().wait()
+
+    store = await a_store(lambda call: (Stall(0, recover),) if large else (Wait(recover),))
+    policy = RetryPolicy(max_attempts=1, first_byte_s=0.01, stall_window_s=0.01, min_bytes_per_s=1e9)
+    engine = FetchEngine(store, retry=policy)
+    with pytest.raises(DeadlineExceeded) as caught:
+        await engine.fetch("k", 0, SIZE if large else 100)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "OSError" in shown
+    assert secret not in shown
 
 
 async def test_few_descriptors_mean_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:

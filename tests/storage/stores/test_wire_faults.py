@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import traceback
 from contextlib import aclosing
 
@@ -342,3 +343,18 @@ async def test_the_other_clouds_delete_what_is_not_there(open_cloud, missing_key
         server.reply = refusal(b"404 N", missing_bucket)
         with pytest.raises(NotFound, match="bucket"):
             await store.get("key")
+
+
+@pytest.mark.parametrize("name", ["cut short", "too long"])
+async def test_a_signature_in_the_urls_is_not_shown_when_a_body_breaks(name, canary):
+    signature = secrets.token_urlsafe(30)
+    canary.watch(signature)
+    reply, expected = RANGE_ANSWERS[name]
+    async with Server(reply) as server:
+        signed = AzureOptions(account_name="a", sas_key=f"sv=2024&sig={signature}", endpoint_url=server.endpoint_url)
+        async with CloudStore("az://container/root", signed) as store:
+            with pytest.raises(expected) as caught:
+                async with aclosing(await store.open_range("key", 10, 20, piece_bytes=3)) as opened:
+                    async for _ in opened:
+                        pass
+    assert signature not in "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value))

@@ -101,6 +101,15 @@ def test_what_it_refuses_is_a_configuration_error(proxy, wrong):
         wrong(proxy)
 
 
+def test_started_anew_it_is_what_it_was_in_the_beginning(upstream, no_leaks):
+    with make_proxy(upstream, latency_ms=LATENCY_MS, bandwidth_mb_s=None) as proxy:
+        url = proxy.endpoint_url
+        proxy.add_toxic("hole", "timeout", timeout=0)
+        proxy.restart()
+        assert (proxy.endpoint_url, proxy.toxics()) == (url, ["latency"])
+        assert send("GET", url).status in (200, 403)
+
+
 def test_it_is_gone_after_the_block(upstream, tmp_path, monkeypatch, no_leaks):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with toxiproxy(upstream) as proxy:

@@ -1,0 +1,327 @@
+"""What a processor core decodes: ``python -m benchmarks.decode [--json FILE] [--quick]``.
+
+Real photographs, cut from those that scikit-image and scikit-learn carry, in three sets: 500×375 of about 110 KB and of
+about 35 KB, and 2000×1500. Decoding alone; and decoding, random resized crop to 224×224 and flip, every recipe with the
+same boxes. One thread each, processor time, picture by picture in turns, so that whatever else the machine does befalls
+all alike; the two-thread figure alone is wall time. simplejpeg with OpenCV takes part where both are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import json
+import random
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision.io  # noqa: F401 - registers the operators
+from PIL import Image
+from rich import box as boxes
+from rich.console import Console
+from rich.table import Table
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as v2
+
+from benchmarks.console import bar, ends_with_one_line
+from benchmarks.machine import Bystanders, describe_machine, versions
+from benchmarks.photos import CLASSES, open_photograph
+from concurrent_loader.augment import RandomResizedCrop, uniforms
+from concurrent_loader.decode import Backend, Decoder, has_native_crop, make_crop_decoder, make_decoder
+from concurrent_loader.decode.crop import Box, CropDecoder
+
+__all__ = ["main", "run_benchmark"]
+
+SIDE = 224
+
+
+@dataclass(frozen=True, slots=True)
+class PhotoSet:
+    """Pictures of one size and about one length, and the boxes that are cut out of them."""
+
+    name: str
+    jpegs: list[bytes]
+    boxes: list[Box]
+
+    @property
+    def mean_bytes(self) -> float:
+        """Mean length."""
+        return statistics.mean(map(len, self.jpegs))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is measured."""
+
+    num_pictures: int
+    num_large: int
+    num_rounds: int
+
+
+FULL = Load(60, 16, 7)
+QUICK = Load(6, 2, 2)
+
+Recipe = Callable[[bytes, Box], object]
+
+
+def make_sets(load: Load) -> list[PhotoSet]:
+    """Cuts and encodes the three sets, the same every time."""
+    wanted = [("110kb", 500, 375, 110_000, load.num_pictures), ("35kb", 500, 375, 35_000, load.num_pictures)]
+    made = [
+        _make_set(name, width, height, [_encoded_near(_cut(number, width, height), size) for number in range(count)])
+        for name, width, height, size, count in wanted
+    ]
+    large = [_encoded(_cut(number, 2000, 1500), 90) for number in range(load.num_large)]
+    return [*made, _make_set("large", 2000, 1500, large)]
+
+
+def _make_set(name: str, width: int, height: int, jpegs: list[bytes]) -> PhotoSet:
+    crop = RandomResizedCrop(SIDE)
+    draws = uniforms(0, 0, np.arange(len(jpegs)), crop.num_draws).tolist()
+    return PhotoSet(name, jpegs, [crop.box(height, width, row) for row in draws])
+
+
+def _cut(number: int, width: int, height: int) -> Image.Image:
+    """A part of a photograph of the wanted shape, resized to the wanted size."""
+    dice = random.Random(number)
+    photograph = open_photograph(CLASSES[number % len(CLASSES)])
+    scale = dice.uniform(0.6, 1.0) * min(photograph.width / width, photograph.height / height)
+    part_width, part_height = scale * width, scale * height
+    left, top = dice.uniform(0, photograph.width - part_width), dice.uniform(0, photograph.height - part_height)
+    part = (left, top, left + part_width, top + part_height)
+    return photograph.resize((width, height), Image.Resampling.LANCZOS, box=part)
+
+
+def _encoded(image: Image.Image, quality: int) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return file.getvalue()
+
+
+def _encoded_near(image: Image.Image, num_bytes: int) -> bytes:
+    """At the quality that comes nearest to a length."""
+    low, high = 20, 98
+    while low < high:
+        middle = (low + high) // 2
+        if len(_encoded(image, middle)) < num_bytes:
+            low = middle + 1
+        else:
+            high = middle
+    return _encoded(image, low)
+
+
+# -- recipes -----------------------------------------------------------------------------------------------------------
+
+
+def _as_tensor(jpeg: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
+
+
+def _cropped(picture: Any, box: Box) -> Any:
+    part = v2.resized_crop(
+        picture, box.top, box.left, box.height, box.width, [SIDE, SIDE], InterpolationMode.BILINEAR, antialias=True
+    )
+    return v2.horizontal_flip(part) if box.flip else part
+
+
+def _pil(jpeg: bytes, box: Box) -> object:
+    with Image.open(io.BytesIO(jpeg)) as image:
+        return v2.pil_to_tensor(_cropped(image.convert("RGB"), box))
+
+
+def _torchvision(jpeg: bytes, box: Box) -> object:
+    # The operator under torchvision.io.decode_jpeg, which warns of its end in every call.
+    return _cropped(torch.ops.image.decode_jpeg(_as_tensor(jpeg), 3, False), box)
+
+
+def _with(crop: CropDecoder) -> Recipe:
+    out = np.empty((3, SIDE, SIDE), np.uint8)
+
+    def ours(jpeg: bytes, box: Box) -> object:
+        crop(jpeg, lambda height, width: box, out)
+        return out
+
+    return ours
+
+
+def training_recipes() -> dict[str, Recipe]:
+    """Decode, crop, resize, flip: those that can be used here, by name."""
+    found: dict[str, Recipe] = {
+        "PIL + v2": _pil,
+        "torchvision.io + v2": _torchvision,
+        "ours, library": _with(make_crop_decoder("jpeg", native=False)),
+    }
+    if has_native_crop():
+        found["ours, native"] = _with(make_crop_decoder("jpeg", native=True))
+    if importlib.util.find_spec("simplejpeg") and importlib.util.find_spec("cv2"):
+        found["simplejpeg + cv2"] = _simplejpeg()
+    return found
+
+
+def _simplejpeg() -> Recipe:
+    import cv2  # type: ignore[import-not-found]
+    import simplejpeg  # type: ignore[import-not-found]
+
+    cv2.setNumThreads(1)
+
+    def simplejpeg_and_cv2(jpeg: bytes, box: Box) -> object:
+        picture = simplejpeg.decode_jpeg(jpeg, min_height=SIDE, min_width=SIDE, min_factor=2)
+        _, width = simplejpeg.decode_jpeg_header(jpeg)[:2]
+        shrunk = picture.shape[1] / width
+        top, left = round(box.top * shrunk), round(box.left * shrunk)
+        bottom, right = top + max(1, round(box.height * shrunk)), left + max(1, round(box.width * shrunk))
+        resized = cv2.resize(picture[top:bottom, left:right], (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        flipped = resized[:, ::-1] if box.flip else resized
+        return np.ascontiguousarray(flipped.transpose(2, 0, 1))
+
+    return simplejpeg_and_cv2
+
+
+def decoding_recipes() -> dict[str, Recipe]:
+    """Decoding alone, of the whole picture."""
+    backends: tuple[Backend, ...] = ("torchcodec", "torchvision", "pil")
+    return {f"decode: {name}": _whole(make_decoder("rgb", "jpeg", backend=name)) for name in backends}
+
+
+def _whole(decoder: Decoder) -> Recipe:
+    return lambda jpeg, box: decoder(jpeg)
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    photos: PhotoSet, recipes: dict[str, Recipe], num_rounds: int, tick: Callable[[], object]
+) -> dict[str, float]:
+    """Processor seconds of one picture by recipe: the sum over pictures of each one's median."""
+    took: dict[str, list[list[float]]] = {name: [[] for _ in photos.jpegs] for name in recipes}
+    names = list(recipes)
+    for turn in range(num_rounds):
+        for number, (jpeg, box) in enumerate(zip(photos.jpegs, photos.boxes, strict=True)):
+            first = (turn + number) % len(names)
+            for name in names[first:] + names[:first]:
+                began = time.thread_time()
+                recipes[name](jpeg, box)
+                took[name][number].append(time.thread_time() - began)
+        tick()
+    return {name: statistics.mean(map(statistics.median, each)) for name, each in took.items()}
+
+
+def scaling(photos: PhotoSet, num_rounds: int) -> float:
+    """Pictures a second of two threads over one, by the fastest recipe of ours; the median of the turns."""
+    native = has_native_crop()
+
+    def work() -> None:
+        crop = _with(make_crop_decoder("jpeg", native=native))
+        for jpeg, box in zip(photos.jpegs * 4, photos.boxes * 4, strict=True):
+            crop(jpeg, box)
+
+    def seconds(num_threads: int) -> float:
+        threads = [threading.Thread(target=work) for _ in range(num_threads)]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - began
+
+    return statistics.median(2 * seconds(1) / seconds(2) for _ in range(num_rounds))
+
+
+def mean_error(photos: PhotoSet) -> float:
+    """Mean absolute difference of ours from the picture decoded whole, cropped and resized, in gray levels."""
+    ours = _with(make_crop_decoder("jpeg"))
+    errors = []
+    for jpeg, box in zip(photos.jpegs, photos.boxes, strict=True):
+        wanted = _cropped(torch.ops.image.decode_jpeg(_as_tensor(jpeg), 3, False).float(), box)
+        errors.append(float((torch.from_numpy(np.asarray(ours(jpeg, box))).float() - wanted).abs().mean()))
+    return statistics.mean(errors)
+
+
+def run_benchmark(load: Load, console: Console) -> dict[str, object]:
+    """Runs all recipes over all sets.
+
+    Returns:
+        The figures, as they are written to the JSON file.
+    """
+    torch.set_num_threads(1)
+    sets = make_sets(load)
+    recipes = {**training_recipes(), **decoding_recipes()}
+    others = Bystanders()
+    rows: list[dict[str, object]] = []
+    ratios: dict[str, float] = {}
+    best = "ours, native" if has_native_crop() else "ours, library"
+    with bar(console, "Rounds", len(sets) * load.num_rounds) as progress:
+        for photos in sets:
+            cpu_s = measure(photos, recipes, load.num_rounds, progress.advance)
+            ratios[photos.name] = cpu_s["torchvision.io + v2"] / cpu_s[best]
+            rows += [
+                {
+                    "set": photos.name,
+                    "recipe": name,
+                    "images_s_core": round(1 / seconds, 1),
+                    "cpu_s_per_1000": round(1000 * seconds, 4),
+                }
+                for name, seconds in cpu_s.items()
+            ]
+    return {
+        "machine": describe_machine(),
+        "versions": versions(),
+        "native": has_native_crop(),
+        "mean_bytes": {photos.name: round(photos.mean_bytes) for photos in sets},
+        "rounds": load.num_rounds,
+        "rows": rows,
+        "ratio_110kb": round(ratios["110kb"], 3),
+        "ratio_35kb": round(ratios["35kb"], 3),
+        "ratio_large": round(ratios["large"], 3),
+        "two_thread_scaling": round(scaling(sets[0], load.num_rounds), 3),
+        "mean_error": round(max(mean_error(photos) for photos in sets), 3),
+        "other_programs_share": round(others.share(), 3),
+    }
+
+
+def show(figures: dict[str, Any], console: Console) -> None:
+    """Prints the table."""
+    table = Table(title="images/s and core", box=boxes.SIMPLE_HEAD)
+    sets = list(figures["mean_bytes"])
+    for title in ("recipe", *sets):
+        table.add_column(title, justify="left" if title == "recipe" else "right")
+    found = {(row["recipe"], row["set"]): row["images_s_core"] for row in figures["rows"]}
+    for recipe in dict.fromkeys(recipe for recipe, _ in found):
+        table.add_row(recipe, *(f"{found[recipe, name]:,.0f}" for name in sets))
+    console.print(table)
+    console.print(
+        f"over torchvision.io + v2: {figures['ratio_110kb']:.2f} (110 KB), {figures['ratio_35kb']:.2f} (35 KB), "
+        f"{figures['ratio_large']:.2f} (2000×1500); two threads {figures['two_thread_scaling']:.2f}; "
+        f"mean error {figures['mean_error']:.2f} gray levels"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it works")
+    options = parser.parse_args(arguments)
+
+    def run() -> None:
+        console = Console()
+        figures = run_benchmark(QUICK if options.quick else FULL, console)
+        show(figures, console)
+        if options.json is not None:
+            options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+    return ends_with_one_line(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

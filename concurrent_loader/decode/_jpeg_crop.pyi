@@ -1,0 +1,15 @@
+from typing_extensions import Buffer
+
+class Unsupported(Exception): ...
+
+def crop(
+    data: Buffer,
+    out: Buffer,
+    box: tuple[float, float, float, float],
+    orientation: int,
+    flip: bool,
+    max_pixels: float,
+    fast_scale: bool,
+    fast_entropy: bool,
+    /,
+) -> None: ...

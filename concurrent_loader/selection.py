@@ -1,0 +1,87 @@
+"""Which samples of a data set are meant: a sorted row of their numbers; arithmetic only, below views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from storage.errors import ConfigurationError
+
+__all__ = ["Selection"]
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Some of the samples of a data set, in its order.
+
+    Attributes:
+        numbers: (n,) int64, ascending, each once.
+        num_samples: Of the whole data set.
+    """
+
+    numbers: Indices
+    num_samples: int
+
+    @classmethod
+    def of(cls, indices: Iterable[int] | npt.ArrayLike, num_samples: int) -> Selection:
+        """Makes a selection of sample numbers in any order.
+
+        Raises:
+            ConfigurationError: They are no whole numbers, or one of them comes twice.
+            IndexError: There is no such sample.
+        """
+        given = np.asarray(indices if isinstance(indices, np.ndarray | range) else list(indices))  # type: ignore[arg-type]
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise ConfigurationError("a subset is a row of sample numbers", got=f"{given.dtype} {given.shape}")
+        numbers = np.sort(given.astype(np.int64))
+        if len(numbers) and not (numbers[0] >= 0 and numbers[-1] < num_samples):
+            strange = numbers[0] if numbers[0] < 0 else numbers[-1]
+            raise IndexError(f"sample {strange} of a data set of {num_samples}")
+        twice = np.flatnonzero(np.diff(numbers) == 0)
+        if len(twice):
+            raise ConfigurationError("a subset has each sample once", got=int(numbers[twice[0]]))
+        return cls(numbers, num_samples)
+
+    @classmethod
+    def where(cls, mask: npt.NDArray[np.bool_]) -> Selection:
+        """Makes a selection of what is True in a mask of all samples."""
+        return cls(np.flatnonzero(mask).astype(np.int64), len(mask))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(self, inner: Selection) -> Selection:
+        """Returns what a selection of this selection selects of the whole."""
+        return Selection(self.numbers[inner.numbers], self.num_samples)
+
+    def bounds(self, unit_bounds: Indices) -> Indices:
+        """Returns where each unit's samples begin among the selected ones: as ``unit_bounds`` are of the whole."""
+        return np.searchsorted(self.numbers, unit_bounds).astype(np.int64)
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """64 bits that name this selection; 0 for all samples."""
+        if len(self.numbers) == self.num_samples:
+            return 0
+        hashed = xxhash.xxh3_64(self.num_samples.to_bytes(8, "little"))
+        hashed.update(np.ascontiguousarray(self.numbers, dtype="<i8").data)
+        return hashed.intdigest()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A bit a sample of the whole data set, or eight bytes a selected one: whatever is less.
+        if len(self.numbers) * 64 <= self.num_samples:
+            return Selection, (self.numbers, self.num_samples)
+        mask = np.zeros(self.num_samples, np.bool_)
+        mask[self.numbers] = True
+        return _unpacked, (np.packbits(mask), self.num_samples)
+
+
+def _unpacked(bits: npt.NDArray[np.uint8], num_samples: int) -> Selection:
+    return Selection.where(np.unpackbits(bits, count=num_samples).astype(np.bool_))

@@ -1,0 +1,85 @@
+"""Trains with Lightning, and goes on in the middle of an epoch: Lightning saves and restores the loader's position.
+
+    python docs/examples/lightning_trainer.py s3://bucket/points checkpoints
+
+The data set has the columns ``x`` (float32[8]) and ``label`` (int64, 0 … 2).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as lightning
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from concurrent_loader import ConcurrentDataLoader, ShardDataset
+
+
+class Points(lightning.LightningDataModule):
+    """The data.
+
+    Args:
+        url: The data set.
+        global_batch_size: Samples a step, all processes together.
+    """
+
+    def __init__(self, url: str, global_batch_size: int = 64) -> None:
+        super().__init__()
+        self.url = url
+        self.global_batch_size = global_batch_size
+
+    def train_dataloader(self) -> ConcurrentDataLoader:
+        """Made here, when Lightning has started its processes, and not before: it finds its rank by itself."""
+        batch_size = self.global_batch_size // self.trainer.world_size
+        return ConcurrentDataLoader(ShardDataset(self.url), batch_size, shuffle=True, seed=0, drop_last=True)
+
+
+class Classifier(lightning.LightningModule):
+    """A small model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """One step."""
+        return torch.nn.functional.cross_entropy(self.layer(batch["x"]), batch["label"])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimizer."""
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(
+    url: str, folder: str, *, model: lightning.LightningModule | None = None, resume: str | None = None, **options: Any
+) -> lightning.Trainer:
+    """Trains, with a checkpoint every ten steps.
+
+    Args:
+        url: The data set.
+        folder: Of the checkpoints.
+        model: What to train.
+        resume: The checkpoint to go on from.
+        **options: For the `Trainer`.
+    """
+    lightning.seed_everything(0, verbose=False)
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 2,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "callbacks": [ModelCheckpoint(folder, every_n_train_steps=10, save_top_k=-1)],
+    }
+    trainer = lightning.Trainer(**{**defaults, **options})
+    trainer.fit(model or Classifier(), datamodule=Points(url), ckpt_path=resume)
+    return trainer
+
+
+if __name__ == "__main__":
+    checkpoints = sorted(Path(sys.argv[2]).glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    fit(*sys.argv[1:3], resume=str(checkpoints[-1]) if checkpoints else None)

@@ -1,0 +1,251 @@
+"""What lies below a URL, raw: keys, sizes and ETags of many objects in little memory, and in a file; beside manifests.
+
+A listing of ten million objects takes some hundred requests a million, so it is kept. The file, little-endian::
+
+    magic 8s, version u32, flags u32, objects u64, raw bytes of the body u64, bytes of the question u64,
+    xxh3_64 u64 of all before and behind it
+    question    JSON: what was listed; a file that answers another question is no answer
+    body        one zstd frame of: sizes i64[n], ends of the keys i64[n], ends of the ETags i64[n], keys, ETags (UTF-8)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import struct
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+import zstandard
+
+from storage.errors import DeadlineExceeded, FormatError, StorageError
+from storage.fetch import FetchEngine
+from storage.stores.protocol import Buffer
+
+__all__ = ["Listing", "Texts", "decode_listing", "encode_listing", "list_objects", "load_listing", "save_listing"]
+
+_MAGIC = b"CLLISTN\n"
+_VERSION = 1
+_FACTS = struct.Struct("<8sIIQQQ")
+_HEADER_BYTES = _FACTS.size + 8
+_MAX_TEXT_BYTES = 4096  # of a key and an ETag together, on average: what a header may claim
+_I64 = np.dtype("<i8")
+_BEAT = 256  # objects between two looks at the clock; a page of S3 has 1,000
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Many short texts in one piece of memory.
+
+    Attributes:
+        data: All of them, UTF-8, one behind the other.
+        ends: (n,) int64, where each ends.
+    """
+
+    data: bytes
+    ends: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, at: int) -> str:
+        start = int(self.ends[at - 1]) if at else 0
+        return self.data[start : int(self.ends[at])].decode()
+
+    def tolist(self) -> list[str]:
+        """All of them."""
+        starts = [0, *self.ends[:-1].tolist()]
+        return [self.data[start:end].decode() for start, end in zip(starts, self.ends.tolist(), strict=False)]
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """Objects in the order of their keys' bytes.
+
+    Attributes:
+        keys: Below the store's URL.
+        sizes: (n,) int64, in bytes.
+        etags: Empty where there is none.
+    """
+
+    keys: Texts
+    sizes: npt.NDArray[np.int64]
+    etags: Texts
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all objects."""
+        return int(self.sizes.sum())
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """63 bits that name the objects as they were when they were listed."""
+        hashed = xxhash.xxh3_64(len(self).to_bytes(8, "little"))
+        for part in _parts(self):
+            hashed.update(part)
+        return hashed.intdigest() >> 1
+
+
+async def list_objects(engine: FetchEngine, wanted: Callable[[str], bool]) -> Listing:
+    """Lists the objects of a store.
+
+    There is no bound on the whole, only on how long the next page may take. A listing that fails begins again.
+
+    Args:
+        engine: Its store is listed, under its retry policy.
+        wanted: Called with each key.
+
+    Raises:
+        StorageError: It cannot be listed.
+    """
+    attempts = 0
+    while True:
+        attempts += 1
+        try:
+            return await _list_once(engine, wanted)
+        except StorageError as error:
+            delay_s = engine.delay_s(error, engine.policy, failures=attempts, elapsed_s=0.0)
+            if delay_s is None:
+                raise error.locate(url=engine.store.url, attempts=attempts) from error.__cause__
+        await engine.pause(delay_s)
+
+
+async def _list_once(engine: FetchEngine, wanted: Callable[[str], bool]) -> Listing:
+    keys, etags = bytearray(), bytearray()
+    sizes, key_ends, etag_ends = array("q"), array("q"), array("q")
+    clock = asyncio.get_running_loop().time
+    page_s = engine.policy.first_byte_s + engine.policy.stall_window_s
+    seen = 0
+    try:
+        async with asyncio.timeout(page_s) as deadline:
+            async for meta in engine.store.list(""):
+                seen += 1
+                if seen % _BEAT == 0:
+                    deadline.reschedule(clock() + page_s)
+                if not wanted(meta.key):
+                    continue
+                keys += meta.key.encode()
+                etags += (meta.etag or "").encode()
+                sizes.append(meta.size)
+                key_ends.append(len(keys))
+                etag_ends.append(len(etags))
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"the next page of a listing did not come within {page_s:.3g} s") from error
+    ends = [np.array(part, np.int64) for part in (sizes, key_ends, etag_ends)]
+    return Listing(Texts(bytes(keys), ends[1]), ends[0], Texts(bytes(etags), ends[2]))
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def encode_listing(listing: Listing, question: str) -> bytes:
+    """Returns the bytes of a listing's file."""
+    raw = b"".join(bytes(part) for part in _parts(listing))
+    asked = question.encode()
+    rest = asked + zstandard.ZstdCompressor(level=3).compress(raw)
+    facts = _FACTS.pack(_MAGIC, _VERSION, 0, len(listing), len(raw), len(asked))
+    return facts + _digest(facts, rest) + rest
+
+
+def decode_listing(data: Buffer, question: str) -> Listing | None:
+    """Reads a listing's file, believing nothing of it; None if it answers another question.
+
+    Raises:
+        FormatError: It is no listing, or a damaged one.
+    """
+    view = memoryview(data).cast("B")
+    if len(view) < _HEADER_BYTES:
+        raise FormatError("a listing is cut off", expected=_HEADER_BYTES, got=len(view))
+    magic, version, flags, num_objects, raw_bytes, asked_bytes = _FACTS.unpack_from(view)
+    facts, digest, rest = view[: _FACTS.size], view[_FACTS.size : _HEADER_BYTES], view[_HEADER_BYTES:]
+    if (magic, version, flags) != (_MAGIC, _VERSION, 0):
+        raise FormatError("not a listing that this release knows", expected=(_MAGIC, _VERSION), got=(magic, version))
+    if _digest(facts, rest) != digest or asked_bytes > len(rest):
+        raise FormatError("a listing's digest disagrees with its bytes")
+    if bytes(rest[:asked_bytes]) != question.encode():
+        return None
+    fixed_bytes = 3 * _I64.itemsize * num_objects
+    if not fixed_bytes <= raw_bytes <= fixed_bytes + _MAX_TEXT_BYTES * num_objects:
+        raise FormatError("a listing's lengths contradict each other", got=(num_objects, raw_bytes))
+    raw = _decompressed(rest[asked_bytes:], raw_bytes)
+    sizes, key_ends, etag_ends = np.frombuffer(raw, _I64, 3 * num_objects).reshape(3, num_objects).astype(np.int64)
+    key_bytes = int(key_ends[-1]) if num_objects else 0
+    texts = raw[fixed_bytes:]
+    for ends, total in ((key_ends, key_bytes), (etag_ends, len(texts) - key_bytes)):
+        rising = num_objects == 0 or (int(ends[0]) >= 0 and not bool((np.diff(ends) < 0).any()))
+        if not rising or total != (int(ends[-1]) if num_objects else 0):
+            raise FormatError("a listing's texts overlap")
+    if num_objects and int(sizes.min()) < 0:
+        raise FormatError("a listing has an object of negative size")
+    try:
+        texts.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError("a listing's texts are no UTF-8") from error
+    return Listing(Texts(texts[:key_bytes], key_ends), sizes, Texts(texts[key_bytes:], etag_ends))
+
+
+def _decompressed(frame: memoryview, raw_bytes: int) -> bytes:
+    try:
+        # `max_output_size` is not heeded where the frame declares its size, so that is looked at first.
+        if zstandard.get_frame_parameters(frame).content_size != raw_bytes:
+            raise FormatError("a listing's frame is not as long as its header says", expected=raw_bytes)
+        raw = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FormatError("a listing cannot be decompressed") from error
+    if len(raw) != raw_bytes:
+        raise FormatError("a listing's frame is not as long as its header says", expected=raw_bytes, got=len(raw))
+    return raw
+
+
+def load_listing(path: str | os.PathLike[str], question: str) -> Listing | None:
+    """Reads a listing's file; None if there is none, or one that answers another question.
+
+    Raises:
+        FormatError: It is no listing, or a damaged one.
+        OSError: It cannot be read.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    return decode_listing(data, question)
+
+
+def save_listing(path: str | os.PathLike[str], listing: Listing, question: str) -> None:
+    """Writes a listing's file, whole or not at all.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    target = Path(path)
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    incoming = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    try:
+        fd = os.open(incoming, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "wb") as stream:  # noqa: PTH123 - of a descriptor
+            stream.write(encode_listing(listing, question))
+        incoming.replace(target)
+    except BaseException:
+        incoming.unlink(missing_ok=True)
+        raise
+
+
+def _digest(facts: Buffer, rest: Buffer) -> bytes:
+    hashed = xxhash.xxh3_64(facts)
+    hashed.update(rest)
+    return hashed.intdigest().to_bytes(8, "little")
+
+
+def _parts(listing: Listing) -> list[bytes]:
+    arrays = (listing.sizes, listing.keys.ends, listing.etags.ends)
+    return [*(part.astype(_I64).tobytes() for part in arrays), listing.keys.data, listing.etags.data]

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import DeadlineExceeded, FormatError, ServerError
+from storage.fetch import FetchEngine, RetryPolicy
+from storage.listing import Listing, Texts, decode_listing, encode_listing, list_objects, load_listing, save_listing
+from storage.stores import MemoryStore
+from storage.testing.fault_store import Fail, FaultStore, Wait, in_order
+from storage.testing.virtual_time import run_in_virtual_time
+
+
+def texts(values: list[str]) -> Texts:
+    encoded = [value.encode() for value in values]
+    return Texts(b"".join(encoded), np.cumsum([len(value) for value in encoded], dtype=np.int64))
+
+
+def make(rows: list[tuple[str, int, str]]) -> Listing:
+    return Listing(
+        texts([key for key, _, _ in rows]),
+        np.array([size for _, size, _ in rows], np.int64),
+        texts([etag for _, _, etag in rows]),
+    )
+
+
+rows = st.lists(st.tuples(st.text(min_size=1, max_size=20), st.integers(0, 2**62), st.text(max_size=40)), max_size=20)
+
+
+@given(rows=rows, question=st.text(max_size=20))
+def test_a_listing_comes_back_as_it_was(rows: list[tuple[str, int, str]], question: str) -> None:
+    listing = make(rows)
+    again = decode_listing(encode_listing(listing, question), question)
+    assert again is not None
+    assert list(zip(again.keys.tolist(), again.sizes.tolist(), again.etags.tolist(), strict=True)) == rows
+    assert [again.keys[at] for at in range(len(again))] == [key for key, _, _ in rows]
+    assert again.fingerprint == listing.fingerprint
+    assert decode_listing(encode_listing(listing, question), question + "?") is None
+
+
+@given(rows=rows, data=st.data())
+def test_a_damaged_listing_is_an_error(rows: list[tuple[str, int, str]], data: st.DataObject) -> None:
+    whole = encode_listing(make(rows), "all")
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(FormatError):
+        decode_listing(whole[:cut], "all")
+    flipped = bytearray(whole)
+    flipped[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(FormatError):
+        decode_listing(bytes(flipped), "all")
+
+
+def test_the_fingerprint_covers_keys_sizes_and_etags() -> None:
+    base = [("a", 1, "x"), ("b", 2, "y")]
+    others = [
+        [("a", 1, "x")],
+        [("a", 1, "x"), ("c", 2, "y")],
+        [("a", 1, "x"), ("b", 3, "y")],
+        [("a", 1, "x"), ("b", 2, "z")],
+        [("ab", 1, "x"), ("", 2, "y")],
+    ]
+    prints = {make(each).fingerprint for each in (base, *others)}
+    assert len(prints) == 6
+    assert all(0 <= fingerprint < 2**63 for fingerprint in prints)
+
+
+def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "kept"
+    assert load_listing(path, "all") is None
+    save_listing(path, make([("a", 1, "x")]), "all")
+    found = load_listing(path, "all")
+    assert found is not None
+    assert found.keys.tolist() == ["a"]
+    assert load_listing(path, "some") is None
+    assert os.listdir(path.parent) == ["kept"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(b"something else")
+    with pytest.raises(FormatError):
+        load_listing(path, "all")
+
+
+# -- from a store ------------------------------------------------------------------------------------------------------
+
+
+async def listed(*faults: Fail | Wait | None, max_attempts: int = 3) -> tuple[Listing, FaultStore]:
+    store = FaultStore(MemoryStore("memory://listing"), in_order(faults, operation="list"))
+    for key in ("b/2.jpg", "a/1.jpg", "a/notes.txt"):
+        await store.put(key, key.encode())
+    loop = asyncio.get_running_loop()
+    policy = RetryPolicy(max_attempts=max_attempts)
+    engine = FetchEngine(store, retry=policy, clock=loop.time)
+    return await list_objects(engine, lambda key: key.endswith(".jpg")), store
+
+
+def test_objects_come_in_the_order_of_their_keys() -> None:
+    listing, _ = run_in_virtual_time(listed())
+    assert listing.keys.tolist() == ["a/1.jpg", "b/2.jpg"]
+    assert listing.sizes.tolist() == [7, 7]
+    assert all(listing.etags.tolist())
+    assert listing.num_bytes == 14
+
+
+def test_a_listing_that_fails_begins_again() -> None:
+    listing, store = run_in_virtual_time(listed(Fail(ServerError), Fail(ServerError, after=True)))
+    assert listing.keys.tolist() == ["a/1.jpg", "b/2.jpg"]
+    assert [call.operation for call in store.calls].count("list") == 3
+
+
+def test_a_listing_that_never_succeeds_is_an_error() -> None:
+    with pytest.raises(ServerError) as caught:
+        run_in_virtual_time(listed(*[Fail(ServerError)] * 3))
+    assert caught.value.attempts == 3
+    assert caught.value.url == "memory://listing"
+
+
+def test_a_page_that_does_not_come_is_given_up() -> None:
+    never = Wait(lambda: asyncio.get_running_loop().create_future())
+    listing, _ = run_in_virtual_time(listed(never))
+    assert len(listing) == 2
+    with pytest.raises(DeadlineExceeded, match="next page"):
+        run_in_virtual_time(listed(*[never] * 3))
