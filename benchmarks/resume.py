@@ -55,7 +55,7 @@ def first_batch(dataset: ShardDataset, sample: int) -> tuple[float, int, int]:
     seconds = perf_counter() - began
     gets = dataset.fetch_stats.num_gets - gets
     assert batch.step == step
-    num_shards = len(set(loader._plan(0).batch(step).shard.tolist()))
+    num_shards = len(set(next(loader._plan(0).batches(step)).shard.tolist()))
     batches.close()  # type: ignore[attr-defined]
     return seconds, gets, num_shards
 

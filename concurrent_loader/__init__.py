@@ -6,8 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from concurrent_loader.augment import CenterCrop, RandomResizedCrop
     from concurrent_loader.batch import Batch, collate
     from concurrent_loader.dataset import ShardDataset
+    from concurrent_loader.drop_in import DropInDataLoader
     from concurrent_loader.errors import (
         CollateError,
         DecodeError,
@@ -25,16 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "CenterCrop",
     "CollateError",
     "ConcurrentDataLoader",
     "DatasetView",
     "DecodeError",
+    "DropInDataLoader",
     "LoaderError",
     "LoaderStateError",
     "LoaderStats",
     "LoaderTimeout",
     "Mixture",
     "ObjectDataset",
+    "RandomResizedCrop",
     "ShardDataset",
     "TransformError",
     "WorkerDied",
@@ -43,16 +48,19 @@ __all__ = [
 
 _HOMES = {
     "Batch": "batch",
+    "CenterCrop": "augment",
     "CollateError": "errors",
     "ConcurrentDataLoader": "loader",
     "DatasetView": "views",
     "DecodeError": "errors",
+    "DropInDataLoader": "drop_in",
     "LoaderError": "errors",
     "LoaderStateError": "errors",
     "LoaderStats": "stats",
     "LoaderTimeout": "errors",
     "Mixture": "mixture",
     "ObjectDataset": "object_dataset",
+    "RandomResizedCrop": "augment",
     "ShardDataset": "dataset",
     "TransformError": "errors",
     "WorkerDied": "errors",

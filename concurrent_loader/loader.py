@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import BaseContext
+from types import GenericAlias
 from typing import Any, Self
 
 import torch
 import torch.distributed
 
+from concurrent_loader.augment import Crop
 from concurrent_loader.batch import Batch
+from concurrent_loader.choosing import MISSING, choose_class, has_native_loader, not_native
 from concurrent_loader.decode import Decoder
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
 from concurrent_loader.errors import LoaderTimeout
-from concurrent_loader.mixture import Mixture
 from concurrent_loader.patience import Patience, describe
 from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, PlanState
 from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock, WallTime
-from concurrent_loader.views import Selectable
 from concurrent_loader.work import make_recipe
 from concurrent_loader.worker_job import Job
 from concurrent_loader.worker_processes import WorkerProcesses, check_worker_arguments
@@ -46,8 +47,9 @@ class ConcurrentDataLoader:
         batch_size: Samples a batch and rank. The global batch has ``batch_size * world_size``.
         shuffle: A new order each epoch; otherwise the order of writing.
         seed: Of the order.
-        decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, or a callable (bytes → tensor). Columns that are
-            not named stay encoded: lists of bytes.
+        decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a `RandomResizedCrop` or `CenterCrop` (one size,
+            (N, 3, H, W) uint8; the fastest way, see docs/decoding.md), or a callable (bytes → tensor). Columns that
+            are not named stay encoded: lists of bytes.
         transform: Called with each sample (a dict of this data set's columns; images (C, H, W) uint8), in a thread;
             what it returns is collated.
         collate_fn: Called with the list of a batch's samples instead of `collate`; the batch is what it returns.
@@ -86,6 +88,12 @@ class ConcurrentDataLoader:
     state is that of the newest.
     """
 
+    __class_getitem__: Any = classmethod(GenericAlias)  # as torch's loader may be written in annotations
+
+    def __new__(cls, dataset: Any = MISSING, *args: Any, **kwargs: Any) -> Any:
+        """Chooses: a `DropInDataLoader` for data sets of others, and where the data set is to be asked item by item."""
+        return object.__new__(choose_class(cls, ConcurrentDataLoader, dataset, args, kwargs))
+
     def __init__(
         self,
         dataset: LoadableDataset,
@@ -93,7 +101,7 @@ class ConcurrentDataLoader:
         shuffle: bool = False,
         *,
         seed: int = 0,
-        decode: Mapping[str, str | Decoder] | None = None,
+        decode: Mapping[str, str | Decoder | Crop] | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
@@ -114,8 +122,8 @@ class ConcurrentDataLoader:
         timeout: float | None = 600.0,
         slow_batch_warning_s: float | None = 10.0,
     ) -> None:
-        if not isinstance(dataset, Selectable | Mixture):
-            raise ConfigurationError("the data set must be a ShardDataset or the like", got=type(dataset).__name__)
+        if not has_native_loader(dataset):
+            raise not_native(type(self), dataset)
         self.dataset = dataset
         self.batch_size = _positive("batch_size", batch_size)
         self.rank, self.world_size = _place(rank, world_size)
@@ -143,7 +151,7 @@ class ConcurrentDataLoader:
         }
         self._clock = StageClock()
         self._recipe = make_recipe(
-            dataset, decode=decode or {}, transform=transform, collate_fn=collate_fn, clock=self._clock
+            dataset, decode=decode or {}, seed=seed, transform=transform, collate_fn=collate_fn, clock=self._clock
         )
         self._epoch, self._step, self._started = 0, 0, False
         self._num_batches = self._num_samples = 0

@@ -150,13 +150,16 @@ class Mixture:
 
     @property
     def cache_dir(self) -> str | None:
-        """The folder that keeps what all of them fetch; None unless it is the same."""
-        folders = {child.cache_dir for child in self._children}
-        return folders.pop() if len(folders) == 1 else None
+        """The folder that keeps what the first of them fetches; None if any of them has none."""
+        folders = [owner.cache_dir for owner in self.stored]
+        return None if None in folders else folders[0]
 
     def with_cache(self, cache_dir: str | os.PathLike[str], cache_bytes: Size | None = None) -> Mixture:
-        """Returns the same mixture, its data sets to be opened with another cache, which they share."""
-        owners = {id(owner): owner.with_cache(cache_dir, cache_bytes) for owner in self.stored}
+        """Returns the same mixture; those of its data sets that have no cache are to be opened with this one."""
+        owners = {
+            id(owner): owner if owner.cache_dir is not None else owner.with_cache(cache_dir, cache_bytes)
+            for owner in self.stored
+        }
         children: list[Selectable] = []
         for child in self._children:
             owner = owners[id(child.stored[0])]

@@ -343,7 +343,7 @@ class Pipeline:
         self, index: BatchIndex, shards: dict[int, OpenUnit], threads: DecodeThreads, journey: Journey
     ) -> Any:
         recipe = self._recipe.of(index)
-        parts = cut(index, shards, num_threads=self._num_threads)
+        parts = cut(index, shards, num_threads=self._num_threads, epoch=self._plan.epoch)
         outcomes = await asyncio.gather(
             *(self._make_part(recipe, part, threads, journey) for part in parts), return_exceptions=True
         )

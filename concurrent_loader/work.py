@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from concurrent_loader.augment import Crop, CroppingDecoder
 from concurrent_loader.batch import Batch, collate, collate_columns
 from concurrent_loader.decode import Decoder, make_decoder
 from concurrent_loader.errors import DecodeError, LoaderError, TransformError
@@ -33,7 +34,7 @@ class Recipe:
     Attributes:
         schema: Of the data set.
         columns: The columns that a batch has.
-        decoders: Column → decoder of its encoded bytes.
+        decoders: Column → decoder of its encoded bytes, the same for all samples, or one that depends on them.
         transform: Sample dict → sample dict, or None.
         collate_fn: List of samples → batch, or None for `concurrent_loader.collate`.
         clock: Where the time goes.
@@ -47,7 +48,7 @@ class Recipe:
 
     schema: Schema
     columns: tuple[str, ...]
-    decoders: Mapping[str, Decoder] = field(default_factory=dict)
+    decoders: Mapping[str, Decoder | CroppingDecoder] = field(default_factory=dict)
     transform: Callable[[dict[str, Any]], Any] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     clock: StageClock = field(default_factory=StageClock)
@@ -71,7 +72,8 @@ class Recipe:
 def make_recipe(
     dataset: LoadableDataset,
     *,
-    decode: Mapping[str, str | Decoder],
+    decode: Mapping[str, str | Decoder | Crop],
+    seed: int,
     transform: Callable[[dict[str, Any]], Any] | None,
     collate_fn: Callable[[list[Any]], Any] | None,
     clock: StageClock,
@@ -89,7 +91,7 @@ def make_recipe(
         Recipe(
             schema=part.schema,
             columns=part.columns,
-            decoders=_decoders(part, decode),
+            decoders=_decoders(part, decode, seed),
             transform=transform,
             collate_fn=collate_fn,
             clock=clock,
@@ -99,15 +101,20 @@ def make_recipe(
     return recipes[0] if len(recipes) == 1 else replace(recipes[0], children=tuple(recipes))
 
 
-def _decoders(part: LoadableDataset, decode: Mapping[str, str | Decoder]) -> dict[str, Decoder]:
-    decoders = {}
+def _decoders(
+    part: LoadableDataset, decode: Mapping[str, str | Decoder | Crop], seed: int
+) -> dict[str, Decoder | CroppingDecoder]:
+    decoders: dict[str, Decoder | CroppingDecoder] = {}
     for name, how in decode.items():
         if name not in part.columns:
             continue  # of another data set of a mixture
         column = part.schema[name]
         if column.kind is not ColumnKind.PAYLOAD:
             raise ConfigurationError("decode is for image and bytes columns", column=name, got=column.type)
-        decoders[name] = make_decoder(how, column.type)
+        if isinstance(how, Crop):
+            decoders[name] = CroppingDecoder(how, column.type, seed=seed)
+        else:
+            decoders[name] = make_decoder(how, column.type)
     return decoders
 
 
@@ -122,6 +129,7 @@ class Slice:
         rows: For each of them, (m,) int64 rows in the shard; together n.
         samples: (n,) int64, the samples' numbers in the data set.
         step: Number of the batch in its epoch.
+        epoch: The epoch.
     """
 
     positions: npt.NDArray[np.int64]
@@ -130,6 +138,7 @@ class Slice:
     rows: tuple[npt.NDArray[np.int64], ...]
     samples: npt.NDArray[np.int64]
     step: int = 0
+    epoch: int = 0
 
     def facts(self, place: int) -> dict[str, Any]:
         """Says, for an error, which sample stands at a place of this slice."""
@@ -137,7 +146,7 @@ class Slice:
         return {"sample": int(self.samples[place]), "key": self.shards[run].key}
 
 
-def cut(index: BatchIndex, shards: Mapping[int, OpenUnit], *, num_threads: int) -> list[Slice]:
+def cut(index: BatchIndex, shards: Mapping[int, OpenUnit], *, num_threads: int, epoch: int = 0) -> list[Slice]:
     """Deals a batch out to threads, so that each reads few shards, each shard in ascending order of rows."""
     order = np.lexsort((index.row, index.shard))
     num_slices = max(1, min(num_threads, len(order) // _MIN_SLICE))
@@ -149,7 +158,8 @@ def cut(index: BatchIndex, shards: Mapping[int, OpenUnit], *, num_threads: int) 
         firsts = [0, *borders.tolist()] if len(positions) else []
         units = tuple(int(shard_of[first]) for first in firsts)
         open_shards = tuple(shards[unit] for unit in units)
-        slices.append(Slice(positions, open_shards, units, rows[: len(units)], index.sample[positions], index.step))
+        samples = index.sample[positions]
+        slices.append(Slice(positions, open_shards, units, rows[: len(units)], samples, index.step, epoch))
     return slices
 
 
@@ -233,7 +243,14 @@ def _read_column(recipe: Recipe, part: Slice, name: str) -> Any:
                 return np.concatenate(values)
             return [value for run in values for value in run]
     with recipe.clock.measure("decode"):
-        return [_decoded(decoder, data, name, part, place) for place, data in enumerate(encoded)]
+        if isinstance(decoder, CroppingDecoder):
+            decoders = decoder.decoders(part.epoch, part.samples)
+        else:
+            decoders = [decoder] * len(encoded)
+        return [
+            _decoded(each, data, name, part, place)
+            for place, (each, data) in enumerate(zip(decoders, encoded, strict=True))
+        ]
 
 
 def _runs(part: Slice) -> zip[tuple[OpenUnit, npt.NDArray[np.int64]]]:

@@ -9,6 +9,7 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from concurrent_loader.augment import Crop
 from concurrent_loader.decode import Decoder
 from concurrent_loader.errors import WorkerTraceback
 from concurrent_loader.pipeline import END, Failure
@@ -48,7 +49,7 @@ class Job:
 
     dataset: LoadableDataset
     plan: Mapping[str, Any]
-    decode: Mapping[str, str | Decoder]
+    decode: Mapping[str, str | Decoder | Crop]
     transform: Callable[[dict[str, Any]], Any] | None
     collate_fn: Callable[[list[Any]], Any] | None
     worker_init_fn: Callable[[int], object] | None

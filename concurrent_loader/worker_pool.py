@@ -32,7 +32,7 @@ from storage.errors import StoreClosed
 __all__ = ["WorkerPool"]
 
 _END_S = 6.0  # a little more than a worker gives a transform that is under way
-_EXIT_S = 1.0  # from the end of a dying worker's channel to its exit status
+_EXIT_S = 5.0  # from the end of a dying worker's channel to its exit status, which takes milliseconds
 
 
 class _Worker:
@@ -265,12 +265,16 @@ class WorkerPool:
         """Says how a worker has ended."""
         self._broken = True
         with self._lives:
-            status = _join(worker.process, _EXIT_S)
+            worker.process.join(_EXIT_S)
+            hangs = worker.process.exitcode is None
+            status = _join(worker.process, 0.0)
         killed_by = None
         if status is not None and status < 0:
             with contextlib.suppress(ValueError):
                 killed_by = signal.Signals(-status).name
-        if killed_by == "SIGKILL":
+        if hangs:
+            what = "a worker process hung up without ending, and was killed"
+        elif killed_by == "SIGKILL":
             what = "a worker process was killed; the kernel does that when memory runs out"
         elif killed_by is not None:
             what = "a worker process was killed by a signal"

@@ -162,6 +162,7 @@ class _Work:
                 make_recipe(
                     self._dataset,
                     decode=self._job.decode,
+                    seed=self._job.seed,
                     transform=self._job.transform,
                     collate_fn=self._job.collate_fn,
                     clock=self._clock,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from concurrent_loader.decode.crop import Box
 from storage.errors import ConfigurationError
@@ -15,6 +15,7 @@ __all__ = ["CenterCrop", "Crop", "RandomResizedCrop"]
 _ATTEMPTS = 10
 
 
+@runtime_checkable
 class Crop(Protocol):
     """Says which box of a picture becomes a picture of ``size``."""
 

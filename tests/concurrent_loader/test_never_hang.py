@@ -17,7 +17,7 @@ import torch
 
 from concurrent_loader import ConcurrentDataLoader, LoaderTimeout, ShardDataset, loader
 
-SOON_S = 0.3
+SOON_S = 0.1
 
 
 class Stuck:
@@ -50,9 +50,25 @@ def decode_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
 
 
+def waits_from(event: threading.Event, loader: ConcurrentDataLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the loader's patience begin when something has happened: a busy machine takes its time until then."""
+    taking = loader._patience.take
+
+    def take(*args: Any, **options: Any) -> Any:
+        assert event.wait(30)
+        return taking(*args, **options)
+
+    monkeypatch.setattr(loader._patience, "take", take)
+
+
 @pytest.mark.parametrize("stage", ["transform", "collate", "decode"])
 def test_users_code_that_never_returns_ends_in_an_error(
-    url: str, tmp_path: Path, stuck: Stuck, stage: str, caplog: pytest.LogCaptureFixture
+    url: str,
+    tmp_path: Path,
+    stuck: Stuck,
+    stage: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     how: dict[str, Any] = {
         "transform": {"transform": stuck},
@@ -60,8 +76,10 @@ def test_users_code_that_never_returns_ends_in_an_error(
         "decode": {"decode": {"data": stuck}},
     }[stage]
     with ShardDataset(url, cache_dir=tmp_path) as dataset:
+        hung = ConcurrentDataLoader(dataset, 8, num_threads=1, timeout=SOON_S, **how)
+        waits_from(stuck.inside, hung, monkeypatch)
         with pytest.raises(LoaderTimeout, match=f"batch 0 of epoch 0 did not arrive within {SOON_S} s") as caught:
-            list(ConcurrentDataLoader(dataset, 8, num_threads=2, timeout=SOON_S, **how))
+            list(hung)
         assert caught.value.stage == stage
         assert "left behind" in caplog.text
         assert decode_threads()
@@ -86,28 +104,41 @@ def test_one_sample_is_enough(dataset: ShardDataset, stuck: Stuck) -> None:
         return stuck(sample) if sample["label"] == 57 else sample
 
     arrived = 0
+    hung = ConcurrentDataLoader(dataset, 10, transform=sometimes, timeout=None, num_threads=3)
     with pytest.raises(LoaderTimeout, match="batch 5 of epoch 0") as caught:
-        for _ in ConcurrentDataLoader(dataset, 10, transform=sometimes, timeout=SOON_S, num_threads=3):
+        for _ in hung:
             arrived += 1
+            if arrived == 5:
+                assert stuck.inside.wait(30)
+                hung._patience.timeout_s = SOON_S
     assert arrived == 5
     assert caught.value.stage == "transform"
 
 
 def test_a_store_that_never_answers(dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch, baseline: None) -> None:
+    asked = threading.Event()
+
     async def fetch(*args: object, **options: object) -> None:
+        asked.set()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(dataset.reader.cache._engine, "fetch", fetch)
+    hung = ConcurrentDataLoader(dataset, 8, timeout=SOON_S)
+    waits_from(asked, hung, monkeypatch)
     with pytest.raises(LoaderTimeout, match=r"waits for shard \S+ from the store") as caught:
-        list(ConcurrentDataLoader(dataset, 8, timeout=SOON_S))
+        list(hung)
     assert caught.value.stage == "store"
     assert "requests in flight" in str(caught.value)
     assert not decode_threads()
 
 
-def test_closing_the_data_set_does_not_wait_for_what_was_left_behind(url: str, stuck: Stuck) -> None:
+def test_closing_the_data_set_does_not_wait_for_what_was_left_behind(
+    url: str, stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ShardDataset(url) as dataset, pytest.raises(LoaderTimeout):
-        list(ConcurrentDataLoader(dataset, 8, transform=stuck, timeout=SOON_S))
+        hung = ConcurrentDataLoader(dataset, 8, transform=stuck, timeout=SOON_S)
+        waits_from(stuck.inside, hung, monkeypatch)
+        list(hung)
     assert decode_threads()
     stuck.go.set()
     for thread in decode_threads():
@@ -127,13 +158,7 @@ def test_a_slow_batch_is_told_of_once(
     try:
         with ShardDataset(url) as dataset:
             slow = ConcurrentDataLoader(dataset, 8, transform=stuck, slow_batch_warning_s=0.05, num_threads=1)
-            taking = slow._patience.take
-
-            def take(*args: Any, **options: Any) -> Any:
-                assert stuck.inside.wait(10)
-                return taking(*args, **options)
-
-            monkeypatch.setattr(slow._patience, "take", take)
+            waits_from(stuck.inside, slow, monkeypatch)
             assert sum(len(batch["label"]) for batch in slow) == 203
     finally:
         logging.getLogger("concurrent_loader.patience").removeHandler(handler)
@@ -149,12 +174,21 @@ def test_a_hung_transform_does_not_keep_the_process_from_ending(tmp_path: Path) 
         from concurrent_loader import ConcurrentDataLoader, LoaderTimeout, ShardDataset, decode_threads, loader
         from storage import ShardWriter
         decode_threads._EXIT_S = loader._HUNG_S = 0.05
+        inside = threading.Event()
+
+        def never_returns(sample):
+            inside.set()
+            threading.Event().wait()
+
         with ShardWriter({str(tmp_path)!r}, columns={{"label": "int64"}}) as writer:
             for number in range(100):
                 writer.write({{"label": number}})
         with ShardDataset({str(tmp_path)!r}) as dataset:
+            hung = ConcurrentDataLoader(dataset, 10, transform=never_returns, timeout=0.05, num_threads=1)
+            taking = hung._patience.take
+            hung._patience.take = lambda *args, **options: (inside.wait(30), taking(*args, **options))[1]
             try:
-                list(ConcurrentDataLoader(dataset, 10, transform=lambda _: threading.Event().wait(), timeout=0.2))
+                list(hung)
             except LoaderTimeout as error:
                 print(error.stage)
     """

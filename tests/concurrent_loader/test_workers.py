@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from concurrent_loader import Batch, ConcurrentDataLoader, ShardDataset
+from concurrent_loader import Batch, ConcurrentDataLoader, Mixture, ObjectDataset, ShardDataset
 from concurrent_loader.errors import CollateError, LoaderError, LoaderTimeout, TransformError, WorkerDied
 from concurrent_loader.pipeline import END, Failure
 from storage import ShardWriter
@@ -192,6 +192,59 @@ def test_what_is_kept_of_a_batch_keeps_nothing_else(dataset: ShardDataset) -> No
     assert first["picture"].untyped_storage().nbytes() == first["picture"].numel()
     first["picture"][:] = 1  # and all of it may be written to
     first["label"][:] = 1
+
+
+# -- all kinds of data sets --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def objects_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("workers") / "objects"
+    for number in range(60):
+        path = folder / f"class-{number % 3}" / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\xff\xd8\xff" + bytes([number]) * (100 + number))
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", ["subset", "filter", "objects", "mixture", "mixture by sample"])
+def test_other_data_sets_and_views(
+    url: str, objects_url: str, tmp_path: Path, private_folders: Path, kind: str
+) -> None:
+    with ShardDataset(url, hedge=None) as dataset, ObjectDataset(objects_url, labels="folder", hedge=None) as objects:
+        chosen = {
+            "subset": lambda: dataset.subset(range(150, 20, -2)),
+            "filter": lambda: dataset.filter(lambda sample: sample["label"] % 3 == 0, columns=["label"]),
+            "objects": lambda: objects,
+            "mixture": lambda: Mixture([dataset, objects], [2, 1]),
+            "mixture by sample": lambda: Mixture(
+                [dataset.select_columns(["label"]), objects.select_columns(["label"])], [1, 1], per="sample"
+            ),
+        }[kind]()
+        threads, workers = (
+            ConcurrentDataLoader(chosen, 8, shuffle=True, num_workers=number, persistent_workers=number > 0)
+            for number in (0, 2)
+        )
+        same_batches(list(threads), list(workers))
+        workers.load_state_dict({**threads.state_dict(), "epoch": 0, "step": 3})
+        threads.load_state_dict({**threads.state_dict(), "epoch": 0, "step": 3})
+        same_batches(list(threads), list(workers))
+        del workers
+    assert list(private_folders.iterdir()) == []
+
+
+def test_a_mixture_keeps_the_caches_that_it_has(
+    url: str, objects_url: str, tmp_path: Path, private_folders: Path
+) -> None:
+    with ShardDataset(url, cache_dir=tmp_path / "cache") as dataset, ObjectDataset(objects_url) as objects:
+        mixture = Mixture([dataset, objects.select_columns(["key"])], [1, 1])
+        batches = iter(ConcurrentDataLoader(mixture, 8, num_workers=1))
+        next(batches)
+        (private,) = private_folders.iterdir()
+        names = {entry.digest for entry in dataset.manifest.shards}
+        assert names & {file.stem for file in (tmp_path / "cache").glob("*.shard")}
+        assert not names & {file.stem for file in private.glob("*.shard")}
+        batches.close()
 
 
 # -- what random numbers depend on -------------------------------------------------------------------------------------
