@@ -20,7 +20,7 @@ import signal
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
@@ -72,8 +72,8 @@ class Load:
         latency_ms: To the first byte.
         cases: The first is the main one.
         num_rounds: Of each.
-        vanilla_batches: Of torch's loader in an epoch.
-        ours_batches: Of ours; more, as it takes less time for one.
+        vanilla_batches: Of torch's loader in an epoch, for each of its processes.
+        ours_batches: Of ours in an epoch; more, so that the start weighs as little.
     """
 
     latency_ms: int
@@ -89,16 +89,15 @@ FULL = Load(
     (
         _MAIN,
         Case("botocore", 0, DEFAULT_IN_FLIGHT),
-        Case("botocore", 2, 16),
         Case("obstore", 2, 64),
         Case("obstore async", 2, 64),
         Case("obstore async", 0, 64),
     ),
     num_rounds=5,
-    vanilla_batches=12,
-    ours_batches=120,
+    vanilla_batches=8,
+    ours_batches=200,
 )
-QUICK = Load(30, (_MAIN, Case("obstore async", 0, 64)), num_rounds=1, vanilla_batches=2, ours_batches=4)
+QUICK = Load(30, (_MAIN, Case("obstore async", 0, 64)), num_rounds=1, vanilla_batches=1, ours_batches=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
         "measured_latency_ms": round(latency_ms, 2),
         "bandwidth_mb_s": _BANDWIDTH_MB_S,
         "num_rounds": load.num_rounds,
-        "batches": {"vanilla": load.vanilla_batches, "ours": load.ours_batches},
+        "batches": {"vanilla_each_process": load.vanilla_batches, "ours": load.ours_batches},
         "batch_s": [
             {**asdict(case), "side": side, "batch_s": [round(epoch.batch_s, 4) for epoch in found]}
             for (case, side), found in epochs.items()
@@ -222,7 +221,7 @@ def _epoch(bucket: str, options: Mapping[str, str], case: Case, side: str, load:
 def _measure(answer: Connection, bucket: str, options: dict[str, str], case: Case, side: str, load: Load) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler would unwind it
     torch.set_num_threads(1)
-    num_batches = load.vanilla_batches if side == "vanilla" else load.ours_batches
+    num_batches = load.vanilla_batches * max(1, case.num_workers) if side == "vanilla" else load.ours_batches
     dataset = CLIENTS[case.client](bucket, options, num_batches * _BATCH, case.in_flight)
     common: dict[str, Any] = {
         "batch_size": _BATCH,
@@ -275,11 +274,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drop_in", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--quick", action="store_true", help="a few batches, to see that it works")
+    parser.add_argument("--rounds", type=int, help=f"of each case (default {FULL.num_rounds}; seven minutes)")
+    parser.add_argument("--main", action="store_true", help="only the main case")
     parsed = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    if parsed.rounds is not None and parsed.rounds < 1:
+        parser.error("--rounds is at least 1")
+    load = QUICK if parsed.quick else FULL
+    load = replace(
+        load, num_rounds=parsed.rounds or load.num_rounds, cases=load.cases[:1] if parsed.main else load.cases
+    )
 
     def run() -> None:
         console = Console()
-        figures = run_benchmark(QUICK if parsed.quick else FULL, console)
+        figures = run_benchmark(load, console)
         show(figures, console)
         if parsed.json is not None:
             parsed.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

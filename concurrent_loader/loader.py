@@ -22,6 +22,7 @@ from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, PlanState
 from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock, WallTime
+from concurrent_loader.waiting import always
 from concurrent_loader.work import make_recipe
 from concurrent_loader.worker_job import Job
 from concurrent_loader.worker_processes import WorkerProcesses, check_worker_arguments
@@ -221,9 +222,12 @@ class ConcurrentDataLoader:
             while True:
                 try:
                     item = self._patience.take(batches, name=f"batch {step} of epoch {epoch}")
-                except BaseException as error:
+                except LoaderTimeout as error:
+                    wall.spend_waiting(always(error.stage or "other"))
+                    patience_s = _HUNG_S
+                    raise
+                except BaseException:
                     wall.spend_waiting(())
-                    patience_s = _HUNG_S if isinstance(error, LoaderTimeout) else STOP_S
                     raise
                 wall.spend_waiting(batches.trail)
                 if item is END:

@@ -7,12 +7,13 @@ batch up at that moment, and what no place explains is ``"other"`` (planning, ha
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["CAUSES", "Journey", "Span", "Trail", "Whereabouts", "divide", "whereabouts"]
+__all__ = ["CAUSES", "Journey", "Span", "Trail", "Whereabouts", "always", "divide", "whereabouts"]
 
 CAUSES = ("store", "disk", "decode", "transform", "collate", "other")
 _CAUSE_OF_STAGE = {"read": "disk", "decode": "decode", "transform": "transform", "collate": "collate"}
@@ -40,6 +41,11 @@ class Span:
 
 
 Trail = tuple[Span, ...]  # in order of time, none over another
+
+
+def always(cause: str) -> Trail:
+    """The trail of a batch that was held up by one cause all the time."""
+    return (Span(-math.inf, math.inf, {cause: 1.0}),)
 
 
 def divide(trail: Trail, start_s: float, end_s: float) -> dict[str, float]:

@@ -37,3 +37,17 @@ def test_figures_are_medians():
 def test_the_main_case_is_the_default():
     assert FULL.cases[0] == Case("botocore", 2, 64)
     assert FULL.num_rounds >= 5
+
+
+def test_options_leave_out_cases(monkeypatch):
+    asked = []
+    monkeypatch.setattr(drop_in, "run_benchmark", lambda load, console: asked.append(load))
+    monkeypatch.setattr(drop_in, "show", lambda figures, console: None)
+    assert main(["--main", "--rounds", "2"]) == 0
+    assert (asked[0].cases, asked[0].num_rounds) == (FULL.cases[:1], 2)
+
+
+def test_impossible_options(capsys):
+    with pytest.raises(SystemExit):
+        main(["--rounds", "0"])
+    assert "--rounds is at least 1" in capsys.readouterr().err

@@ -81,6 +81,7 @@ def test_users_code_that_never_returns_ends_in_an_error(
         with pytest.raises(LoaderTimeout, match=f"batch 0 of epoch 0 did not arrive within {SOON_S} s") as caught:
             list(hung)
         assert caught.value.stage == stage
+        assert getattr(hung.stats, f"wait_{stage}_s") >= SOON_S
         assert "left behind" in caplog.text
         assert decode_threads()
         cache = dataset.reader.cache

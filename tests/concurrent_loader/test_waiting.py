@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.pipeline import END
 from concurrent_loader.stats import StageClock, WallTime
-from concurrent_loader.waiting import CAUSES, Journey, Span, Whereabouts, divide, whereabouts
+from concurrent_loader.waiting import CAUSES, Journey, Span, Whereabouts, always, divide, whereabouts
 from storage import ShardWriter
 
 
@@ -48,6 +48,7 @@ def test_a_wait_is_divided_by_where_the_batch_was() -> None:
     assert divide(trail, 13, 17) == only(store=1, disk=1.5, decode=1.5)
     assert divide(trail, 30, 31) == only(other=1)
     assert divide((), 3, 5) == only(other=2)
+    assert divide(always("transform"), 3, 5) == only(transform=2)
 
 
 @st.composite
