@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from concurrent_loader import Batch, ConcurrentDataLoader, Mixture, ObjectDataset, ShardDataset
+from concurrent_loader.augment import RandomResizedCrop
 from concurrent_loader.errors import CollateError, LoaderError, LoaderTimeout, TransformError, WorkerDied
 from concurrent_loader.pipeline import END, Failure
 from concurrent_loader.waiting import Whereabouts
@@ -232,6 +233,19 @@ def test_other_data_sets_and_views(
         same_batches(list(threads), list(workers))
         del workers
     assert list(private_folders.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["rgb", RandomResizedCrop((24, 32))])
+def test_pictures(tmp_path: Path, make_jpeg: Callable[..., bytes], how: Any) -> None:
+    with ShardWriter(str(tmp_path / "pictures"), columns={"image": "jpeg"}, shard_size="6KiB") as writer:
+        for number in range(50):
+            writer.write({"image": make_jpeg(number)})
+    with ShardDataset(str(tmp_path / "pictures")) as dataset:
+        threads, workers = (
+            ConcurrentDataLoader(dataset, 16, shuffle=True, decode={"image": how}, num_workers=number)
+            for number in (0, 2)
+        )
+        same_batches(list(threads), list(workers))
 
 
 def test_a_mixture_keeps_the_caches_that_it_has(

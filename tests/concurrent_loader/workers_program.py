@@ -26,6 +26,7 @@ def main(scenario: str, url: str, method: str) -> None:
         transform=recipes.never_return if scenario in ("stuck", "interrupt") else recipes.keep,
         multiprocessing_context=method,
         persistent_workers=scenario == "exit",
+        slow_batch_warning_s=None,  # standard error is to be silent, however busy the machine
     )
     iteration = loader._batches(0, 0)
     if scenario == "exit":
