@@ -164,6 +164,7 @@ def run_side(side: Side, load: Load, url: str, cache_dir: str) -> Row:
             num_threads=side.n,
             num_workers=side.n if side.mode == "processes" else 0,
             persistent_workers=side.mode == "processes",
+            multiprocessing_context="forkserver" if side.mode == "processes" else None,
         )
         for _ in loader:
             continue

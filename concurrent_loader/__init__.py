@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from concurrent_loader.augment import CenterCrop, RandomResizedCrop
     from concurrent_loader.batch import Batch, collate
     from concurrent_loader.dataset import ShardDataset
+    from concurrent_loader.drop_in import DropInDataLoader
     from concurrent_loader.errors import (
         CollateError,
         DecodeError,
@@ -31,6 +32,7 @@ __all__ = [
     "ConcurrentDataLoader",
     "DatasetView",
     "DecodeError",
+    "DropInDataLoader",
     "LoaderError",
     "LoaderStateError",
     "LoaderStats",
@@ -51,6 +53,7 @@ _HOMES = {
     "ConcurrentDataLoader": "loader",
     "DatasetView": "views",
     "DecodeError": "errors",
+    "DropInDataLoader": "drop_in",
     "LoaderError": "errors",
     "LoaderStateError": "errors",
     "LoaderStats": "stats",

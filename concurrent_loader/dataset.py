@@ -170,9 +170,9 @@ class ShardDataset(BucketDataset):
         """(num_shards,): the shards' sizes in bytes."""
         return np.array([shard.size for shard in self.manifest.shards], np.int64)
 
-    def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Reads several samples at once."""
-        return self.loop.run(self.reader.read_many(samples, columns))
+    async def reading(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Reads several samples at once; for use on `loop`."""
+        return await self.reader.read_many(samples, columns)
 
     def source_of(self, selection: Selection | None, columns: Sequence[str]) -> ShardSource:
         """Brings the shards, or what is selected of them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import BaseContext
+from types import GenericAlias
 from typing import Any, Self
 
 import torch
@@ -12,16 +13,15 @@ import torch.distributed
 
 from concurrent_loader.augment import Crop
 from concurrent_loader.batch import Batch
+from concurrent_loader.choosing import MISSING, choose_class, has_native_loader, not_native
 from concurrent_loader.decode import Decoder
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
 from concurrent_loader.errors import LoaderTimeout
-from concurrent_loader.mixture import Mixture
 from concurrent_loader.patience import Patience, describe
 from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, PlanState
 from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock, WallTime
-from concurrent_loader.views import Selectable
 from concurrent_loader.waiting import always
 from concurrent_loader.work import make_recipe
 from concurrent_loader.worker_job import Job
@@ -89,6 +89,12 @@ class ConcurrentDataLoader:
     state is that of the newest.
     """
 
+    __class_getitem__: Any = classmethod(GenericAlias)  # as torch's loader may be written in annotations
+
+    def __new__(cls, dataset: Any = MISSING, *args: Any, **kwargs: Any) -> Any:
+        """Chooses: a `DropInDataLoader` for data sets of others, and where the data set is to be asked item by item."""
+        return object.__new__(choose_class(cls, ConcurrentDataLoader, dataset, args, kwargs))
+
     def __init__(
         self,
         dataset: LoadableDataset,
@@ -117,8 +123,8 @@ class ConcurrentDataLoader:
         timeout: float | None = 600.0,
         slow_batch_warning_s: float | None = 10.0,
     ) -> None:
-        if not isinstance(dataset, Selectable | Mixture):
-            raise ConfigurationError("the data set must be a ShardDataset or the like", got=type(dataset).__name__)
+        if not has_native_loader(dataset):
+            raise not_native(type(self), dataset)
         self.dataset = dataset
         self.batch_size = _positive("batch_size", batch_size)
         self.rank, self.world_size = _place(rank, world_size)

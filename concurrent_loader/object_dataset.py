@@ -192,9 +192,9 @@ class ObjectDataset(BucketDataset):
         """(len,): the objects' sizes in bytes."""
         return self.listing.sizes
 
-    def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Reads several objects at once."""
-        return self.loop.run(self._read_many(samples, columns))
+    async def reading(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Reads several objects at once; for use on `loop`."""
+        return await self._read_many(samples, columns)
 
     def source_of(self, selection: Selection | None, columns: Sequence[str]) -> ObjectSource:
         """Brings the objects, or those that are selected."""

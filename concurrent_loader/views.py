@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,8 +98,8 @@ class Selectable(ABC):
         """Reads one column of all samples: an array (len, *shape) for numbers, a list for str and json."""
 
     @abstractmethod
-    def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Reads several samples at once."""
+    async def reading(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Reads several samples at once; for use on `loop`."""
 
     @property
     @abstractmethod
@@ -170,13 +171,25 @@ class Selectable(ABC):
             StorageError: It could not be fetched or is damaged.
         """
         if isinstance(index, slice):
-            return self.read_samples(range(len(self))[index], self.columns)
+            return self.loop.run(self.reading(range(len(self))[index], self.columns))
+        return self.loop.run(self.reading([self._sample(index)], self.columns))[0]
+
+    async def getitem_async(self, index: int) -> dict[str, Any]:
+        """Reads a sample, for a caller on any event loop; see `__getitem__`."""
+        return (await self.getitems_async([index]))[0]
+
+    async def getitems_async(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Reads several samples at once, in the order of their indices; see `__getitem__`."""
+        samples = [self._sample(index) for index in indices]
+        return await asyncio.wrap_future(self.loop.submit(self.reading(samples, self.columns)))
+
+    def _sample(self, index: int) -> int:
         number = index.__index__()
         if number < 0:
             number += len(self)
         if not 0 <= number < len(self):
             raise IndexError(f"sample {index} of a data set of {len(self)}")
-        return self.read_samples([number], self.columns)[0]
+        return number
 
     # -- views -----------------------------------------------------------------------------------------------------
 
@@ -374,10 +387,10 @@ class DatasetView(Selectable):
             return values[self._selection.numbers]
         return [values[number] for number in self._selection.numbers.tolist()]
 
-    def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
+    async def reading(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         if self._selection is not None:
             samples = self._selection.numbers[np.asarray(samples, np.int64)].tolist()
-        return self._base.read_samples(samples, columns)
+        return await self._base.reading(samples, columns)
 
     @property
     def source(self) -> Source:

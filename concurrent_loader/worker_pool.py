@@ -87,6 +87,7 @@ class WorkerPool:
         self._loop = job.dataset.loop
         self._reports = reports
         self._pid = os.getpid()
+        self._began_s = monotonic()
         self._run = ANY_RUN
         self._finished: set[int] = set()
         self._lives = threading.Lock()  # two threads that wait for one process would disagree about its end
@@ -172,6 +173,15 @@ class WorkerPool:
             return None
         finally:
             worker.early.extend(arrived)
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the workers were started."""
+        return monotonic() - self._began_s
+
+    def proved(self, number: int) -> bool:
+        """Whether a worker has ever said anything."""
+        return self._workers[number].proved
 
     def taken(self, number: int, run: int) -> None:
         """Tells a worker that there is room for another batch; one that is dead shows when its next one is due."""

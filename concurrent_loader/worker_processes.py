@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import sys
 import weakref
 from dataclasses import replace
 from multiprocessing.context import BaseContext
@@ -32,6 +33,7 @@ __all__ = ["ProcessBatches", "WorkerProcesses", "check_worker_arguments"]
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 1.0
+_SLOW_IMPORTS = ("torchvision.transforms.v2",)  # whose import has no effect but to take seconds
 
 
 class WorkerProcesses:
@@ -148,14 +150,15 @@ class ProcessBatches:
         return self._trail
 
     def whereabouts(self) -> Whereabouts:
-        """Says where the next one is, as its worker sees it; one that does not answer is starting, or stopped."""
+        """Says where the next one is, as its worker sees it, if that answers."""
         pool = self._pool
         if pool is None:
             return Whereabouts()
         number = self._step % pool.num_workers
         at = pool.ask(number, self._run, _ANSWER_S)
         if at is None:
-            return Whereabouts("other", f"is up to worker {number}, which does not answer")
+            why = "does not answer" if pool.proved(number) else "is still starting"
+            return Whereabouts("other", f"is up to worker {number}, which {why}", pool.age_s)
         return replace(at, what=f"is up to worker {number}, where it {at.what}")
 
     def stop(self, patience_s: float = STOP_S) -> None:
@@ -195,11 +198,11 @@ def check_worker_arguments(num_workers: int, context: str | BaseContext | None, 
 def _context(given: str | BaseContext | None) -> BaseContext:
     if given is None:
         given = multiprocessing.get_start_method(allow_none=True)
-        if given not in ("spawn", "forkserver"):
-            return _quick_context()
+        if given != "spawn":
+            given = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     if isinstance(given, str):
         try:
-            given = multiprocessing.get_context(given)
+            given = _quick_context() if given == "forkserver" else multiprocessing.get_context(given)
         except ValueError as error:
             raise ConfigurationError(
                 "no such way to start workers", expected=["spawn", "forkserver"], got=given
@@ -217,11 +220,10 @@ def _context(given: str | BaseContext | None) -> BaseContext:
 
 
 def _quick_context() -> BaseContext:
-    """A server that imports this module, and torch with it, once, and then forks workers; elsewhere spawn."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
+    """A server that imports torch and what takes as long, once, and then forks workers."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "concurrent_loader.worker_program"])  # heeded when it starts
+    imported = [name for name in _SLOW_IMPORTS if name in sys.modules]
+    context.set_forkserver_preload(["__main__", "concurrent_loader.worker_program", *imported])  # heeded at its start
     return context
 
 

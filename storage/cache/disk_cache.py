@@ -383,6 +383,14 @@ class DiskShardCache(ShardCache):
 
         return await in_thread(read)
 
+    async def _keep_object(self, entry: ObjectEntry, data: memoryview) -> None:
+        try:
+            async with self._room(self._sparse.cost_bytes(0, entry.size)) as granted:
+                if granted:
+                    await in_thread(lambda: self._sparse.add_object(entry.digest, data))
+        except OSError as error:
+            self._complaints.of_drive(error)
+
     async def close(self) -> None:
         await super().close()
         self._folder.close()

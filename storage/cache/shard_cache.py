@@ -273,7 +273,7 @@ class ShardCache(ABC):
             return local
         self._count(num_sparse_misses=1)
         data = await self._fetch_object(entry)
-        await self._keep_range(entry, 0, data)
+        await self._keep_object(entry, data)
         return data
 
     async def _fetch_object(self, entry: ObjectEntry) -> memoryview:
@@ -298,6 +298,9 @@ class ShardCache(ABC):
     async def _read_local_object(self, entry: ObjectEntry) -> memoryview | None:
         """Reads an object that is local, throwing it away if it is damaged; None where there is none."""
         return None
+
+    async def _keep_object(self, entry: ObjectEntry, data: memoryview) -> None:
+        """Keeps an object that was fetched."""
 
     # -- what a cache on the drive does more -----------------------------------------------------------------------
 

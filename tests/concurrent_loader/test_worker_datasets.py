@@ -101,7 +101,7 @@ def test_an_object_that_changed_is_the_same_error_from_a_worker(objects: ObjectD
 
 def test_what_lies_in_memory_is_refused(shards: ShardDataset) -> None:
     url = "memory://worker-datasets"
-    with ShardWriter(url, columns={"image": "jpeg", "label": "int64"}, overwrite=True):
-        pass
+    with ShardWriter(url, columns={"image": "jpeg", "label": "int64"}, overwrite=True) as writer:
+        writer.write(shards[0])
     with ShardDataset(url) as other, pytest.raises(ConfigurationError, match="memory"):
-        ConcurrentDataLoader(Mixture([shards, other], [1, 1], stop=1), 8, num_workers=2, last_batch="pad")
+        ConcurrentDataLoader(Mixture([shards, other], [1, 1]), 8, num_workers=2)

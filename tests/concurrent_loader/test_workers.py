@@ -19,6 +19,7 @@ import torch
 from concurrent_loader import Batch, ConcurrentDataLoader, Mixture, ObjectDataset, ShardDataset
 from concurrent_loader.errors import CollateError, LoaderError, LoaderTimeout, TransformError, WorkerDied
 from concurrent_loader.pipeline import END, Failure
+from concurrent_loader.waiting import Whereabouts
 from storage import ShardWriter
 from storage.errors import ConfigurationError, NotFound, StoreClosed
 from storage.testing import no_leaks as leaving_nothing
@@ -363,6 +364,17 @@ def test_a_worker_says_what_it_is_at(dataset: ShardDataset, tmp_path: Path) -> N
         batches.take(0.01)  # and what it answers late is no batch
     batches.stop(0.1)
     assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_is_starting_is_said_to(dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concurrent_loader.worker_processes._ANSWER_S", 0.0)
+    batches = ConcurrentDataLoader(dataset, 16, num_workers=1)._batches(0, 0)
+    assert batches.whereabouts() == Whereabouts()
+    batches.start()
+    assert "is still starting" in batches.whereabouts().what
+    batches.stop()
+    batches.stop()
+    assert batches.whereabouts() == Whereabouts()
 
 
 def test_a_worker_that_never_returns(dataset: ShardDataset) -> None:

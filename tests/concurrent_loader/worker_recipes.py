@@ -139,6 +139,16 @@ def closure() -> Callable[[Sample], Sample]:
     return lambda sample: sample
 
 
+class Holding:
+    """Is pickled as well as what it holds."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __call__(self, sample: Sample) -> Sample:
+        return sample
+
+
 class NotHere:
     """Is pickled in one process and refuses to be unpickled in another."""
 

@@ -1,0 +1,298 @@
+"""Only the class name changed: ``python -m benchmarks.drop_in [--json FILE] [--quick]``.
+
+A script that reads one object of 115 KB an item from a bucket that is 30 ms and 90 MB/s a connection away, with torch's
+DataLoader and with ConcurrentDataLoader, all other arguments the same. Sides alternate, each epoch in a process of its
+own; the time of a batch is that of an epoch, workers' start included, by its number of batches; figures are medians.
+The first case is a blocking client, botocore, with two workers and the default ``in_flight``. On a machine with few
+cores the processor time of a request is the limit, and client, server and proxy share it: ``cpu_ms`` is the client's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import resource
+import secrets
+import signal
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch.utils.data import DataLoader
+
+from benchmarks.console import Bar, bar, ends_with_one_line
+from benchmarks.machine import Bystanders, describe_machine, versions
+from benchmarks.single_objects import CLIENTS, NUM_OBJECTS, OBJECT_BYTES, key_of
+from concurrent_loader import ConcurrentDataLoader
+from concurrent_loader.drop_in import DEFAULT_IN_FLIGHT
+from storage.stores import open_store
+from storage.testing import local_s3, measure_latency, toxiproxy
+
+__all__ = ["FULL", "QUICK", "Case", "Load", "main", "run_benchmark"]
+
+_BATCH = 32
+_BANDWIDTH_MB_S = 90
+_JITTER_PART = 3  # latency is uniform in median ± a third of it
+_EPOCH_S = 300.0  # an epoch that takes longer has hung
+_END_S = 30.0  # and so has a process that does not end
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What both sides have in common, and what only ours has.
+
+    Attributes:
+        client: See `benchmarks.single_objects`.
+        num_workers: As for torch's loader.
+        in_flight: Of ours.
+    """
+
+    client: str
+    num_workers: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is measured.
+
+    Attributes:
+        latency_ms: To the first byte.
+        cases: The first is the main one.
+        num_rounds: Of each.
+        vanilla_batches: Of torch's loader in an epoch, for each of its processes.
+        ours_batches: Of ours in an epoch; more, so that the start weighs as little.
+    """
+
+    latency_ms: int
+    cases: tuple[Case, ...]
+    num_rounds: int
+    vanilla_batches: int
+    ours_batches: int
+
+
+_MAIN = Case("botocore", 2, DEFAULT_IN_FLIGHT)
+FULL = Load(
+    30,
+    (
+        _MAIN,
+        Case("botocore", 0, DEFAULT_IN_FLIGHT),
+        Case("obstore", 2, 64),
+        Case("obstore async", 2, 64),
+        Case("obstore async", 0, 64),
+    ),
+    num_rounds=5,
+    vanilla_batches=8,
+    ours_batches=200,
+)
+QUICK = Load(30, (_MAIN, Case("obstore async", 0, 64)), num_rounds=1, vanilla_batches=1, ours_batches=4)
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One measurement.
+
+    Attributes:
+        batch_s: Of one batch, on average.
+        first_batch_s: Until the first.
+        cpu_ms: Processor time of the loader's processes for an item.
+    """
+
+    batch_s: float
+    first_batch_s: float
+    cpu_ms: float
+
+
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
+    """Runs all rounds.
+
+    Returns:
+        The figures, as they are written to the JSON file.
+    """
+    machine, began = describe_machine(), perf_counter()
+    epochs: dict[tuple[Case, str], list[Epoch]] = {}
+    with _far_bucket(load.latency_ms) as (bucket, options, latency_ms):
+        others = Bystanders()
+        with bar(console, "Epochs", 2 * load.num_rounds * len(load.cases)) as progress:
+            for number in range(load.num_rounds):
+                for case in load.cases:
+                    for side in ("vanilla", "ours") if number % 2 == 0 else ("ours", "vanilla"):
+                        epochs.setdefault((case, side), []).append(_epoch(bucket, options, case, side, load, progress))
+        share = others.share()
+    rows = [_row(case, epochs[case, "vanilla"], epochs[case, "ours"]) for case in load.cases]
+    return {
+        **{name: rows[0][name] for name in ("vanilla_batch_s", "ours_batch_s", "speedup", "in_flight", "num_workers")},
+        "rows": rows,
+        "batch_size": _BATCH,
+        "object_bytes": OBJECT_BYTES,
+        "latency_ms": load.latency_ms,
+        "measured_latency_ms": round(latency_ms, 2),
+        "bandwidth_mb_s": _BANDWIDTH_MB_S,
+        "num_rounds": load.num_rounds,
+        "batches": {"vanilla_each_process": load.vanilla_batches, "ours": load.ours_batches},
+        "batch_s": [
+            {**asdict(case), "side": side, "batch_s": [round(epoch.batch_s, 4) for epoch in found]}
+            for (case, side), found in epochs.items()
+        ],
+        "took_s": round(perf_counter() - began, 1),
+        "other_programs_share": round(share, 3),
+        "machine": machine,
+        "versions": versions(),
+    }
+
+
+def _row(case: Case, vanilla: Sequence[Epoch], ours: Sequence[Epoch]) -> dict[str, Any]:
+    def median(epochs: Sequence[Epoch], name: str) -> float:
+        return float(statistics.median(getattr(epoch, name) for epoch in epochs))
+
+    theirs_s, ours_s = median(vanilla, "batch_s"), median(ours, "batch_s")
+    return {
+        **asdict(case),
+        "vanilla_batch_s": round(theirs_s, 4),
+        "ours_batch_s": round(ours_s, 4),
+        "speedup": round(theirs_s / ours_s, 2),
+        "vanilla_items_per_s": round(_BATCH / theirs_s, 1),
+        "ours_items_per_s": round(_BATCH / ours_s, 1),
+        "vanilla_first_batch_s": round(median(vanilla, "first_batch_s"), 3),
+        "ours_first_batch_s": round(median(ours, "first_batch_s"), 3),
+        "vanilla_cpu_ms": round(median(vanilla, "cpu_ms"), 3),
+        "ours_cpu_ms": round(median(ours, "cpu_ms"), 3),
+    }
+
+
+@contextlib.contextmanager
+def _far_bucket(latency_ms: int) -> Iterator[tuple[str, dict[str, str], float]]:
+    """A bucket with objects: its name, the options that lead to it by way of the latency, the latency measured."""
+    with local_s3() as server:
+        bucket = f"drop-in-{secrets.token_hex(6)}"
+        asyncio.run(_fill(server.make_bucket(bucket), server.storage_options()))
+        with toxiproxy(
+            server, latency_ms=latency_ms, jitter_ms=latency_ms // _JITTER_PART, bandwidth_mb_s=_BANDWIDTH_MB_S
+        ) as proxy:
+            measured_ms = measure_latency(proxy.endpoint_url, num_requests=21)
+            yield bucket, server.through(proxy).storage_options(), measured_ms
+
+
+async def _fill(url: str, options: Mapping[str, str]) -> None:
+    # Not by obstore: the processes that measure are forked from this one, and its runtime does not survive that.
+    async with open_store(url, client="aiobotocore", **options) as store:
+        rest = secrets.token_bytes(OBJECT_BYTES - 4)
+        for start in range(0, NUM_OBJECTS, 16):
+            await asyncio.gather(
+                *(store.put(key_of(number), number.to_bytes(4, "little") + rest) for number in range(start, start + 16))
+            )
+
+
+def _epoch(bucket: str, options: Mapping[str, str], case: Case, side: str, load: Load, progress: Bar) -> Epoch:
+    """Measures an epoch in a process of its own, with no client or connection left from the last."""
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(sending, bucket, dict(options), case, side, load))
+    process.start()
+    sending.close()
+    try:
+        if not receiving.poll(_EPOCH_S):
+            raise TimeoutError(f"{side}, {case}: nothing after {_EPOCH_S:.0f} s")
+        epoch = receiving.recv()
+        process.join(_END_S)
+    except EOFError:
+        raise RuntimeError(f"{side}, {case}: the measurement failed, see above") from None
+    finally:
+        receiving.close()
+        process.kill()
+        process.join()
+    progress.advance()
+    assert isinstance(epoch, Epoch)
+    return epoch
+
+
+def _measure(answer: Connection, bucket: str, options: dict[str, str], case: Case, side: str, load: Load) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler would unwind it
+    torch.set_num_threads(1)
+    num_batches = load.vanilla_batches * max(1, case.num_workers) if side == "vanilla" else load.ours_batches
+    dataset = CLIENTS[case.client](bucket, options, num_batches * _BATCH, case.in_flight)
+    common: dict[str, Any] = {
+        "batch_size": _BATCH,
+        "shuffle": True,
+        "num_workers": case.num_workers,
+        "generator": torch.Generator().manual_seed(0),
+    }
+    began = perf_counter()
+    kind: Any = DataLoader
+    if side == "ours":
+        kind = ConcurrentDataLoader
+        if case.in_flight != DEFAULT_IN_FLIGHT:
+            common["in_flight"] = case.in_flight
+    loader = kind(dataset, **common)
+    seen, first_batch_s = [], 0.0
+    for numbers, _ in loader:
+        first_batch_s = first_batch_s or perf_counter() - began
+        seen.extend(numbers.tolist())
+    took_s = perf_counter() - began
+    order = torch.Generator().manual_seed(0)
+    torch.empty((), dtype=torch.int64).random_(generator=order)  # as torch draws the workers' seed first
+    if seen != torch.randperm(len(seen), generator=order).tolist():
+        raise AssertionError("the items did not come in the sampler's order")
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = sum(usage.ru_utime + usage.ru_stime for usage in used)
+    answer.send(Epoch(took_s / num_batches, first_batch_s, 1000 * cpu_s / len(seen)))
+
+
+def show(figures: Mapping[str, Any], console: Console) -> None:
+    """Prints the table."""
+    table = Table(title=f"batches of {_BATCH} objects, {figures['latency_ms']} ms away", box=box.SIMPLE_HEAD)
+    for title in ("client", "workers", "in flight", "torch s", "ours s", "speed-up", "items/s", "CPU ms an item"):
+        table.add_column(title, justify="left" if title == "client" else "right", no_wrap=True)
+    for row in figures["rows"]:
+        table.add_row(
+            row["client"],
+            str(row["num_workers"]),
+            str(row["in_flight"]),
+            f"{row['vanilla_batch_s']:.3f}",
+            f"{row['ours_batch_s']:.3f}",
+            f"{row['speedup']:.1f}×",
+            f"{row['vanilla_items_per_s']:,.0f} → {row['ours_items_per_s']:,.0f}",
+            f"{row['vanilla_cpu_ms']:.2f} → {row['ours_cpu_ms']:.2f}",
+        )
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.drop_in", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--quick", action="store_true", help="a few batches, to see that it works")
+    parser.add_argument("--rounds", type=int, help=f"of each case (default {FULL.num_rounds}; seven minutes)")
+    parser.add_argument("--main", action="store_true", help="only the main case")
+    parsed = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    if parsed.rounds is not None and parsed.rounds < 1:
+        parser.error("--rounds is at least 1")
+    load = QUICK if parsed.quick else FULL
+    load = replace(
+        load, num_rounds=parsed.rounds or load.num_rounds, cases=load.cases[:1] if parsed.main else load.cases
+    )
+
+    def run() -> None:
+        console = Console()
+        figures = run_benchmark(load, console)
+        show(figures, console)
+        if parsed.json is not None:
+            parsed.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+    return ends_with_one_line(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
