@@ -186,8 +186,7 @@ def _far_bucket(latency_ms: int) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 async def _fill(url: str, options: Mapping[str, str]) -> None:
-    # Not by obstore: the processes that measure are forked from this one, and its runtime does not survive that.
-    async with open_store(url, client="aiobotocore", **options) as store:
+    async with open_store(url, **options) as store:
         rest = secrets.token_bytes(OBJECT_BYTES - 4)
         for start in range(0, NUM_OBJECTS, 16):
             await asyncio.gather(
@@ -197,7 +196,9 @@ async def _fill(url: str, options: Mapping[str, str]) -> None:
 
 def _epoch(bucket: str, options: Mapping[str, str], case: Case, side: str, load: Load, progress: Bar) -> Epoch:
     """Measures an epoch in a process of its own, with no client or connection left from the last."""
-    context = multiprocessing.get_context("fork")
+    # Not by fork from here: obstore's runtime, should this process have one, would hang in the child.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["concurrent_loader.drop_in", "benchmarks.single_objects"])
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(sending, bucket, dict(options), case, side, load))
     process.start()
@@ -220,6 +221,7 @@ def _epoch(bucket: str, options: Mapping[str, str], case: Case, side: str, load:
 
 def _measure(answer: Connection, bucket: str, options: dict[str, str], case: Case, side: str, load: Load) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler would unwind it
+    multiprocessing.set_start_method("fork", force=True)  # torch's workers, as anywhere on Linux
     torch.set_num_threads(1)
     num_batches = load.vanilla_batches * max(1, case.num_workers) if side == "vanilla" else load.ours_batches
     dataset = CLIENTS[case.client](bucket, options, num_batches * _BATCH, case.in_flight)
