@@ -361,7 +361,8 @@ def test_a_wait_is_divided_by_what_the_worker_did(dataset: ShardDataset) -> None
 
 
 def test_a_worker_says_what_it_is_at(dataset: ShardDataset, tmp_path: Path) -> None:
-    loader = ConcurrentDataLoader(dataset, 16, transform=recipes.NeverReturn(tmp_path), num_workers=1)
+    never_return = recipes.NeverReturn(tmp_path)
+    loader = ConcurrentDataLoader(dataset, 16, transform=never_return, num_workers=1, prefetch_batches=1)
     at_work = tmp_path / "at work"
     os.mkfifo(at_work)
     batches = loader._batches(0, 0)
