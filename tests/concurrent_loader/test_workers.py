@@ -248,6 +248,20 @@ def test_pictures(tmp_path: Path, make_jpeg: Callable[..., bytes], how: Any) -> 
         same_batches(list(threads), list(workers))
 
 
+@pytest.mark.s3
+@pytest.mark.parametrize("client", ["auto", "aiobotocore"])
+def test_a_bucket(s3_bucket: Any, client: str) -> None:
+    """Credentials go along, and each worker has connections of its own, although this process has some, too."""
+    columns, options = {"label": "int64"}, s3_bucket.storage_options
+    with ShardWriter(f"{s3_bucket.url}/data", columns=columns, shard_size="4KiB", storage_options=options) as writer:
+        for number in range(600):
+            writer.write({"label": number})
+    with ShardDataset(f"{s3_bucket.url}/data", client=client, storage_options=options) as dataset:
+        assert dataset[3]["label"] == 3
+        threads, workers = (ConcurrentDataLoader(dataset, 64, shuffle=True, num_workers=number) for number in (0, 2))
+        same_batches(list(threads), list(workers))
+
+
 def test_a_mixture_keeps_the_caches_that_it_has(
     url: str, objects_url: str, tmp_path: Path, private_folders: Path
 ) -> None:
