@@ -248,6 +248,20 @@ def test_pictures(tmp_path: Path, make_jpeg: Callable[..., bytes], how: Any) -> 
         same_batches(list(threads), list(workers))
 
 
+@pytest.mark.s3
+@pytest.mark.parametrize("client", ["auto", "aiobotocore"])
+def test_a_bucket(s3_bucket: Any, client: str) -> None:
+    """Credentials go along, and each worker has connections of its own, although this process has some, too."""
+    columns, options = {"label": "int64"}, s3_bucket.storage_options
+    with ShardWriter(f"{s3_bucket.url}/data", columns=columns, shard_size="4KiB", storage_options=options) as writer:
+        for number in range(600):
+            writer.write({"label": number})
+    with ShardDataset(f"{s3_bucket.url}/data", client=client, storage_options=options) as dataset:
+        assert dataset[3]["label"] == 3
+        threads, workers = (ConcurrentDataLoader(dataset, 64, shuffle=True, num_workers=number) for number in (0, 2))
+        same_batches(list(threads), list(workers))
+
+
 def test_a_mixture_keeps_the_caches_that_it_has(
     url: str, objects_url: str, tmp_path: Path, private_folders: Path
 ) -> None:
@@ -361,7 +375,8 @@ def test_a_wait_is_divided_by_what_the_worker_did(dataset: ShardDataset) -> None
 
 
 def test_a_worker_says_what_it_is_at(dataset: ShardDataset, tmp_path: Path) -> None:
-    loader = ConcurrentDataLoader(dataset, 16, transform=recipes.NeverReturn(tmp_path), num_workers=1)
+    never_return = recipes.NeverReturn(tmp_path)
+    loader = ConcurrentDataLoader(dataset, 16, transform=never_return, num_workers=1, prefetch_batches=1)
     at_work = tmp_path / "at work"
     os.mkfifo(at_work)
     batches = loader._batches(0, 0)
