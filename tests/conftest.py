@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if fixture in needed and not session.config.option.collectonly:
             with suppress(ToolUnavailable):  # the fixture will tell, and knows what follows
                 find_tool(tool, progress=reporter.write_line if reporter else None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server() -> None:
+    """Starts the server that forks worker processes, with the package that is tested.
+
+    By itself it would prefer the folder that the tests run in, where the package is as well, without native modules.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["concurrent_loader.worker_program"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONSAFEPATH", "1")
+        forkserver.ensure_running()
 
 
 @pytest.fixture(scope="session", autouse=True)
