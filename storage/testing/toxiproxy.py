@@ -210,7 +210,13 @@ def _start(program: Path, folder: Path) -> tuple[SupervisedProcess, str]:
             [str(program), "-host", "127.0.0.1", "-port", str(port)],
             # A chunk of garbage for every chunk of data: collecting it less often is the difference between a proxy
             # that keeps up with two cores' worth of client and one that does not.
-            environment={"PATH": os.environ.get("PATH", os.defpath), "GOGC": "400", "LOG_LEVEL": "warn"},
+            # Up to a bound: hundreds of large answers that nobody waits for any more took 12 GB once.
+            environment={
+                "PATH": os.environ.get("PATH", os.defpath),
+                "GOGC": "400",
+                "GOMEMLIMIT": "2GiB",
+                "LOG_LEVEL": "warn",
+            },
             log=folder / "proxy.log",
             remove=folder,
         )
