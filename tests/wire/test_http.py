@@ -130,9 +130,13 @@ async def fetcher(proxy, objects, client, policy):
 
 def happened(proxy, faults):
     """Fails unless each of these befell somebody; one that has no effect proves nothing."""
+    assert missed(proxy, faults) == []
+
+
+def missed(proxy, faults):
+    """Those that befell nobody."""
     seen = [fault for exchange in proxy.exchanges for fault in exchange.faults]
-    for fault in faults:
-        assert fault is None or fault in seen
+    return [fault for fault in faults if fault is not None and fault not in seen]
 
 
 @pytest.mark.parametrize("name", HEALING)
@@ -148,14 +152,20 @@ async def test_ranges_heal(proxy, fetcher, name):
 
 @pytest.mark.parametrize("name", [name for name in HEALING if "first byte" not in name and "last byte" not in name])
 def test_epochs_heal(proxy, epochs, tmp_path, name):
-    with epochs.open(epochs.objects.options(proxy), cache_dir=tmp_path) as dataset:
-        # Some shards arrive before the first fault.
-        proxy.script = in_order(chain(repeat(None, 3), HEALING[name]))
-        loader = epochs.loader(dataset)
-        epochs.check(loader)
-        happened(proxy, HEALING[name])
-        proxy.script = always(Reset())  # all of it is in the cache now
-        epochs.check(loader)
+    for number in range(5):
+        proxy.script = in_order([])
+        with epochs.open(epochs.objects.options(proxy), cache_dir=tmp_path / str(number)) as dataset:
+            # Some shards arrive before the first fault.
+            proxy.script = in_order(chain(repeat(None, 3), HEALING[name]))
+            loader = epochs.loader(dataset)
+            epochs.check(loader)
+            left = missed(proxy, HEALING[name])
+            proxy.script = always(Reset())  # all of it is in the cache now
+            epochs.check(loader)
+        # A fault may have come to a request that was over before it: which one gets it is a matter of timing.
+        if not left:
+            return
+    assert left == []
 
 
 @pytest.mark.parametrize("name", STORMS)
