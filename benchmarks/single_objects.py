@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ def key_of(number: int) -> str:
     return f"objects/{number % NUM_OBJECTS:04d}"
 
 
-class _Objects(Dataset[Item]):
+class _Objects(Dataset[Item], ABC):
     """Makes its client when a process first needs it: none survives a fork, and several threads may need it at once.
 
     Args:
@@ -55,8 +56,8 @@ class _Objects(Dataset[Item]):
                 self._made, self._pid = self._make(), os.getpid()
             return self._made
 
-    def _make(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _make(self) -> Any: ...
 
 
 class BotocoreObjects(_Objects):

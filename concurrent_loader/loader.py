@@ -216,9 +216,9 @@ class ConcurrentDataLoader:
         wall = WallTime(self._clock)
         began = self._clock.now()
         batches = self._batches(epoch, start_step)
-        batches.start()
         step, patience_s = start_step, STOP_S
         try:
+            batches.start()
             while True:
                 try:
                     item = self._patience.take(batches, name=f"batch {step} of epoch {epoch}")
