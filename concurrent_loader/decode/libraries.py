@@ -48,6 +48,7 @@ LIBRARIES = {
     "torchvision": Library("torchvision_images", "pip install torchvision"),
     "simplejpeg": Library("simplejpeg_images", "pip install 'concurrent-loader[simplejpeg]'"),
     "pillow": Library("pillow_images", "pip install 'pillow>=11.3'"),
+    "lossless": Library("lossless_images", "nothing: it is part of the package"),
 }
 
 # Encoding → libraries, the preferred one first; docs/decoding.md has the measurements.
@@ -57,6 +58,7 @@ ENCODINGS: dict[str, tuple[str, ...]] = {
     "webp": ("torchcodec", "torchvision", "pillow"),
     "avif": ("torchcodec", "pillow"),
     "gif": ("pillow",),
+    "lossless": ("lossless",),
 }
 
 

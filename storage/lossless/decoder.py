@@ -107,15 +107,17 @@ def index_units(
     """Checks groups as `decode` does, and says where each unit (a tile's channel) lies.
 
     Returns:
-        (units, 3) int32, in the order of the file: bytes before the unit's own in its group's top planes, second
-        planes and rest.
+        (units, 3) int32, in the order of the file: where the unit's top and second planes begin in its group's coded
+        section, and its rest in the group's rest.
 
     Raises:
         FormatError: As for `decode`.
     """
     module = native_module(native)
     if module is None:
-        parts = [count_units(*_group_bytes(data, groups, coded, at), _place(header, groups, at)) for at in range(len(groups))]
+        parts = [
+            count_units(*_group_bytes(data, groups, coded, at), _place(header, groups, at)) for at in range(len(groups))
+        ]
         return np.concatenate(parts) if parts else np.empty((0, 3), np.int32)
     out = np.empty((int(groups.num_tiles.sum()) * header.num_channels, 3), np.int32)
     shape = (header.num_channels, header.bits, header.height, header.width)

@@ -187,8 +187,13 @@ FAST static void F(put_)(const Target *target, const Extent *extent, unsigned mo
             const SAMPLE *from = tiles[channel] + (y - extent->top) * TILE + (left - extent->left);
             if (is_less) {
                 const SAMPLE *green = tiles[1] + (y - extent->top) * TILE + (left - extent->left);
-                for (size_t x = 0; x < count; x++) out[x] = (SAMPLE)(from[x] + green[x]);
-            } else
+                if (count == TILE)
+                    for (size_t x = 0; x < TILE; x++) out[x] = (SAMPLE)(from[x] + green[x]);
+                else
+                    for (size_t x = 0; x < count; x++) out[x] = (SAMPLE)(from[x] + green[x]);
+            } else if (count == TILE)
+                memcpy(out, from, sizeof(SAMPLE) * TILE);
+            else
                 memcpy(out, from, sizeof(SAMPLE) * count);
         }
     }

@@ -159,7 +159,8 @@ def _residuals(tiles: Samples, predictor: int) -> Samples:
 def _folded(residuals: Samples) -> Samples:
     """Zigzag: 0, -1, 1, -2 … become 0, 1, 2, 3 …"""
     signs = residuals >> (residuals.itemsize * 8 - 1)
-    return (residuals << 1) ^ (0 - signs).astype(residuals.dtype)
+    folded: Samples = (residuals << 1) ^ (0 - signs).astype(residuals.dtype)
+    return folded
 
 
 def _width_codes(values: Samples) -> npt.NDArray[np.uint8]:
@@ -187,7 +188,8 @@ def _planes(values: Samples, grids: npt.NDArray[np.uint8]) -> tuple[bytes, bytes
 
 
 def _widths(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    return codes.astype(np.int64) + (codes == 15)
+    widths: npt.NDArray[np.int64] = codes.astype(np.int64) + (codes == 15)
+    return widths
 
 
 # -- unpacking ---------------------------------------------------------------------------------------------------------
@@ -220,21 +222,22 @@ def unpack_group(coded: npt.NDArray[np.uint8], rest: npt.NDArray[np.uint8], plac
     is_less = modes & SUBTRACT_GREEN != 0
     for channel in (0, 2) if place.header.num_channels >= 3 else ():
         tiles[is_less, channel] += tiles[is_less, 1]
-    return tiles.transpose(1, 2, 0, 3).reshape(place.header.num_channels, TILE_SIDE, -1)
+    side_by_side: Samples = tiles.transpose(1, 2, 0, 3).reshape(place.header.num_channels, TILE_SIDE, -1)
+    return side_by_side
 
 
-def count_units(
-    coded: npt.NDArray[np.uint8], rest: npt.NDArray[np.uint8], place: GroupPlace
-) -> npt.NDArray[np.int32]:
-    """Where a group's units lie: (T * C, 3) bytes before each in the top planes, the second planes and the rest.
+def count_units(coded: npt.NDArray[np.uint8], rest: npt.NDArray[np.uint8], place: GroupPlace) -> npt.NDArray[np.int32]:
+    """Where a group's units lie: (T * C, 3), their top and second planes in the coded section, their rest in the rest.
 
     Raises:
         FormatError: As for `unpack_group`.
     """
-    _, _, grids, _ = _split(coded, rest, place)
+    _, _, grids, (top, second, _) = _split(coded, rest, place)
     widths = _widths(grids).reshape(-1, _GRID * _GRID)
     own = 2 * np.stack(((widths > 0).sum(1), (widths > 1).sum(1), np.maximum(widths - 2, 0).sum(1)), axis=1)
-    return (np.cumsum(own, axis=0) - own).astype(np.int32)
+    begin = np.array([len(coded) - len(top) - len(second), len(coded) - len(second), 0])
+    found: npt.NDArray[np.int32] = (begin + np.cumsum(own, axis=0) - own).astype(np.int32)
+    return found
 
 
 def _split(
@@ -287,15 +290,16 @@ def _values(
     planes[which == widths - 1] = top.reshape(-1, 2)
     planes[which == widths - 2] = second.reshape(-1, 2)
     planes[which < widths - 2] = rest.reshape(-1, 2)
-    dtype = np.uint8 if bits == 8 else np.uint16
-    single = np.unpackbits(planes, axis=2, bitorder="little").astype(dtype)
+    dtype: Any = np.uint8 if bits == 8 else np.uint16
+    single: Samples = np.unpackbits(planes, axis=2, bitorder="little").astype(dtype)
     blocks = (single << which.astype(dtype)[:, np.newaxis]).sum(axis=1, dtype=dtype)
     shape = (*grids.shape, BLOCK_SIDE, BLOCK_SIDE)
-    return blocks.reshape(shape).swapaxes(3, 4).reshape(*grids.shape[:2], TILE_SIDE, TILE_SIDE)
+    values: Samples = blocks.reshape(shape).swapaxes(3, 4).reshape(*grids.shape[:2], TILE_SIDE, TILE_SIDE)
+    return values
 
 
 def _summed(residuals: Samples, predictor: int) -> Samples:
-    dtype = residuals.dtype
+    dtype: Any = residuals.dtype
     if predictor == LEFT:
         residuals[:, :, 0] = np.cumsum(residuals[:, :, 0], axis=1, dtype=dtype)
         return np.cumsum(residuals, axis=2, dtype=dtype)
