@@ -56,6 +56,8 @@ def to_lossless(data: bytes, *, encoding: str = "lossless", verify: bool = True)
     """
     if not data:
         return "the file is empty"
+    if data[:3] == b"\xff\xd8\xff":
+        return "a JPEG: it is lossy, and its pixels are better kept as they are encoded"
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             reason = _refusal(image, data)

@@ -85,7 +85,7 @@ def test_a_crop_takes_only_its_tiles_along():
     whole, part = plan_batch(FILES[:1]), plan_batch(FILES[:1], [Box(10, 700, 40, 60)])
     assert len(whole.facts) == 2 * 21
     assert len(part.facts) == 2  # tiles 10 and 11 of the first row
-    assert len(part.data) < 0.3 * len(whole.data)
+    assert len(part.data) < 0.4 * len(whole.data)  # a group of three in a row
     assert (part.shapes, part.starts) == ([(3, 40, 60)], [0, 3 * 40 * 60])
 
 
