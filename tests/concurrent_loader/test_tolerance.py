@@ -328,6 +328,14 @@ def test_the_library_is_an_argument(dataset: Any, decoder: Any) -> None:
     same(load(dataset, "skip", decode={"image": "rgb"}, decoder=decoder), expected)
 
 
+def test_an_iteration_that_is_left_leaves_nothing(dataset: Any, no_leaks: Any) -> None:
+    made = loader(dataset, "skip", decode={"image": RandomResizedCrop(96)}, num_workers=2, persistent_workers=True)
+    for _ in range(2):
+        for batch in made:
+            assert batch["image"].shape[1:] == (3, 96, 96)
+            break
+
+
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
