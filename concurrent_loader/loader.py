@@ -280,8 +280,6 @@ class ConcurrentDataLoader:
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
         made = self._host_batches(epoch, start_step)
-        if self._tolerance.policy.on_error == "raise":
-            return made
         num_samples = self.batch_size * self._plan(epoch).num_steps(self.rank, self.world_size)
         return self._tolerance.watch(made, num_samples)
 

@@ -74,7 +74,7 @@ class Tolerance:
             batches: As they are made.
             num_samples: Of this rank in the whole epoch.
         """
-        return _Watched(batches, self, self.policy.bound(num_samples))
+        return batches if self.policy.on_error == "raise" else _Watched(batches, self, self.policy.bound(num_samples))
 
 
 class _Watched:
