@@ -37,9 +37,10 @@ def _samples(data, start, widths, top, second, rest, down, across, predictor):
     has_top = (width > 0).to(tl.int32)
     has_second = (width > 1).to(tl.int32)
     more = tl.maximum(width - 2, 0)
+    # Counted from the unit's top planes, in 32 bits: half the registers that places in the whole batch would take.
     top_at = _spread(2 * (tl.cumsum(has_top, 0) - has_top))
-    second_at = _spread(2 * (tl.cumsum(has_second, 0) - has_second))
-    rest_at = _spread(2 * (tl.cumsum(more, 0) - more))
+    second_at = _spread(2 * (tl.cumsum(has_second, 0) - has_second) + (second - top).to(tl.int32))
+    rest_at = _spread(2 * (tl.cumsum(more, 0) - more) + (rest - top).to(tl.int32))
     width = _spread(width)
 
     y = tl.arange(0, 64)[:, None]
@@ -49,9 +50,9 @@ def _samples(data, start, widths, top, second, rest, down, across, predictor):
     bit = place % 8
     folded = tl.zeros((64, 64), tl.int32)
     for plane in tl.static_range(8):
-        below = rest + (rest_at + 2 * plane)
-        at = tl.where(plane == width - 1, top + top_at, tl.where(plane == width - 2, second + second_at, below))
-        bits = tl.load(data + at + byte, mask=plane < width, other=0).to(tl.int32)
+        below = tl.where(plane == width - 2, second_at, rest_at + 2 * plane)
+        at = tl.where(plane == width - 1, top_at, below) + byte
+        bits = tl.load(data + top + at, mask=plane < width, other=0).to(tl.int32)
         folded |= ((bits >> bit) & 1) << plane
     value = (folded >> 1) ^ -(folded & 1)
     value += tl.where((y == 0) & (x == 0), tl.load(data + start).to(tl.int32), 0)
