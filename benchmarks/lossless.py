@@ -53,7 +53,7 @@ class Load:
 
 
 FULL = Load(CLASSES, (1024, 2048), 2, 7)
-QUICK = Load(("cat", "coffee"), (640, 1024), 1, 2)
+QUICK = Load(("cat", "coffee"), (576, 704), 1, 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -168,6 +169,23 @@ def parse_header(data: Buffer) -> PictureHeader:
     return PictureHeader(mode, channels, bits, width, height, group_tiles)
 
 
+@lru_cache(maxsize=16)
+def _grid(header: PictureHeader) -> tuple[npt.NDArray[np.int64], ...]:
+    """Of each group: row and column of its first tile, number of tiles, and the most that its coded section can have.
+
+    Kept for a few sizes, for many data sets have one: an eighth of the time of a small picture.
+    """
+    rows, in_row = np.divmod(np.arange(header.groups_across * header.tiles_down), header.groups_across)
+    columns = in_row * header.group_tiles
+    tiles = np.minimum(header.group_tiles, header.tiles_across - columns)
+    # Width codes take half a byte a block, top and second planes two bytes each.
+    blocks = (TILE_SIDE // BLOCK_SIDE) ** 2
+    most = tiles * (2 + header.num_channels * (header.bits // 8 + blocks * 9 // 2))
+    for each in (rows, columns, tiles, most):
+        each.setflags(write=False)
+    return rows, columns, tiles, most
+
+
 def parse_groups(data: Buffer, header: PictureHeader) -> Groups:
     """Reads the table of groups of a packed picture, and checks it against the picture's size and the file's length.
 
@@ -184,12 +202,7 @@ def parse_groups(data: Buffer, header: PictureHeader) -> Groups:
     lengths = stored + rest
     if end + int(lengths.sum()) != len(view):
         raise FormatError("the groups have not the file's length", expected=len(view), got=end + int(lengths.sum()))
-    rows, in_row = np.divmod(np.arange(count, dtype=np.int64), header.groups_across)
-    columns = in_row * header.group_tiles
-    tiles = np.minimum(header.group_tiles, header.tiles_across - columns)
-    sample_bytes = header.bits // 8
-    # Width codes take half a byte a block, top and second planes two bytes each.
-    most = tiles * (2 + header.num_channels * (sample_bytes + (TILE_SIDE // BLOCK_SIDE) ** 2 * 9 // 2))
+    rows, columns, tiles, most = _grid(header)
     if np.any(stored > coded) or np.any(coded > most) or np.any(coded < 2 * tiles):
         raise FormatError("a group has an impossible length")
     start = end + np.cumsum(lengths) - lengths

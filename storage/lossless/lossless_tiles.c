@@ -305,7 +305,15 @@ typedef struct {
     Unit units[];
 } Room;
 
-static void unpack_group(Room *room, const Shape *shape, const Group *group, const uint8_t *coded, const Target *target) {
+/* The bytes themselves; or, where whole vectors cannot be read before their buffer ends, a copy. */
+static const uint8_t *roomy(uint8_t *copy, const uint8_t *bytes, int num_bytes, const uint8_t *end) {
+    if (end - bytes >= num_bytes + PAD) return bytes;
+    memcpy(copy, bytes, (size_t)num_bytes);
+    return copy;
+}
+
+static void unpack_group(Room *room, const Shape *shape, const Group *group, const uint8_t *coded,
+                         const uint8_t *coded_end, const uint8_t *data_end, const Target *target) {
     int sample_bytes = shape->bits / 8;
     for (int number = 0; number < group->num_tiles; number++) {
         Extent extent = extent_of(shape, group, number);
@@ -315,18 +323,17 @@ static void unpack_group(Room *room, const Shape *shape, const Group *group, con
             const Unit *unit = room->units + number * shape->channels + channel;
             const uint8_t *start = coded + 2 * group->num_tiles + (number * shape->channels + channel) * sample_bytes;
             int predictor = mode >> (2 * channel) & 3;
-            /* Copied, so that whole vectors can be read where few bytes are left. */
-            memcpy(room->top, unit->top, (size_t)unit->top_bytes);
-            memcpy(room->second, unit->second, (size_t)unit->second_bytes);
-            memcpy(room->rest, unit->rest, (size_t)unit->rest_bytes);
+            const uint8_t *top = roomy(room->top, unit->top, unit->top_bytes, coded_end);
+            const uint8_t *second = roomy(room->second, unit->second, unit->second_bytes, coded_end);
+            const uint8_t *rest = roomy(room->rest, unit->rest, unit->rest_bytes, data_end);
             if (shape->bits == 8) {
                 uint8_t *tile = room->tiles.eight[channel];
-                unpack_8(tile, unit->grid, extent.num_down, room->top, room->second, room->rest);
+                unpack_8(tile, unit->grid, extent.num_down, top, second, rest);
                 tile[0] = (uint8_t)(tile[0] + start[0]);
                 sum_8(tile, predictor, extent.height);
             } else {
                 uint16_t *tile = room->tiles.sixteen[channel];
-                unpack_16(tile, unit->grid, extent.num_down, room->top, room->second, room->rest);
+                unpack_16(tile, unit->grid, extent.num_down, top, second, rest);
                 tile[0] = (uint16_t)(tile[0] + (start[0] | start[1] << 8));
                 sum_16(tile, predictor, extent.height);
             }
@@ -523,7 +530,9 @@ static PyObject *unpack(PyObject *module, PyObject *args) {
             wrong = open_group(&held, &shape, i, &group);
             if (wrong == NULL && group.tile_row * TILE < target.top + target.height &&
                 (group.tile_row + 1) * TILE > target.top)
-                unpack_group(held.room, &shape, &group, held.coded[i].buf, &target);
+                unpack_group(held.room, &shape, &group, held.coded[i].buf,
+                             (const uint8_t *)held.coded[i].buf + held.coded[i].len,
+                             (const uint8_t *)held.data.buf + held.data.len, &target);
         }
         Py_END_ALLOW_THREADS
     }

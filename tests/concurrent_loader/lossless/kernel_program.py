@@ -19,7 +19,7 @@ import torch
 from concurrent_loader.decode import Box
 from storage.lossless import encode
 
-SIZES = [(3, 70, 130), (1, 64, 64), (4, 33, 65), (3, 1, 1), (2, 9, 70), (3, 66, 600)]
+SIZES = [(3, 70, 65), (1, 64, 64), (4, 9, 65), (3, 1, 1), (2, 9, 70), (3, 5, 530)]
 
 
 def pictures() -> list[np.ndarray]:
@@ -42,11 +42,13 @@ def interpret() -> dict[str, Any]:
 
     images = pictures()
     files = [encode(image, compress=at % 2 == 0) for at, image in enumerate(images)]
-    same = []
-    for alpha in (True, False):
-        for image, found in zip(images, decode_batch(files, alpha=alpha, kernel=True), strict=True):
-            channels = len(image) if alpha else {2: 1, 4: 3}.get(len(image), len(image))
-            same.append(np.array_equal(found.numpy(), image[:channels]))
+    whole = decode_batch(files, alpha=True, kernel=True)
+    same = [np.array_equal(found.numpy(), image) for image, found in zip(images, whole, strict=True)]
+    same += [
+        np.array_equal(found.numpy(), images[at][:channels])
+        for at, channels in ((2, 3), (4, 1))
+        for found in decode_batch([files[at]], kernel=True)
+    ]
     boxes = [
         Box(h // 3, w // 4, max(1, h // 2), max(1, w // 2), at % 2 == 0)
         for at, (_, h, w) in enumerate(image.shape for image in images)
@@ -54,8 +56,8 @@ def interpret() -> dict[str, Any]:
     for image, box, found in zip(images, boxes, decode_batch(files, boxes, alpha=True, kernel=True), strict=True):
         part = image[:, box.top : box.top + box.height, box.left : box.left + box.width]
         same.append(np.array_equal(found.numpy(), part))
-    wanted = decode_crops(files, boxes, (24, 20), kernel=False)
-    found = decode_crops(files, boxes, (24, 20), kernel=True)
+    wanted = decode_crops(files[:3], boxes[:3], (8, 6), kernel=False)
+    found = decode_crops(files[:3], boxes[:3], (8, 6), kernel=True)
     return {"same": same, "largest": (wanted.int() - found.int()).abs().max().item(), "shape": list(found.shape)}
 
 

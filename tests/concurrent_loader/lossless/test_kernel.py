@@ -51,9 +51,9 @@ def run(tmp_path: Path, argument: str, **environment: str) -> Any:
 
 def test_the_kernel_makes_the_same_pixels_in_the_interpreter(tmp_path):
     said = run(tmp_path, "interpret", TRITON_INTERPRET="1")
-    assert len(said["same"]) == 27
+    assert len(said["same"]) == 20
     assert all(said["same"])  # whole, without alpha, and boxes
-    assert said["shape"] == [9, 3, 24, 20]
+    assert said["shape"] == [3, 3, 8, 6]
     assert said["largest"] <= 1  # of crop_resize, where a sum lies within rounding of a half
 
 
@@ -128,8 +128,9 @@ def test_the_processor_refuses_it_too(data):
 @given(data=st.data())
 def test_a_changed_file_is_refused_or_planned_within_bounds(data):
     file = bytearray(data.draw(st.sampled_from(FILES)))
+    end = len(file) - 1
     for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.one_of(st.integers(0, 200), st.integers(0, len(file) - 1)))
+        at = data.draw(st.one_of(st.integers(0, min(200, end)), st.integers(0, end)))
         file[at] = data.draw(st.integers(0, 255))
     try:
         plan = plan_batch([file], max_pixels=1 << 20)
