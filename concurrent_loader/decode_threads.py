@@ -18,6 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
+from concurrent_loader.intra_op import stay_on_this_thread
+
 __all__ = ["DecodeThreads"]
 
 P = ParamSpec("P")
@@ -137,6 +139,7 @@ class DecodeThreads(Executor):
             self._work.put(None)
 
     def _serve(self) -> None:
+        stay_on_this_thread()
         while (work := self._work.get()) is not None:
             _do(*work)
             del work  # the thread waits for more; meanwhile it must not keep a batch alive

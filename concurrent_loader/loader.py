@@ -23,7 +23,7 @@ from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, PlanS
 from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock, WallTime
 from concurrent_loader.waiting import always
-from concurrent_loader.work import make_recipe
+from concurrent_loader.work import make_recipe, transformed
 from concurrent_loader.worker_job import Job
 from concurrent_loader.worker_processes import WorkerProcesses, check_worker_arguments
 from storage.cache import CacheStats
@@ -49,11 +49,14 @@ class ConcurrentDataLoader:
         shuffle: A new order each epoch; otherwise the order of writing.
         seed: Of the order.
         decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a `RandomResizedCrop` or `CenterCrop` (one size,
-            (N, 3, H, W) uint8; the fastest way, see docs/decoding.md), or a callable (bytes → tensor). Columns that
-            are not named stay encoded: lists of bytes.
+            (N, 3, H, W) uint8; the fastest way, see docs/decoding.md), an `Augment` that begins with one of them (see
+            docs/augmentation.md), or a callable (bytes → tensor). Columns that are not named stay encoded: lists of
+            bytes.
         transform: Called with each sample (a dict of this data set's columns; images (C, H, W) uint8), in a thread;
             what it returns is collated.
         collate_fn: Called with the list of a batch's samples instead of `collate`; the batch is what it returns.
+        batch_transform: Called with each batch, last of all: `MixUp`, `CutMix`, or a function of yours. It gets batches
+            on the CPU where they are made, in a thread or worker process; those for a device when they are there.
         drop_last: Leave out the last batch where it would be smaller; short for ``last_batch="drop"``.
         last_batch: ``"short"`` (the default), ``"drop"``, or ``"pad"`` with the epoch's first samples. With each,
             all ranks have the same number of steps; see docs/training.md.
@@ -105,6 +108,7 @@ class ConcurrentDataLoader:
         decode: Mapping[str, str | Decoder | Crop] | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        batch_transform: Callable[[Any], Any] | None = None,
         drop_last: bool = False,
         last_batch: str | None = None,
         device: str | torch.device | None = None,
@@ -151,8 +155,16 @@ class ConcurrentDataLoader:
             "last_batch": "drop" if drop_last else last_batch or "short",
         }
         self._clock = StageClock()
+        on_cpu = self.device is None or self.device.type == "cpu"
+        self._batch_transform = None if on_cpu else batch_transform
         self._recipe = make_recipe(
-            dataset, decode=decode or {}, seed=seed, transform=transform, collate_fn=collate_fn, clock=self._clock
+            dataset,
+            decode=decode or {},
+            seed=seed,
+            transform=transform,
+            collate_fn=collate_fn,
+            batch_transform=batch_transform if on_cpu else None,
+            clock=self._clock,
         )
         self._epoch, self._step, self._started = 0, 0, False
         self._num_batches = self._num_samples = 0
@@ -167,6 +179,7 @@ class ConcurrentDataLoader:
                 decode=decode or {},
                 transform=transform,
                 collate_fn=collate_fn,
+                batch_transform=batch_transform if on_cpu else None,
                 worker_init_fn=worker_init_fn,
                 seed=seed,
                 rank=self.rank,
@@ -241,7 +254,7 @@ class ConcurrentDataLoader:
                     self._step = step
                 self._num_batches += 1
                 self._num_samples += _num_samples(item)
-                given = self._to_device(item)
+                given = transformed(self._batch_transform, self._to_device(item))
                 wall.spend("device")
                 try:
                     yield given

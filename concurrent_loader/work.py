@@ -20,7 +20,7 @@ from concurrent_loader.stats import StageClock
 from storage.errors import ConfigurationError
 from storage.shards.columns import ColumnKind, Schema
 
-__all__ = ["BATCH", "SAMPLES", "Recipe", "Slice", "cut", "make_batch", "make_recipe", "make_samples"]
+__all__ = ["BATCH", "SAMPLES", "Recipe", "Slice", "cut", "make_batch", "make_recipe", "make_samples", "transformed"]
 
 SAMPLES, BATCH = range(2)
 
@@ -37,6 +37,7 @@ class Recipe:
         decoders: Column → decoder of its encoded bytes, the same for all samples, or one that depends on them.
         transform: Sample dict → sample dict, or None.
         collate_fn: List of samples → batch, or None for `concurrent_loader.collate`.
+        batch_transform: Batch → batch, or None.
         clock: Where the time goes.
         children: For a mixture whose batches are each of one data set: that one's schema, columns and decoders;
             otherwise none.
@@ -51,6 +52,7 @@ class Recipe:
     decoders: Mapping[str, Decoder | CroppingDecoder] = field(default_factory=dict)
     transform: Callable[[dict[str, Any]], Any] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
+    batch_transform: Callable[[Any], Any] | None = None
     clock: StageClock = field(default_factory=StageClock)
     before: Callable[[int, int], object] | None = None
     ship: Callable[[Callable[[], Any]], Any] | None = None
@@ -77,6 +79,7 @@ def make_recipe(
     transform: Callable[[dict[str, Any]], Any] | None,
     collate_fn: Callable[[list[Any]], Any] | None,
     clock: StageClock,
+    batch_transform: Callable[[Any], Any] | None = None,
 ) -> Recipe:
     """Makes a data set's recipe of a loader's arguments, in its process or in a worker's.
 
@@ -95,6 +98,7 @@ def make_recipe(
             transform=transform,
             collate_fn=collate_fn,
             clock=clock,
+            batch_transform=batch_transform,
         )
         for part in dataset.parts
     ]
@@ -197,6 +201,7 @@ def make_batch(
 
     Raises:
         CollateError: The samples do not fit together.
+        TransformError: The batch transform failed, ``from`` the cause.
     """
     if recipe.before is not None:
         recipe.before(index.step, BATCH)
@@ -205,7 +210,33 @@ def make_batch(
     return _put_together(recipe, index, epoch, parts)
 
 
+def transformed(transform: Callable[[Any], Any] | None, batch: Any) -> Any:
+    """Returns what a batch transform makes of a batch.
+
+    Raises:
+        TransformError: It failed, ``from`` the cause; errors of the loader and of its configuration come as they are.
+    """
+    if transform is None:
+        return batch
+    try:
+        return transform(batch)
+    except (LoaderError, ConfigurationError):
+        raise
+    except Exception as error:
+        raise TransformError(f"the batch transform failed: {type(error).__name__}: {error}") from error
+
+
 def _put_together(
+    recipe: Recipe, index: BatchIndex, epoch: int, parts: Sequence[tuple[Slice, dict[str, Any] | list[Any]]]
+) -> Any:
+    batch = _collated(recipe, index, epoch, parts)
+    if recipe.batch_transform is None:
+        return batch
+    with recipe.clock.measure("transform"):
+        return transformed(recipe.batch_transform, batch)
+
+
+def _collated(
     recipe: Recipe, index: BatchIndex, epoch: int, parts: Sequence[tuple[Slice, dict[str, Any] | list[Any]]]
 ) -> Any:
     with recipe.clock.measure("collate"):
@@ -218,9 +249,11 @@ def _put_together(
                 return recipe.collate_fn(ordered)
             data = collate(ordered)
         else:
-            data = collate_columns(
-                {name: _gather([values[name] for _, values in parts], back) for name in recipe.columns}  # type: ignore[call-overload]
-            )
+            columns = {name: _gather([values[name] for _, values in parts], back) for name in recipe.columns}  # type: ignore[call-overload]
+            for name, decoder in recipe.decoders.items():
+                if isinstance(decoder, CroppingDecoder) and decoder.channels_last:
+                    columns[name] = decoder.stack(columns[name])
+            data = collate_columns(columns)
         return Batch(
             data,
             epoch=epoch,
