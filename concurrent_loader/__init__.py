@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         LoaderError,
         LoaderStateError,
         LoaderTimeout,
+        TooManyDecodeErrors,
         TransformError,
         WorkerDied,
     )
@@ -66,6 +67,7 @@ __all__ = [
     "RandomVerticalFlip",
     "ShardDataset",
     "ToDtype",
+    "TooManyDecodeErrors",
     "TransformError",
     "WorkerDied",
     "collate",
@@ -98,6 +100,7 @@ _HOMES = {
     "RandomVerticalFlip": "augment",
     "ShardDataset": "dataset",
     "ToDtype": "augment",
+    "TooManyDecodeErrors": "errors",
     "TransformError": "errors",
     "WorkerDied": "errors",
     "collate": "batch",

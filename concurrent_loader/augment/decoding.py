@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,8 @@ from concurrent_loader.augment.crops import Crop
 from concurrent_loader.augment.draws import uniforms
 from concurrent_loader.augment.operation import Draws
 from concurrent_loader.decode import Decoder, make_crop_decoder
+from concurrent_loader.decode.crop import Box
 from concurrent_loader.decode.header import Buffer
-from concurrent_loader.shared_memory import empty
 
 __all__ = ["CroppingDecoder"]
 
@@ -26,46 +27,64 @@ class CroppingDecoder:
         crop: Says which part of a picture; an `Augment` says what is done to it, too.
         column_type: As for `concurrent_loader.decode.make_decoder`.
         seed: Of the draws.
+        **options: As for `concurrent_loader.decode.make_crop_decoder`.
 
     Thread-safety: All methods.
     """
 
-    def __init__(self, crop: Crop, column_type: str, *, seed: int) -> None:
+    def __init__(self, crop: Crop, column_type: str, *, seed: int, **options: Any) -> None:
         self._crop = crop
         self._augment = crop if isinstance(crop, Augment) and crop.operations else None
-        self._decode = make_crop_decoder(column_type)
+        self._finish = None if self._augment is None else self._augment.finish
+        self._decode = make_crop_decoder(column_type, **options)
         self._seed = seed
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a picture: (3, H, W)."""
+        return (3, *self._crop.size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of a picture."""
+        return torch.uint8 if self._finish is None else self._finish.dtype
+
+    @property
     def channels_last(self) -> bool:
-        """Whether a batch's pictures are to have the channels of a pixel together: see `stack`."""
-        finish = None if self._augment is None else self._augment.finish
-        return finish is not None and finish.channels_last
+        """Whether in a batch's memory the channels of a pixel are to lie together."""
+        return self._finish is not None and self._finish.channels_last
 
-    def decoders(self, epoch: int, samples: npt.NDArray[np.int64]) -> list[Decoder]:
-        """Makes each sample's decoder: encoded bytes → (3, H, W); what it draws depends on nothing else."""
+    def decoders(
+        self, epoch: int, samples: npt.NDArray[np.int64], into: Sequence[torch.Tensor] | None = None
+    ) -> list[Decoder]:
+        """Makes each sample's decoder: encoded bytes → (3, H, W); what it draws depends on nothing else.
+
+        Args:
+            epoch: Of the draws.
+            samples: (n,) int64, the samples' numbers in the data set.
+            into: For each of them the memory of its picture, contiguous unless `channels_last`; by default it gets
+                memory of its own.
+        """
+        places: Sequence[torch.Tensor | None] = [None] * len(samples) if into is None else into
         num_draws = self._crop.num_draws
-        if not num_draws:
-            return [self._decoder(np.empty(0))] * len(samples)
-        return [self._decoder(row) for row in uniforms(self._seed, epoch, samples, num_draws)]
+        rows: Draws = np.empty((len(samples), 0))
+        if num_draws:
+            rows = uniforms(self._seed, epoch, samples, num_draws)
+        return [self._decoder(row, place) for row, place in zip(rows, places, strict=True)]
 
-    def _decoder(self, draws: Draws) -> Decoder:
+    def _decoder(self, draws: Draws, place: torch.Tensor | None) -> Decoder:
         numbers = draws.tolist()
 
+        def draw(height: int, width: int) -> Box:
+            return self._crop.box(height, width, numbers)
+
         def decode(data: Buffer) -> torch.Tensor:
-            picture = torch.empty((3, *self._crop.size), dtype=torch.uint8)
-            self._decode(data, lambda height, width: self._crop.box(height, width, numbers), picture.numpy())
-            if self._augment is None:
+            augment = self._augment
+            picture = torch.empty(self.shape, dtype=torch.uint8) if place is None or augment is not None else place
+            self._decode(data, draw, picture.numpy())
+            if augment is None:
                 return picture
-            return self._augment.apply(picture.unsqueeze(0), draws.reshape(1, -1))[0]
+            made = augment.apply(picture.unsqueeze(0), draws.reshape(1, -1))[0]
+            return made if place is None else place.copy_(made)
 
         return decode
-
-    @staticmethod
-    def stack(pictures: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Puts pictures whose pixels' channels lie together into a batch that is so, too: (n, 3, H, W)."""
-        channels, height, width = pictures[0].shape
-        whole = empty((len(pictures), height, width, channels), pictures[0].dtype).permute(0, 3, 1, 2)
-        for place, picture in zip(whole, pictures, strict=True):
-            place.copy_(picture)
-        return whole

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import closing
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -194,31 +196,49 @@ def test_threads_ranks_batches_and_resuming_change_nothing(images):
     parts = [load(images, shuffle=True, batch_size=4, rank=rank, world_size=2) for rank in range(2)]
     assert same({**parts[0], **parts[1]}, expected)
     loader = ConcurrentDataLoader(images, 8, shuffle=True, seed=5, decode={"image": ALL})
-    batches = iter(loader)
-    first = [next(batches) for _ in range(2)]
+    with closing(iter(loader)) as batches:
+        first = list(islice(batches, 2))
     again = ConcurrentDataLoader(images, 8, shuffle=True, seed=5, decode={"image": ALL})
     again.load_state_dict(loader.state_dict())
     assert same({**pictures(first), **pictures(again)}, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_worker_processes_change_nothing(image_files, dtype):
-    how = Augment(CROP, *COLORS, Normalize(MEAN, STD, dtype, channels_last=True))
-    expected = load(image_files, how)
-    assert {picture.dtype for picture in expected.values()} == {dtype}
-    assert same(load(image_files, how, num_workers=2), expected)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_batches_have_the_layout_that_was_asked_for(image_files, num_workers):
-    crop = RandomResizedCrop((96, 80))
-    how = Augment(crop, Normalize(MEAN, STD, channels_last=True))
-    for batch in ConcurrentDataLoader(image_files, 8, decode={"image": how}, num_workers=num_workers):
-        assert batch["image"].shape == (8, 3, 96, 80)
+def test_worker_processes_change_nothing(image_files):
+    how = Augment(RandomResizedCrop((96, 80)), *COLORS, Normalize(MEAN, STD, torch.bfloat16, channels_last=True))
+    batches = list(ConcurrentDataLoader(image_files, 7, seed=5, decode={"image": how}, num_workers=2))
+    for batch in batches:
+        assert (batch["image"].shape[1:], batch["image"].dtype) == ((3, 96, 80), torch.bfloat16)
         assert batch["image"].is_contiguous(memory_format=torch.channels_last)
-    usual = next(iter(ConcurrentDataLoader(image_files, 8, decode={"image": Augment(crop, Normalize(MEAN, STD))})))
-    assert usual["image"].is_contiguous()
-    assert torch.equal(batch["image"][0], load(image_files, how, seed=0)[int(batch.sample_ids[0])])
+    assert same(pictures(batches), load(image_files, how))
+
+
+def test_batches_have_the_layout_that_was_asked_for(images):
+    how, usual = Augment(CROP, Normalize(MEAN, STD, channels_last=True)), Augment(CROP, Normalize(MEAN, STD))
+    options = {"batch_size": 8, "decode": {"image": how}}
+    batch = next(iter(ConcurrentDataLoader(images, **options)))
+    plain = next(iter(ConcurrentDataLoader(images, 8, decode={"image": usual})))
+    assert batch["image"].is_contiguous(memory_format=torch.channels_last)
+    assert plain["image"].is_contiguous()
+    assert torch.equal(batch["image"], plain["image"])
+    one_by_one = next(iter(ConcurrentDataLoader(images, **options, transform=dict)))
+    assert torch.equal(one_by_one["image"], plain["image"])
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
+@pytest.mark.parametrize("transform", [None, dict])
+def test_broken_pictures_leave_the_others_as_they_are(tmp_path, make_jpeg, dtype, channels_last, transform):
+    with ShardWriter(str(tmp_path / "set"), columns={"image": "jpeg"}) as writer:
+        for number in range(12):
+            writer.write({"image": make_jpeg(number)[: 200 if number == 4 or number > 8 else None]})
+    how = Augment(CROP, RandomGrayscale(0.5), ToDtype(dtype, channels_last))
+    with ShardDataset(str(tmp_path / "set")) as dataset:
+        found = load(dataset, how, batch_size=3, on_error="skip", max_errors=4, transform=transform)
+        replaced = load(dataset, how, batch_size=3, on_error="replace", max_errors=4, transform=transform)
+        alone = load(dataset.subset([0, 1, 2, 3, 5, 6, 7, 8]), how)
+    assert {picture.dtype for picture in found.values()} == {dtype}
+    assert all(torch.equal(found[number], alone[number]) for number in alone)
+    assert all(torch.equal(replaced[number], alone[number]) for number in alone)
 
 
 def test_any_transform_of_torchvision_gets_the_crop(images):

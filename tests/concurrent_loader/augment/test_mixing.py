@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -85,6 +87,7 @@ def test_mixup_blends_by_its_own_share(dtype):
     assert plain["image"][0].max() == 0  # left as it was
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 1000), st.floats(0.1, 4))
 def test_cutmix_says_how_many_pixels_are_whose(epoch, alpha):
     plain = batch(epoch=epoch)
@@ -200,8 +203,8 @@ def test_ranks_workers_and_resuming_change_nothing(images):
     parts = [flat(load(images, batch_size=4, rank=rank, world_size=2)[1]) for rank in range(2)]
     assert same({**parts[0], **parts[1]}, expected)
     loader = ConcurrentDataLoader(images, 8, shuffle=True, decode={"image": HOW})
-    batches = iter(loader)
-    seen = {int(one) for _ in range(2) for one in next(batches).sample_ids}
+    with closing(iter(loader)) as batches:
+        seen = {int(one) for batch in islice(batches, 2) for one in batch.sample_ids}
     state = loader.state_dict()
     again = ConcurrentDataLoader(
         images, 8, shuffle=True, decode={"image": HOW}, batch_transform=MixUpOrCutMix(num_classes=10)
