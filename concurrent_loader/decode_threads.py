@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
-from concurrent_loader.intra_op import stay_on_this_thread
+from concurrent_loader.one_core import keep_to_one_core
 
 __all__ = ["DecodeThreads"]
 
@@ -139,7 +139,7 @@ class DecodeThreads(Executor):
             self._work.put(None)
 
     def _serve(self) -> None:
-        stay_on_this_thread()
+        keep_to_one_core()
         while (work := self._work.get()) is not None:
             _do(*work)
             del work  # the thread waits for more; meanwhile it must not keep a batch alive
