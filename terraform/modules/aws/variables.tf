@@ -27,8 +27,8 @@ variable "prefix" {
   default     = ""
 
   validation {
-    condition     = can(regex("^([A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*)?$", var.prefix))
-    error_message = "A prefix is made of letters, digits, '_', '.' and '-', with single slashes between its parts and none at either end."
+    condition     = can(regex("^([A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*)?$", var.prefix))
+    error_message = "A prefix is made of letters, digits, '_', '.' and '-', with single slashes between its parts and none at either end; no part begins with a dot or a hyphen."
   }
 }
 
@@ -208,8 +208,8 @@ variable "wheels_prefix" {
   default     = ""
 
   validation {
-    condition     = can(regex("^([A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*)?$", var.wheels_prefix))
-    error_message = "wheels_prefix has single slashes between its parts and none at either end."
+    condition     = can(regex("^([A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*)?$", var.wheels_prefix))
+    error_message = "wheels_prefix is made as prefix is."
   }
 }
 

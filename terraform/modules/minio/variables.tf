@@ -14,8 +14,8 @@ variable "prefix" {
   default     = ""
 
   validation {
-    condition     = can(regex("^([A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*)?$", var.prefix))
-    error_message = "A prefix is made of letters, digits, '_', '.' and '-', with single slashes between its parts and none at either end."
+    condition     = can(regex("^([A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*)?$", var.prefix))
+    error_message = "A prefix is made of letters, digits, '_', '.' and '-', with single slashes between its parts and none at either end; no part begins with a dot or a hyphen."
   }
 }
 
