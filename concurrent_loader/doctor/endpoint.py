@@ -117,9 +117,7 @@ async def ask(
         async with (
             asyncio.timeout(deadline_s),
             aiohttp.ClientSession(trust_env=True) as session,
-            session.head(
-                f"{place.server_url}/{place.bucket}", allow_redirects=False, ssl=place.verify_tls
-            ) as answer,
+            session.head(f"{place.server_url}/{place.bucket}", allow_redirects=False, ssl=place.verify_tls) as answer,
         ):
             return Answer(
                 answer.status,
@@ -173,7 +171,10 @@ def judge_tls(place: Place, answer: Answer | Failure) -> Finding:
         if _is_near(server.hostname or ""):
             return Finding("tls", Level.OK, "none, to this machine itself")
         return Finding(
-            "tls", Level.WARN, "none: whoever is on the way reads and changes the data", "use https:// if the server can"
+            "tls",
+            Level.WARN,
+            "none: whoever is on the way reads and changes the data",
+            "use https:// if the server can",
         )
     if isinstance(answer, Failure):
         if answer.kind == "tls":
@@ -214,9 +215,7 @@ def judge_region(place: Place, answer: Answer | Failure) -> Finding:
     facts = {"given": place.region, "found": found}
     if found is not None and place.region is not None and found != place.region:
         advice = f"give region={found}, or --region {found}"
-        return Finding(
-            "region", Level.FAIL, f"the bucket is in {found}, and {place.region} was given", advice, facts
-        )
+        return Finding("region", Level.FAIL, f"the bucket is in {found}, and {place.region} was given", advice, facts)
     if place.region is None and place.endpoint_url is None:
         said = f"none is given; the bucket is in {found}" if found else "none is given, and nobody told the bucket's"
         return Finding("region", Level.WARN, said, f"give region={found or '…'}", facts)

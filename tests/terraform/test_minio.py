@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiobotocore.session import AioSession
 from botocore.credentials import Credentials
 from PIL import Image
 from typer.testing import CliRunner
@@ -113,7 +115,19 @@ def applied(
             canary.watch(example.options(who)["secret_access_key"])
         yield example
     finally:
+        # The provider's own way of emptying a bucket (force_destroy) races with itself and may kill it, version 3.3.
+        asyncio.run(empty(s3_server, example.environment["TF_VAR_bucket"]))
         example.run("destroy", "-auto-approve", "-input=false")
+
+
+async def empty(server: LocalS3, bucket: str) -> None:
+    """Deletes every version of every object."""
+    keys = {"aws_access_key_id": server.access_key_id, "aws_secret_access_key": server.secret_access_key}
+    client = AioSession().create_client("s3", endpoint_url=server.endpoint_url, region_name=server.region, **keys)
+    async with client as s3:
+        listed = await s3.list_object_versions(Bucket=bucket)
+        for entry in [*listed.get("Versions", []), *listed.get("DeleteMarkers", [])]:
+            await s3.delete_object(Bucket=bucket, Key=entry["Key"], VersionId=entry["VersionId"])
 
 
 @pytest.fixture(scope="module")
