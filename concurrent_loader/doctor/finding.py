@@ -26,7 +26,7 @@ class Finding:
         name: Of the check, always the same.
         level: How the thing stands.
         said: One sentence without a full stop, for a person.
-        advice: What to do; empty where there is nothing to do.
+        advice: What to do, where there is something to do: of all levels but OK.
         facts: Figures with their units in their names, for programs.
     """
 
@@ -35,6 +35,10 @@ class Finding:
     said: str
     advice: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.level is Level.OK) == bool(self.advice):
+            raise ValueError(f"advice belongs to what is not well, and only there: {self.name}")
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, as ``--json`` prints them."""

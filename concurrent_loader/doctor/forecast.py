@@ -23,7 +23,7 @@ class Forecast:
     Attributes:
         sample_bytes: Encoded size of a sample.
         cold: The first epoch, from the store; None if the store was not measured.
-        warm: Later epochs, from the cache.
+        warm: Later epochs, from the cache; None without one.
     """
 
     sample_bytes: int
@@ -47,7 +47,7 @@ def forecast(
     Args:
         sample_bytes: Encoded size of a sample, 1 or more.
         store_bytes_s: What many requests in flight brought; None if that is not known.
-        drive_bytes_s: What the cache's drive takes; None without a cache, or for a store that needs none.
+        drive_bytes_s: What the cache's drive takes; None without a cache, or where that was not measured.
         decode_images_s: Of all cores; None where nothing is decoded.
     """
     rates = {
@@ -58,7 +58,7 @@ def forecast(
     return Forecast(
         sample_bytes,
         None if store_bytes_s is None else _slowest(rates),
-        _slowest({name: rate for name, rate in rates.items() if name != "store"}),
+        None if drive_bytes_s is None else _slowest({name: rate for name, rate in rates.items() if name != "store"}),
     )
 
 

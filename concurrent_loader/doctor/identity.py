@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 
 from concurrent_loader.doctor.finding import Finding, Level
@@ -53,7 +55,7 @@ async def find_credentials(
     ask = chain or (lambda profile: chain_credentials(profile, url=url))
     try:
         async with asyncio.timeout(deadline_s):
-            keys = await asyncio.to_thread(ask, options.profile)
+            keys = await _on_a_thread(lambda: ask(options.profile))
     except TimeoutError:
         return Finding(
             "credentials",
@@ -85,3 +87,18 @@ def judge_expiry(expires_at: datetime | None, *, now: datetime) -> Finding:
             facts=facts,
         )
     return Finding("credentials", Level.OK, f"from the AWS chain, for another {minutes // 60} h", facts=facts)
+
+
+async def _on_a_thread(ask: Callable[[], S3Credentials]) -> S3Credentials:
+    """Waits for a thread that nobody has to wait for: asyncio's own would hold up the end of the program."""
+    answer: Future[S3Credentials] = Future()
+    answer.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001 - the one who waits gets it
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="doctor-credentials", daemon=True).start()
+    return await asyncio.wrap_future(answer)

@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 _SLOW_BYTES_S = 200e6
+# Faster than any disc that turns: virtual machines show their SSDs as such discs.
+_FAST_BYTES_S = 400e6
 _LITTLE_BYTES = 10 << 30
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "fuse.sshfs", "9p", "fuse.s3fs", "fuse.mount-s3"})
@@ -128,7 +130,10 @@ def judge_drive(drive: Drive, *, write_bytes_s: float | None, wanted_bytes: int 
     for troubled, advice in (
         (drive.kind in _IN_MEMORY, "this is memory, not a drive: name a folder on the local NVMe"),
         (drive.kind in _REMOTE, "this is itself over the network: name a folder on the local NVMe"),
-        (bool(drive.rotates), "discs that turn are slow at many small reads: name a folder on an SSD"),
+        (
+            bool(drive.rotates) and write_bytes_s < _FAST_BYTES_S,
+            "discs that turn are slow at many small reads: name a folder on an SSD",
+        ),
         (drive.free_bytes < _LITTLE_BYTES, "a cache of less than 10 GiB will seldom be worth it: make room"),
         (write_bytes_s < _SLOW_BYTES_S, "the first epoch waits for it: name a folder on the local NVMe"),
     ):
@@ -164,16 +169,10 @@ def start_method() -> str:
 
 def judge_start_method(method: str) -> Finding:
     """Judges whether worker processes come to life with clients that work."""
-    facts = {"start_method": method}
+    said = f"processes start by {method}"
     if method == "fork":
-        return Finding(
-            "fork safety",
-            Level.OK,
-            "processes fork here by default; the loader's workers do not, and a forked data set opens its store anew",
-            "in your own processes, open data sets after the fork, or use forkserver or spawn",
-            facts,
-        )
-    return Finding("fork safety", Level.OK, f"processes start by {method}", facts=facts)
+        said = "processes fork by default; the loader's workers do not, and a forked data set opens its store anew"
+    return Finding("fork safety", Level.OK, said, facts={"start_method": method})
 
 
 def num_cores() -> int:

@@ -189,6 +189,24 @@ async def test_neither_sees_what_lies_beside_the_prefix(applied: Example, ingest
                 [_ async for _ in store.list("")]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "put"),
+    [(("--put",), 1, "fail"), ((), 0, None), (("--as", "writer", "--put"), 0, "ok")],
+)
+def test_doctor_reads_the_outputs(
+    applied: Example, ingested: str, arguments: tuple[str, ...], exit_code: int, put: str | None
+) -> None:
+    quick = ("--probe-size", "0", "--sample-size", "4KiB", "--json")
+    outputs = applied.run("output", "-json")
+    result = CliRunner().invoke(app, ["doctor", "--terraform", "-", *arguments, *quick], input=outputs)
+    assert result.exit_code == exit_code, result.output
+    found = {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
+    assert (found["list"]["level"], found["get"]["level"]) == ("ok", "ok")
+    assert found.get("put", {}).get("level") == put
+    if put == "ok":
+        assert found["put"]["facts"] == {"deleted": False}
+
+
 def test_the_environment_is_what_a_shell_needs(applied: Example) -> None:
     outputs, options = applied.outputs(), applied.options("reader")
     said = subprocess.run(
