@@ -50,3 +50,9 @@ variable "writer_principals" {
   type        = list(string)
   default     = []
 }
+
+variable "prevent_destroy" {
+  description = "Refuse to destroy or rename the bucket."
+  type        = bool
+  default     = true
+}

@@ -23,6 +23,7 @@ module "training" {
   prefix            = "photos"
   availability_zone = "${var.region}${var.zone}"
   writer_principals = var.writer_principals
+  prevent_destroy   = var.prevent_destroy
 
   instance_type = var.instance_type
   num_instances = 1
