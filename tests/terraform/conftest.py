@@ -6,9 +6,12 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Callable
 from contextlib import suppress
@@ -95,11 +98,43 @@ def find_checks(progress: Callable[[str], None] | None) -> Path:
     return folder / "bin"
 
 
+def find_kernel(progress: Callable[[str], None] | None) -> Path:
+    """Debian's kernel with its modules, unpacked from its package and not installed; and what it takes to boot it."""
+    missing = [
+        program for program in ("qemu-system-x86_64", "busybox", "mdadm", "mkfs.xfs") if not shutil.which(program)
+    ]
+    if missing or platform.machine() != "x86_64":
+        raise ToolUnavailable(f"booting a machine in an emulator needs x86_64 and {', '.join(missing) or 'Debian'}")
+    folder = cache_folder() / "kernel"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for known in sorted(folder.glob("*/boot/vmlinuz-*"), reverse=True):
+            return known.parents[1]
+        if progress is not None:
+            progress("unpacking a kernel, once, about 10 s")
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as scratch:
+            try:
+                said = run_apt("apt-cache", "depends", "linux-image-cloud-amd64", cwd=scratch)
+                name = re.findall(r"Depends: (linux-image-\S+)", said)[0]
+                run_apt("apt-get", "download", "-qq", name, cwd=scratch)
+                (package,) = Path(scratch).glob("*.deb")
+                run_apt("dpkg-deb", "--extract", str(package), "unpacked", cwd=scratch)
+            except (OSError, IndexError, subprocess.SubprocessError) as error:
+                raise ToolUnavailable("Debian's packages gave no kernel (apt-get update?)") from error
+            return Path(scratch, "unpacked").rename(folder / name)
+
+
+def run_apt(*command: str, cwd: str) -> str:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True, timeout=300).stdout
+
+
 FINDERS: dict[str, Callable[[Callable[[str], None] | None], Path]] = {
     "terraform_program": find_terraform,
     "tflint_program": lambda progress: find_tool(TFLINT, progress=progress),
     "minio_provider": lambda progress: find_tool(PROVIDER, progress=progress),
     "checks": find_checks,
+    "kernel": find_kernel,
 }
 
 
@@ -133,6 +168,12 @@ def minio_provider() -> Path:
 def checks() -> Path:
     """The folder that checkov, shellcheck and hcl2tojson are in."""
     return found("checks")
+
+
+@pytest.fixture(scope="session")
+def kernel() -> Path:
+    """The folder that a kernel's package is unpacked in."""
+    return found("kernel")
 
 
 @pytest.fixture(scope="session")

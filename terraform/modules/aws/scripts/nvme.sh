@@ -58,14 +58,16 @@ mount_cache() { mount -t xfs -o noatime,nodev,nosuid "$1" "$MOUNT_POINT"; }
 
 main() {
   if ! mountpoint --quiet "$MOUNT_POINT"; then
-    local drives=() drive device
+    local found drives=() drive device
+    found=$(find_drives | sort --version-sort)
     while read -r drive; do
+      [[ -n $drive ]] || continue
       if is_used "$drive"; then
         say "$drive is in use by something else, left alone"
       else
         drives+=("$drive")
       fi
-    done < <(find_drives | sort --version-sort)
+    done <<<"$found"
     case ${#drives[@]} in
       0)
         say "no free instance-store drive on this machine; $MOUNT_POINT is not mounted"
