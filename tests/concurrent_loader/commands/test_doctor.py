@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +165,56 @@ def test_a_server_that_never_answers(filled: Filled) -> None:
         nobody = replace(filled.server, endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}")
         found = filled.findings("--deadline", "0.3", server=nobody, expected=1)
     assert found["endpoint"]["facts"] == {"kind": "late"}
+
+
+@contextmanager
+def refusing_server(status: int, code: str, headers: dict[str, str], details: str = "") -> Iterator[str]:
+    """A server that answers everything with one S3 error."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = f"<Error><Code>{code}</Code>{details}</Error>".encode()
+            self.send_response_only(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_clock_that_is_off(filled: Filled) -> None:
+    theirs = datetime.now(UTC) - timedelta(hours=2)
+    details = f"<ServerTime>{theirs:%Y-%m-%dT%H:%M:%SZ}</ServerTime>"
+    with refusing_server(403, "RequestTimeTooSkewed", {"Date": format_datetime(theirs, usegmt=True)}, details) as url:
+        found = filled.findings(server=replace(filled.server, endpoint_url=url), expected=1)
+    assert found["clock"]["level"] == "fail"
+    assert found["clock"]["facts"]["skew_s"] == pytest.approx(7200, abs=60)
+    assert "timedatectl" in found["clock"]["advice"]
+    assert found["list"]["advice"] == "see clock"
+
+
+def test_a_region_that_is_wrong(filled: Filled) -> None:
+    headers = {"x-amz-bucket-region": "eu-central-1"}
+    with refusing_server(400, "AuthorizationHeaderMalformed", headers, "<Region>eu-central-1</Region>") as url:
+        found = filled.findings(server=replace(filled.server, endpoint_url=url), expected=1)
+    assert found["region"]["facts"] == {"given": "us-east-1", "found": "eu-central-1"}
+    assert "--region eu-central-1" in found["region"]["advice"]
+    assert found["list"]["advice"] == "see region and endpoint"
 
 
 def test_nobody_has_keys(filled: Filled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
