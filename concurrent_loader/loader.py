@@ -13,8 +13,9 @@ import torch.distributed
 
 from concurrent_loader.augment import Crop
 from concurrent_loader.batch import Batch
+from concurrent_loader.broken import OnError
 from concurrent_loader.choosing import MISSING, choose_class, has_native_loader, not_native
-from concurrent_loader.decode import Decoder
+from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
 from concurrent_loader.errors import LoaderTimeout
 from concurrent_loader.patience import Patience, describe
@@ -22,6 +23,7 @@ from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions, PlanState
 from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock, WallTime
+from concurrent_loader.tolerance import ErrorPolicy, Tolerance
 from concurrent_loader.waiting import always
 from concurrent_loader.work import make_recipe
 from concurrent_loader.worker_job import Job
@@ -51,6 +53,15 @@ class ConcurrentDataLoader:
         decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a `RandomResizedCrop` or `CenterCrop` (one size,
             (N, 3, H, W) uint8; the fastest way, see docs/decoding.md), or a callable (bytes → tensor). Columns that
             are not named stay encoded: lists of bytes.
+        decoder: The library that decodes: ``"torchcodec"``, ``"torchvision"``, ``"simplejpeg"``, ``"pillow"``; by
+            default the best one that is installed. Crops of JPEGs take the native module in any case, where it was
+            built.
+        max_pixels: A larger picture is refused before memory is allocated for it.
+        on_error: What becomes of a sample whose picture cannot be decoded: ``"raise"``, ``"skip"`` (its batch is
+            shorter) or ``"replace"`` (the nearest sound sample of its batch stands in). Of nothing else: bytes that do
+            not arrive and transforms that fail are raised. See docs/decoding.md.
+        max_errors: How many samples of an epoch may be skipped or replaced, as a number or, as a float, a share of this
+            rank's; with one more, `TooManyDecodeErrors` is raised.
         transform: Called with each sample (a dict of this data set's columns; images (C, H, W) uint8), in a thread;
             what it returns is collated.
         collate_fn: Called with the list of a batch's samples instead of `collate`; the batch is what it returns.
@@ -103,6 +114,10 @@ class ConcurrentDataLoader:
         *,
         seed: int = 0,
         decode: Mapping[str, str | Decoder | Crop] | None = None,
+        decoder: Backend = "auto",
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+        on_error: OnError = "raise",
+        max_errors: float = 0.01,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
@@ -151,8 +166,17 @@ class ConcurrentDataLoader:
             last_batch="drop" if drop_last else last_batch or "short",
         )
         self._clock = StageClock()
+        self._tolerance = Tolerance(ErrorPolicy(on_error, max_errors))
+        decoding = {"backend": decoder, "max_pixels": _positive("max_pixels", max_pixels)}
         self._recipe = make_recipe(
-            dataset, decode=decode or {}, seed=seed, transform=transform, collate_fn=collate_fn, clock=self._clock
+            dataset,
+            decode=decode or {},
+            seed=seed,
+            transform=transform,
+            collate_fn=collate_fn,
+            clock=self._clock,
+            on_error=on_error,
+            decoding=decoding,
         )
         self._epoch, self._step, self._started = 0, 0, False
         self._num_batches = self._num_samples = 0
@@ -175,6 +199,8 @@ class ConcurrentDataLoader:
                 num_threads=max(1, self._num_threads // num_workers),
                 prefetch_batches=self._prefetch_batches,
                 prefetch_bytes=self._prefetch_bytes,
+                on_error=on_error,
+                decoding=decoding,
             )
             self._workers = WorkerProcesses(
                 job, context=multiprocessing_context, persistent=persistent_workers, clock=self._clock
@@ -253,6 +279,11 @@ class ConcurrentDataLoader:
             batches.stop(patience_s)
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
+        made = self._host_batches(epoch, start_step)
+        num_samples = self.batch_size * self._plan(epoch).num_steps(self.rank, self.world_size)
+        return self._tolerance.watch(made, num_samples)
+
+    def _host_batches(self, epoch: int, start_step: int) -> EpochBatches:
         if self._workers is not None:
             return self._workers.batches(epoch, start_step)
         return ThreadedBatches(
@@ -323,6 +354,8 @@ class ConcurrentDataLoader:
         return LoaderStats(
             num_batches=self._num_batches,
             num_samples=self._num_samples,
+            num_skipped=self._tolerance.num_broken if self._tolerance.policy.on_error == "skip" else 0,
+            num_replaced=self._tolerance.num_broken if self._tolerance.policy.on_error == "replace" else 0,
             first_batch_s=self._first_batch_s,
             **clock.wall(),
             read_s=clock["read"],

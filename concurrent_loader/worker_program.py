@@ -166,6 +166,8 @@ class _Work:
                     transform=self._job.transform,
                     collate_fn=self._job.collate_fn,
                     clock=self._clock,
+                    on_error=self._job.on_error,
+                    decoding=self._job.decoding,
                 ),
                 ship=self._ship,
             )
@@ -222,9 +224,8 @@ class _Work:
 
     # -- what goes out ---------------------------------------------------------------------------------------------
 
-    def _ship(self, make: Callable[[], Any]) -> Parcel:
+    def _ship(self, make: Callable[[], Any], blocks: SharedBlocks) -> Parcel:
         """Makes a batch in memory that the consumer can see, and packs it; in a thread."""
-        blocks = SharedBlocks()
         try:
             with blocks:
                 batch = make()
