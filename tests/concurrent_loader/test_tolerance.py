@@ -17,6 +17,7 @@ from concurrent_loader import (
     ConcurrentDataLoader,
     DecodeError,
     Mixture,
+    ObjectDataset,
     RandomResizedCrop,
     ShardDataset,
     TooManyDecodeErrors,
@@ -233,6 +234,15 @@ def test_mixtures(dataset: Any, tmp_path: Path, make_jpeg: Any, on_error: str, p
             for source, number, label in list(rows)[: len(batch["label"]) - batch.num_padded]:
                 assert number == label
                 assert source == 1 or number not in BROKEN
+
+
+def test_objects(tmp_path: Path, make_jpeg: Any) -> None:
+    for number in range(10):
+        (tmp_path / f"{number}.jpg").write_bytes(make_jpeg(number)[: 100 if number == 6 else None])
+    with ObjectDataset(str(tmp_path)) as objects:
+        batches = load(objects, "skip", batch_size=5, shuffle=True)
+        assert sorted(len(batch["image"]) for batch in batches) == [4, 5]
+        assert {key for batch in batches for key in batch["key"]} == {f"{n}.jpg" for n in range(10) if n != 6}
 
 
 # -- the user's code ---------------------------------------------------------------------------------------------------
