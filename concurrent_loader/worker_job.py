@@ -14,6 +14,7 @@ from concurrent_loader.broken import OnError
 from concurrent_loader.decode import Decoder
 from concurrent_loader.errors import WorkerTraceback
 from concurrent_loader.pipeline import END, Failure
+from concurrent_loader.plan import PlanOptions
 from concurrent_loader.source import LoadableDataset
 from concurrent_loader.waiting import Trail, Whereabouts
 from storage.cache import CacheStats
@@ -32,10 +33,11 @@ class Job:
 
     Attributes:
         dataset: What to load.
-        plan: Arguments of `LoadableDataset.plan`, without the epoch.
+        plan: Of `LoadableDataset.plan`.
         decode: As given to the loader.
         transform: The same.
         collate_fn: The same.
+        batch_transform: The same, if workers are to call it.
         worker_init_fn: Called with the worker's number before it does anything else.
         seed: Of the random streams.
         rank: Of the loader.
@@ -51,7 +53,7 @@ class Job:
     """
 
     dataset: LoadableDataset
-    plan: Mapping[str, Any]
+    plan: PlanOptions
     decode: Mapping[str, str | Decoder | Crop]
     transform: Callable[[dict[str, Any]], Any] | None
     collate_fn: Callable[[list[Any]], Any] | None
@@ -63,6 +65,7 @@ class Job:
     num_threads: int
     prefetch_batches: int
     prefetch_bytes: int
+    batch_transform: Callable[[Any], Any] | None = None
     on_error: OnError = "raise"
     decoding: Mapping[str, Any] = field(default_factory=dict)
     private_cache: tuple[str, int] | None = None
@@ -152,7 +155,7 @@ def check_job(job: Job) -> None:
     for stored in job.dataset.stored:
         if stored.url.startswith("memory://"):
             raise ConfigurationError("a data set in this process's memory cannot be seen by workers", url=stored.url)
-    for name in ("transform", "collate_fn", "decode", "worker_init_fn", "dataset"):
+    for name in ("transform", "collate_fn", "batch_transform", "decode", "worker_init_fn", "dataset"):
         before = get_spawning_popen()
         set_spawning_popen(_Rehearsal())  # type: ignore[arg-type]  # it does all that pickling asks for
         try:

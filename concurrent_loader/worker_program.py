@@ -164,6 +164,7 @@ class _Work:
                     decode=self._job.decode,
                     seed=self._job.seed,
                     transform=self._job.transform,
+                    batch_transform=self._job.batch_transform,
                     collate_fn=self._job.collate_fn,
                     clock=self._clock,
                     on_error=self._job.on_error,
@@ -203,7 +204,7 @@ class _Work:
 
         self._pipeline = Pipeline(
             source=self._dataset.source,
-            plan=self._dataset.plan(epoch=order.epoch, **job.plan),
+            plan=self._dataset.plan(job.plan, order.epoch),
             recipe=replace(self._recipe, before=before),
             start_step=order.step,
             rank=job.rank,
