@@ -83,8 +83,8 @@ def load_decode(formats: Iterable[str], backend: Backend) -> Decode:
     Raises:
         ConfigurationError: There is no such library, it cannot be used here, or nothing here decodes any of these.
     """
-    if backend != "auto" and backend not in LIBRARIES:
-        raise ConfigurationError("no such decoder", expected=["auto", *LIBRARIES], got=backend)
+    if backend != "auto" and backend not in _NAMES:
+        raise ConfigurationError("no such decoder", expected=["auto", *_NAMES], got=backend)
     if backend != "auto" and isinstance(error := _load(backend), Exception):
         raise ConfigurationError(
             "this image library cannot be used here", expected=LIBRARIES[backend].needs, got=f"{backend}: {error}"

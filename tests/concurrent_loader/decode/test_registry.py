@@ -341,7 +341,7 @@ def test_arguments_that_cannot_work(arguments: dict[str, Any]) -> None:
 
 
 def test_all_libraries_are_here() -> None:
-    assert available_backends() == ("torchcodec", "torchvision", "simplejpeg", "pillow", "lossless")
+    assert available_backends() == ("torchcodec", "torchvision", "simplejpeg", "pillow")
 
 
 def test_every_encoding_has_a_library_here_for_every_name() -> None:
@@ -375,7 +375,7 @@ def test_what_is_installed_decides(without: Callable[..., None]) -> None:
     without("simplejpeg")
     assert [chosen(name) for name in ("jpeg", "png", "webp", "avif")] == ["torchcodec"] * 4
     without("torchcodec")
-    assert available_backends() == ("torchvision", "pillow", "lossless")
+    assert available_backends() == ("torchvision", "pillow")
     assert [chosen(name) for name in ("jpeg", "png", "webp")] == ["torchvision", "pillow", "torchvision"]
     assert make_decoder("rgb", "jpeg")(IMAGES["baseline"]).shape == (3, HEIGHT, WIDTH)
     for absent, needed in (("torchcodec", "torchcodec>=0.16"), ("simplejpeg", r"concurrent-loader\[simplejpeg\]")):
