@@ -88,7 +88,7 @@ def parse_header(data: Buffer) -> ImageHeader:
     start = bytes(view[:12])
     parse = next((parse for shows, parse in _PARSERS if shows(start)), None)
     if parse is None:
-        raise DecodeError("the bytes are no JPEG, PNG, WebP, AVIF, GIF or lossless picture", got=start)
+        raise DecodeError("the bytes are no JPEG, PNG, WebP, AVIF or GIF, and no lossless picture", got=start)
     try:
         header = parse(view)
     except (struct.error, IndexError) as error:
