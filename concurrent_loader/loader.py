@@ -15,6 +15,8 @@ from concurrent_loader.augment import Crop
 from concurrent_loader.batch import Batch
 from concurrent_loader.choosing import MISSING, choose_class, has_native_loader, not_native
 from concurrent_loader.decode import Decoder
+from concurrent_loader.device import device_codecs, has_stage, resolve_device
+from concurrent_loader.device_batches import DeviceBatches
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
 from concurrent_loader.errors import LoaderTimeout
 from concurrent_loader.patience import Patience, describe
@@ -57,7 +59,8 @@ class ConcurrentDataLoader:
         drop_last: Leave out the last batch where it would be smaller; short for ``last_batch="drop"``.
         last_batch: ``"short"`` (the default), ``"drop"``, or ``"pad"`` with the epoch's first samples. With each,
             all ranks have the same number of steps; see docs/training.md.
-        device: Batches are moved there; ``None`` leaves them on the CPU.
+        device: Batches are made there: on ``"cuda"`` or ``"cuda:1"`` by the device stage, which also decodes there what
+            ``decode`` names (see docs/device.md). ``"cpu"`` and None leave them on the CPU, and touch no GPU.
         pin_memory: Put batches into page-locked memory; the default when ``device`` is a CUDA device.
         rank: Of this process; torch.distributed's when it is initialised, else 0.
         world_size: Number of processes that share each epoch; torch.distributed's when it is initialised, else 1.
@@ -129,7 +132,7 @@ class ConcurrentDataLoader:
         self.batch_size = _positive("batch_size", batch_size)
         self.rank, self.world_size = _place(rank, world_size)
         self._place_is_given = rank is not None
-        self.device = None if device is None else torch.device(device)
+        self.device = resolve_device(device)
         self._pin_memory = pin_memory if pin_memory is not None else self._on_cuda
         check_worker_arguments(num_workers, multiprocessing_context, persistent_workers)
         usual_threads, usual_batches = (num_workers, 2 * num_workers) if num_workers else (_num_cores(), None)
@@ -152,7 +155,13 @@ class ConcurrentDataLoader:
         }
         self._clock = StageClock()
         self._recipe = make_recipe(
-            dataset, decode=decode or {}, seed=seed, transform=transform, collate_fn=collate_fn, clock=self._clock
+            dataset,
+            decode=decode or {},
+            seed=seed,
+            transform=transform,
+            collate_fn=collate_fn,
+            clock=self._clock,
+            device_codecs=device_codecs(self.device),
         )
         self._epoch, self._step, self._started = 0, 0, False
         self._num_batches = self._num_samples = 0
@@ -175,6 +184,7 @@ class ConcurrentDataLoader:
                 num_threads=max(1, self._num_threads // num_workers),
                 prefetch_batches=self._prefetch_batches,
                 prefetch_bytes=self._prefetch_bytes,
+                device_codecs=device_codecs(self.device),
             )
             self._workers = WorkerProcesses(
                 job, context=multiprocessing_context, persistent=persistent_workers, clock=self._clock
@@ -241,7 +251,7 @@ class ConcurrentDataLoader:
                     self._step = step
                 self._num_batches += 1
                 self._num_samples += _num_samples(item)
-                given = self._to_device(item)
+                given = batches.hand_over(item) if isinstance(batches, DeviceBatches) else self._to_device(item)
                 wall.spend("device")
                 try:
                     yield given
@@ -253,6 +263,12 @@ class ConcurrentDataLoader:
             batches.stop(patience_s)
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
+        made = self._host_batches(epoch, start_step)
+        if self.device is None or not has_stage(self.device):
+            return made
+        return DeviceBatches(made, self.device, pinned=self._pin_memory, clock=self._clock)
+
+    def _host_batches(self, epoch: int, start_step: int) -> EpochBatches:
         if self._workers is not None:
             return self._workers.batches(epoch, start_step)
         return ThreadedBatches(
@@ -329,6 +345,12 @@ class ConcurrentDataLoader:
             decode_s=clock["decode"],
             transform_s=clock["transform"],
             collate_s=clock["collate"],
+            fill_s=clock["fill"],
+            device_decode_s=clock["device decode"],
+            device_augment_s=clock["device augment"],
+            num_device_decoded=int(clock["pictures decoded by the device"]),
+            num_cpu_decoded=int(clock["pictures decoded by the CPU"]),
+            device_bytes=int(clock["device bytes"]),
             fetch=fetch,
             cache=cache,
         )

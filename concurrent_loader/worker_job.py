@@ -43,6 +43,7 @@ class Job:
         num_threads: Of each worker, for reading, decoding and transforming.
         prefetch_batches: Of all workers together.
         prefetch_bytes: The same.
+        device_codecs: Names of the encodings that the loader's device decodes; their pictures stay as they are.
         private_cache: Folder that is deleted with the workers, and its budget in bytes; None where the data set has a
             cache of its own, or none can be had.
     """
@@ -60,6 +61,7 @@ class Job:
     num_threads: int
     prefetch_batches: int
     prefetch_bytes: int
+    device_codecs: tuple[str, ...] = ()
     private_cache: tuple[str, int] | None = None
 
     def batches_ahead(self, worker: int) -> int:

@@ -166,6 +166,7 @@ class _Work:
                     transform=self._job.transform,
                     collate_fn=self._job.collate_fn,
                     clock=self._clock,
+                    device_codecs=self._job.device_codecs,
                 ),
                 ship=self._ship,
             )
