@@ -188,7 +188,7 @@ def _simplejpeg() -> Recipe:
 
 def decoding_recipes() -> dict[str, Recipe]:
     """Decoding alone, of the whole picture."""
-    backends: tuple[Backend, ...] = ("torchcodec", "torchvision", "pil")
+    backends: tuple[Backend, ...] = ("torchcodec", "torchvision", "pillow")
     return {f"decode: {name}": _whole(make_decoder("rgb", "jpeg", backend=name)) for name in backends}
 
 

@@ -25,7 +25,7 @@ __all__ = ["Mixture"]
 
 StatsT = TypeVar("StatsT", FetchStats, CacheStats)
 
-_IMAGES = frozenset({"image", "jpeg", "png", "webp"})
+_IMAGES = frozenset({"image", "jpeg", "png", "webp", "avif", "gif"})
 # A mixture's figure is its data sets' largest, not their sum.
 _NO_SUMS = frozenset({"first_byte_p50_s", "first_byte_p95_s", "first_byte_p99_s", "limit"})
 

@@ -44,7 +44,8 @@ class ObjectDataset(BucketDataset):
     Args:
         url: As for `ShardDataset`.
         column: The payload column's name.
-        column_type: Its type: ``"image"``, ``"jpeg"``, ``"png"``, ``"webp"`` or ``"bytes"``.
+        column_type: Its type: ``"image"``, ``"jpeg"``, ``"png"``, ``"webp"``, ``"avif"``, ``"gif"`` or
+            ``"bytes"``.
         columns: The columns that samples and batches have; all by default. Without the payload nothing is fetched.
         labels: ``"folder"``: the first folder of a key is its class; ``metadata["classes"]["label"]`` has the names, in
             the order of their bytes.
@@ -80,7 +81,7 @@ class ObjectDataset(BucketDataset):
         url: str,
         *,
         column: str = "image",
-        column_type: Literal["image", "jpeg", "png", "webp", "bytes"] = "image",
+        column_type: Literal["image", "jpeg", "png", "webp", "avif", "gif", "bytes"] = "image",
         columns: Sequence[str] | None = None,
         labels: Literal["folder"] | None = None,
         suffixes: Sequence[str] | None = None,

@@ -20,7 +20,8 @@ import torch
 from torch.nn.functional import interpolate
 
 from concurrent_loader.decode.header import Buffer, ImageHeader, parse_header
-from concurrent_loader.decode.registry import DEFAULT_MAX_PIXELS, Backend, check_header, formats_of, load_backend
+from concurrent_loader.decode.libraries import Backend, load_decode
+from concurrent_loader.decode.registry import DEFAULT_MAX_PIXELS, check_header, formats_of
 from concurrent_loader.errors import DecodeError
 from storage.errors import ConfigurationError
 
@@ -90,7 +91,7 @@ def make_crop_decoder(
     Thread-safety: The function may be called from any number of threads.
     """
     formats = formats_of(column_type)
-    decode = load_backend(backend)
+    decode = load_decode(formats, backend)
     if native is True and _native is None:
         raise ConfigurationError("the native module for JPEG crops was not built")
     module = _native if native else None

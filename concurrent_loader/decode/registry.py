@@ -1,49 +1,25 @@
-"""Chooses the decoder of a column: which library, which channels, and what it may be asked to swallow."""
+"""Makes the decoder of a column: which formats, which channels, and what a library may be asked to swallow."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import cache
-from typing import Literal
 
 import torch
 
 from concurrent_loader.decode.header import Buffer, ImageHeader, parse_header
+from concurrent_loader.decode.libraries import ENCODINGS, Backend, load_decode
 from concurrent_loader.errors import DecodeError
 from storage.errors import ConfigurationError
 
-__all__ = [
-    "DEFAULT_MAX_PIXELS",
-    "Backend",
-    "Decode",
-    "Decoder",
-    "available_backends",
-    "check_header",
-    "formats_of",
-    "load_backend",
-    "make_decoder",
-]
+__all__ = ["DEFAULT_MAX_PIXELS", "Decoder", "check_header", "formats_of", "make_decoder"]
 
 Decoder = Callable[[Buffer], torch.Tensor]
-Backend = Literal["auto", "torchcodec", "torchvision", "pil"]
-Decode = Callable[[Buffer, ImageHeader, str], torch.Tensor]
 
 DEFAULT_MAX_PIXELS = 178_956_970  # Pillow's: half a GiB of RGB
 
 _MODES = {"rgb": "RGB", "gray": "GRAY", "unchanged": "UNCHANGED"}
-_FORMATS = {
-    "jpeg": frozenset({"jpeg"}),
-    "png": frozenset({"png"}),
-    "webp": frozenset({"webp"}),
-    "image": frozenset({"jpeg", "png", "webp"}),
-    "bytes": frozenset({"jpeg", "png", "webp"}),
-}
-
-# Besides being absent, a library may be too old, or built for another torch and fail to load.
-_UNUSABLE = (ImportError, AttributeError, RuntimeError, OSError)
-
-_logger = logging.getLogger(__name__)
+_ANY = frozenset(ENCODINGS)
+_FORMATS = {**{name: frozenset({name}) for name in ENCODINGS}, "image": _ANY, "bytes": _ANY}
 
 
 def make_decoder(
@@ -55,15 +31,17 @@ def make_decoder(
 ) -> Decoder:
     """Makes the function that turns a column's encoded values into pictures.
 
-    Pictures are (C, H, W) uint8 and upright: the EXIF orientation has been applied. 16-bit images are scaled to 8 bits,
-    palettes spread out, alpha is dropped (not blended) where it was not asked for. Libraries agree to within one level
-    of gray made from colour. Strides are the library's: often the channels of a pixel lie together.
+    Pictures are (C, H, W) uint8 and upright: the EXIF orientation has been applied. More than 8 bits are scaled to 8,
+    but ``"unchanged"`` keeps a 16-bit PNG's: uint16. Palettes are spread out, alpha is dropped (not blended) where it
+    was not asked for. Libraries agree to within one level of gray made from colour. Strides are the library's: often
+    the channels of a pixel lie together.
 
     Args:
         spec: ``"rgb"`` (C = 3), ``"gray"`` (C = 1), ``"unchanged"`` (1 gray, 2 gray and alpha, 3 RGB, 4 RGBA or
             CMYK), or a function of the encoded bytes (bytes-like) that replaces all of this.
-        column_type: ``"jpeg"``, ``"png"``, ``"webp"``; or ``"image"``, ``"bytes"``, where the first bytes tell.
-        backend: ``"auto"`` is torchcodec, or torchvision where torchcodec is absent.
+        column_type: ``"jpeg"``, ``"png"``, ``"webp"``, ``"avif"``, ``"gif"``; or ``"image"``, ``"bytes"``, where the
+            first bytes tell.
+        backend: As for `concurrent_loader.decode.libraries.load_decode`.
         max_pixels: A larger picture is refused before memory is allocated for it.
 
     Returns:
@@ -80,7 +58,8 @@ def make_decoder(
         raise ConfigurationError("decode must be 'rgb', 'gray', 'unchanged' or a function", got=spec)
     if max_pixels < 1:
         raise ConfigurationError("max_pixels must be positive", got=max_pixels)
-    mode, formats, decode = _MODES[spec], formats_of(column_type), load_backend(backend)
+    mode, formats = _MODES[spec], formats_of(column_type)
+    decode = load_decode(formats, backend)
 
     def decode_image(data: Buffer) -> torch.Tensor:
         header = parse_header(data)
@@ -88,13 +67,6 @@ def make_decoder(
         return decode(data, header, mode)
 
     return decode_image
-
-
-@cache
-def available_backends() -> tuple[Backend, ...]:
-    """Libraries that can be used here, the preferred one first."""
-    names: tuple[Backend, ...] = ("torchcodec", "torchvision", "pil")
-    return tuple(name for name in names if _importable(name))
 
 
 def formats_of(column_type: str) -> frozenset[str]:
@@ -123,7 +95,9 @@ def check_header(header: ImageHeader, formats: frozenset[str], max_pixels: int) 
             got=f"{header.width} x {header.height}",
         )
     if header.animated:
-        raise DecodeError("an animated WebP is not one picture; decode it by a function of your own")
+        raise DecodeError(
+            "an animated image is not one picture; decode it by a function of your own", got=header.format
+        )
 
 
 def _wrapped(function: Decoder) -> Decoder:
@@ -136,42 +110,3 @@ def _wrapped(function: Decoder) -> Decoder:
             raise DecodeError(f"the decode function failed: {type(error).__name__}: {error}") from error
 
     return decode_by_function
-
-
-def load_backend(backend: Backend) -> Decode:
-    """Imports a library's decode function: (bytes, header, mode) → (C, H, W) uint8.
-
-    Raises:
-        ConfigurationError: There is no such library, or it cannot be used here.
-    """
-    if backend == "auto":
-        return _import(available_backends()[0])
-    if backend not in ("torchcodec", "torchvision", "pil"):
-        raise ConfigurationError("backend must be 'auto', 'torchcodec', 'torchvision' or 'pil'", got=backend)
-    try:
-        return _import(backend)
-    except _UNUSABLE as error:
-        raise ConfigurationError("this image library cannot be used here", expected=backend, got=str(error)) from error
-
-
-def _importable(backend: Backend) -> bool:
-    try:
-        _import(backend)
-    except _UNUSABLE as error:
-        _logger.info("images are not decoded by %s: %s", backend, error)
-        return False
-    return True
-
-
-def _import(backend: str) -> Decode:
-    if backend == "torchcodec":
-        from concurrent_loader.decode import torchcodec_images
-
-        return torchcodec_images.decode
-    if backend == "torchvision":
-        from concurrent_loader.decode import torchvision_images
-
-        return torchvision_images.decode
-    from concurrent_loader.decode import pillow_images
-
-    return pillow_images.decode

@@ -5,7 +5,7 @@ belong to the process and are no place for a thread to make exceptions in, so th
 called; they are the same in all releases from 0.26 on.
 
 Its PNG decoder is not used: one flipped bit in the compressed data is enough to end the process with a segmentation
-fault (seen with torchvision 0.29.2), and Pillow is as fast.
+fault (seen with torchvision 0.29.2), and Pillow is as fast. Its AVIF decoder is a package of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from concurrent_loader.decode.encoded import as_tensor
 from concurrent_loader.decode.header import Buffer, ImageHeader
 from concurrent_loader.errors import DecodeError
 
-__all__ = ["decode"]
+__all__ = ["FORMATS", "decode"]
+
+FORMATS = frozenset({"jpeg", "webp"})
 
 _MODES = {"UNCHANGED": 0, "GRAY": 1, "RGB": 3}
 
@@ -43,7 +45,7 @@ def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
 
 
 def _is_for_pillow(header: ImageHeader, mode: str) -> bool:
-    """Whether torchvision crashes (PNG), or differs from torchcodec (EXIF and gray of WebP, inverted CMYK)."""
+    """Whether torchvision differs from torchcodec: EXIF and gray of WebP, inverted CMYK."""
     if header.format == "webp":
         return header.exif or mode == "GRAY"
-    return header.format == "png" or (header.num_channels == 4 and mode == "UNCHANGED")
+    return header.num_channels == 4 and mode == "UNCHANGED"

@@ -55,7 +55,7 @@ def image_fault(data: bytes, *, column: Column, verify: Verification) -> str | N
     if verify == "none":
         return None
     try:
-        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP")) as image:
+        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "AVIF", "GIF")) as image:
             if verify == "decode":
                 image.load()
     except _FAULTS as error:

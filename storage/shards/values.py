@@ -91,6 +91,10 @@ def _sniff_image(data: bytes) -> str | None:
         return "png"
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
+    if data[4:12] in (b"ftypavif", b"ftypavis", b"ftypmif1"):
+        return "avif"
+    if data[:6] in (b"GIF87a", b"GIF89a"):
+        return "gif"
     return None
 
 
@@ -98,7 +102,7 @@ class ImageCodec(BytesCodec):
     """An encoded image, stored as it is once its first bytes agree with the column.
 
     Args:
-        formats: Of ``jpeg``, ``png``, ``webp``.
+        formats: Of ``jpeg``, ``png``, ``webp``, ``avif``, ``gif``.
     """
 
     def __init__(self, formats: tuple[str, ...]) -> None:

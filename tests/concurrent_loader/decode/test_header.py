@@ -22,14 +22,23 @@ def encoded(mode: str, file_format: str, size: tuple[int, int] = (37, 21), **opt
     return target.getvalue()
 
 
+COLOUR = ((2, 2), (1, 1), (1, 1))
+
+
+def turned(number: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = number
+    return exif
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (encoded("RGB", "JPEG"), ImageHeader("jpeg", 37, 21, 3, sof=0xC0)),
-        (encoded("L", "JPEG"), ImageHeader("jpeg", 37, 21, 1, sof=0xC0)),
-        (encoded("CMYK", "JPEG"), ImageHeader("jpeg", 37, 21, 4, sof=0xC0)),
-        (encoded("RGB", "JPEG", progressive=True), ImageHeader("jpeg", 37, 21, 3, sof=0xC2)),
-        (encoded("RGB", "JPEG", comment=b"x" * 60_000), ImageHeader("jpeg", 37, 21, 3, sof=0xC0)),
+        (encoded("RGB", "JPEG"), ImageHeader("jpeg", 37, 21, 3, sof=0xC0, sampling=COLOUR)),
+        (encoded("L", "JPEG"), ImageHeader("jpeg", 37, 21, 1, sof=0xC0, sampling=((1, 1),))),
+        (encoded("CMYK", "JPEG"), ImageHeader("jpeg", 37, 21, 4, sof=0xC0, sampling=((1, 1),) * 4, transform=0)),
+        (encoded("RGB", "JPEG", progressive=True), ImageHeader("jpeg", 37, 21, 3, sof=0xC2, sampling=COLOUR)),
+        (encoded("RGB", "JPEG", comment=b"x" * 60_000), ImageHeader("jpeg", 37, 21, 3, sof=0xC0, sampling=COLOUR)),
         (encoded("RGB", "PNG"), ImageHeader("png", 37, 21, 3)),
         (encoded("LA", "PNG"), ImageHeader("png", 37, 21, 2)),
         (encoded("RGBA", "PNG"), ImageHeader("png", 37, 21, 4)),
@@ -40,6 +49,23 @@ def encoded(mode: str, file_format: str, size: tuple[int, int] = (37, 21), **opt
         (encoded("RGB", "WEBP", lossless=True), ImageHeader("webp", 37, 21, 3)),
         (encoded("RGBA", "WEBP", lossless=True, exact=True), ImageHeader("webp", 37, 21, 4)),
         (encoded("RGB", "WEBP", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\0"), ImageHeader("webp", 37, 21, 3, exif=True)),
+        (encoded("RGB", "JPEG", subsampling=0), ImageHeader("jpeg", 37, 21, 3, sof=0xC0, sampling=((1, 1),) * 3)),
+        (
+            encoded("RGB", "JPEG", keep_rgb=True),
+            ImageHeader("jpeg", 37, 21, 3, sof=0xC0, sampling=((1, 1),) * 3, transform=0),
+        ),
+        (encoded("RGB", "AVIF"), ImageHeader("avif", 37, 21, 3, coded_pixels=37 * 21)),
+        (encoded("RGBA", "AVIF"), ImageHeader("avif", 37, 21, 4, coded_pixels=37 * 21)),
+        (encoded("L", "AVIF"), ImageHeader("avif", 37, 21, 1, coded_pixels=37 * 21)),
+        *(
+            (
+                encoded("RGB", "AVIF", exif=turned(number)),
+                ImageHeader("avif", 37, 21, 3, orientation=number, coded_pixels=37 * 21),
+            )
+            for number in range(1, 9)
+        ),
+        (encoded("L", "GIF"), ImageHeader("gif", 37, 21, 1, palette=True)),
+        (encoded("L", "GIF", transparency=0), ImageHeader("gif", 37, 21, 4, palette=True)),
     ],
 )
 def test_headers(data: bytes, expected: ImageHeader) -> None:
@@ -101,8 +127,8 @@ def jpeg_frame(width: int, height: int) -> bytes:
         (b"\xff\xd8" + b"\xff\xe0\0\x02" * 5000 + jpeg_frame(1, 1)[2:], "too many segments"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\x0dIDAT" + bytes(20), "header chunk"),
         (b"RIFF\0\0\0\0WEBPJUNK" + bytes(20), "unknown chunk"),
-        (b"GIF89a" + bytes(20), "no JPEG, PNG or WebP"),
-        (b"", "no JPEG, PNG or WebP"),
+        (b"BM" + bytes(20), "no JPEG, PNG, WebP, AVIF or GIF"),
+        (b"", "no JPEG, PNG, WebP, AVIF or GIF"),
     ],
 )
 def test_senseless_headers(data: bytes, why: str) -> None:

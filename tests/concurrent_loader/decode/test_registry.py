@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tracemalloc
 import zlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -16,12 +18,13 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from concurrent_loader.decode import available_backends, make_decoder, parse_header
+from concurrent_loader.decode import available_backends, libraries, make_decoder, parse_header
 from concurrent_loader.decode.encoded import as_tensor
+from concurrent_loader.decode.libraries import ENCODINGS, LIBRARIES
 from concurrent_loader.errors import DecodeError
 from storage.errors import ConfigurationError
 
-BACKENDS = ["auto", "torchcodec", "torchvision", "pil"]
+BACKENDS = ["auto", "torchcodec", "torchvision", "simplejpeg", "pillow"]
 HEIGHT, WIDTH = 48, 64
 
 
@@ -50,8 +53,17 @@ def orientation(number: int) -> Image.Exif:
     return exif
 
 
+def ycck(cmyk: bytes) -> bytes:
+    """The same numbers, declared to be YCCK by Adobe's marker."""
+    at = cmyk.index(b"Adobe") + 11
+    assert cmyk[at] == 0
+    return cmyk[:at] + b"\2" + cmyk[at + 1 :]
+
+
 def reference(data: bytes, mode: str) -> torch.Tensor:
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    if image.mode == "P":
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
     pixels = np.array(image if mode == "unchanged" else image.convert({"rgb": "RGB", "gray": "L"}[mode]))
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
@@ -73,6 +85,15 @@ IMAGES = {
     "turned png": encoded(picture(), "PNG", exif=orientation(6)),
     "turned webp": encoded(picture(), "WEBP", lossless=True, exif=orientation(6)),
     "turned lossy webp": encoded(picture(), "WEBP", quality=90, exif=orientation(8)),
+    "avif": encoded(picture(), "AVIF", quality=80),
+    "full avif": encoded(picture(), "AVIF", quality=100, subsampling="4:4:4"),
+    "gray avif": encoded(picture("L"), "AVIF"),
+    "rgba avif": encoded(picture("RGBA"), "AVIF"),
+    **{f"turned {n} avif": encoded(picture(), "AVIF", exif=orientation(n)) for n in range(1, 9)},
+    "gray gif": encoded(picture("L"), "GIF"),
+    "ycck jpeg": ycck(encoded(picture("CMYK"), "JPEG", quality=95)),
+    "rgb jpeg": encoded(picture(), "JPEG", keep_rgb=True),
+    "turned gray jpeg": encoded(picture("L"), "JPEG", exif=orientation(6)),
 }
 
 
@@ -98,13 +119,53 @@ def test_palettes_are_spread_out(mode: str, backend: Any) -> None:
     assert decode(cut_out).shape[0] == {"rgb": 3, "gray": 1, "unchanged": 4}[mode]
 
 
+@pytest.mark.parametrize("transparency", [None, 3])
+@pytest.mark.parametrize("interlace", [False, True])
+@pytest.mark.parametrize("mode", ["rgb", "gray", "unchanged"])
+def test_gifs(mode: str, interlace: bool, transparency: int | None, backend: Any) -> None:
+    options = {} if transparency is None else {"transparency": transparency}
+    data = encoded(picture().quantize(16), "GIF", interlace=interlace, **options)
+    got = make_decoder(mode, "gif", backend=backend)(data)
+    expected = reference(data, mode)
+    assert got.shape[0] == {"rgb": 3, "gray": 1, "unchanged": 3 if transparency is None else 4}[mode]
+    assert (got.int() - expected.int()).abs().max() <= 1
+
+
+def sixteen_bit_png(pixels: np.ndarray) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    height, width, num_channels = pixels.shape
+    head = struct.pack(">IIBBBBB", width, height, 16, {1: 0, 2: 4, 3: 2, 4: 6}[num_channels], 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("num_channels", [1, 2, 3, 4])
+def test_16_bits_become_8_unless_unchanged(num_channels: int, backend: Any) -> None:
+    pixels = np.random.default_rng(0).integers(0, 1 << 16, (8, 16, num_channels), dtype=np.uint16)
+    data = sixteen_bit_png(pixels)
+    colours = pixels[..., : 3 if num_channels > 2 else 1].transpose(2, 0, 1) / 257
+    rgb = make_decoder("rgb", "png", backend=backend)(data)
+    assert (rgb.dtype, rgb.shape) == (torch.uint8, (3, 8, 16))
+    assert np.abs(rgb.numpy() - colours).max() <= 1
+    gray = make_decoder("gray", "png", backend=backend)(data)
+    expected = np.tensordot([0.299, 0.587, 0.114], colours, 1) if num_channels > 2 else colours[0]
+    assert gray.dtype == torch.uint8
+    assert np.abs(gray[0].numpy() - expected).max() <= 1.5
+    decode = make_decoder("unchanged", "png", backend=backend)
+    if num_channels > 1 and backend not in ("auto", "torchcodec"):
+        with pytest.raises(DecodeError, match="torchcodec"):  # Pillow would halve the bits in silence
+            decode(data)
+        return
+    whole = decode(data)
+    assert whole.dtype == torch.uint16
+    assert np.array_equal(whole.numpy(), pixels.transpose(2, 0, 1))
+
+
 @pytest.mark.parametrize("mode", ["gray", "unchanged"])
-def test_bits_and_16_bits_become_8(mode: str, backend: Any) -> None:
+def test_bits_become_bytes(mode: str, backend: Any) -> None:
     decode = make_decoder(mode, "png", backend=backend)
-    ramp = (np.mgrid[0:8, 0:64][1] * 1040).astype(np.uint16)
-    got = decode(encoded(Image.fromarray(ramp), "PNG"))
-    assert got.dtype == torch.uint8
-    assert np.abs(got[0].numpy() - ramp / 257).max() <= 0.5 + 1e-6
     bits = Image.fromarray(np.arange(64).reshape(8, 8) % 3 == 0)
     assert decode(encoded(bits, "PNG"))[0].numpy().tolist() == (np.array(bits) * 255).tolist()
 
@@ -118,7 +179,7 @@ def test_any_buffer_will_do(kind: Any, backend: Any) -> None:
     assert torch.equal(make_decoder("rgb", "jpeg", backend=backend)(memoryview(padded)[4:-5]), expected)
 
 
-@pytest.mark.parametrize("name", ["baseline", "progressive", "png", "lossy webp", "lossless webp"])
+@pytest.mark.parametrize("name", ["baseline", "progressive", "png", "lossy webp", "lossless webp", "avif", "gray gif"])
 def test_truncated_images_are_errors(name: str, backend: Any) -> None:
     data = IMAGES[name]
     decode = make_decoder("rgb", "image", backend=backend)
@@ -132,7 +193,17 @@ def test_flipped_bits_give_a_picture_or_a_decode_error(backend: Any) -> None:
     # Not so with torchvision's own PNG decoder, which ends the process: that is why Pillow stands in for it.
     random = np.random.default_rng(0)
     decode = make_decoder("rgb", "image", backend=backend, max_pixels=100_000)
-    for name in ("baseline", "progressive", "turned 6 jpeg", "png", "rgba png", "lossless webp", "lossy webp"):
+    for name in (
+        "baseline",
+        "progressive",
+        "turned 6 jpeg",
+        "png",
+        "rgba png",
+        "lossless webp",
+        "lossy webp",
+        "avif",
+        "gray gif",
+    ):
         for _ in range(100):
             data = bytearray(IMAGES[name])
             data[random.integers(len(data))] ^= 1 << random.integers(8)
@@ -218,6 +289,13 @@ def test_animated_webp_is_refused(backend: Any) -> None:
         make_decoder("rgb", "webp", backend=backend)(data)
 
 
+@pytest.mark.parametrize("file_format", ["GIF", "AVIF"])
+def test_other_animations_are_refused(file_format: str, backend: Any) -> None:
+    data = encoded(picture(), file_format, save_all=True, append_images=[ImageOps.invert(picture())])
+    with pytest.raises(DecodeError, match="animated"):
+        make_decoder("rgb", "image", backend=backend)(data)
+
+
 def test_threads_give_what_one_gives(backend: Any) -> None:
     decode = make_decoder("rgb", "image", backend=backend)
     work = list(IMAGES.values()) * 4
@@ -262,22 +340,60 @@ def test_arguments_that_cannot_work(arguments: dict[str, Any]) -> None:
         make_decoder(**{"spec": "rgb", "column_type": "jpeg", **arguments})
 
 
-def test_all_libraries_are_here_and_torchcodec_comes_first() -> None:
-    assert available_backends() == ("torchcodec", "torchvision", "pil")
+def test_all_libraries_are_here() -> None:
+    assert available_backends() == ("torchcodec", "torchvision", "simplejpeg", "pillow")
 
 
-def test_without_torchcodec_torchvision_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchcodec", None)
-    monkeypatch.delitem(sys.modules, "concurrent_loader.decode.torchcodec_images", raising=False)
-    monkeypatch.delattr("concurrent_loader.decode.torchcodec_images", raising=False)
-    available_backends.cache_clear()
-    try:
-        assert available_backends() == ("torchvision", "pil")
-        assert make_decoder("rgb", "jpeg")(IMAGES["baseline"]).shape == (3, HEIGHT, WIDTH)
-        with pytest.raises(ConfigurationError, match="cannot be used"):
-            make_decoder("rgb", "jpeg", backend="torchcodec")
-    finally:
-        available_backends.cache_clear()
+def test_every_encoding_has_a_library_here_for_every_name() -> None:
+    assert set(ENCODINGS) == {"jpeg", "png", "webp", "avif", "gif"}
+    assert set(chain(*ENCODINGS.values())) == set(LIBRARIES)
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Makes libraries absent."""
+
+    def hide(*names: str) -> None:
+        for name in names:
+            monkeypatch.setitem(sys.modules, name, None)
+            monkeypatch.delitem(sys.modules, f"concurrent_loader.decode.{name}_images", raising=False)
+            monkeypatch.delattr(f"concurrent_loader.decode.{name}_images", raising=False)
+        libraries._load.cache_clear()
+
+    yield hide
+    libraries._load.cache_clear()
+
+
+def chosen(encoding: str) -> str:
+    decode = libraries._choose(encoding, "auto")
+    assert decode is not None
+    return decode.__module__.rpartition(".")[2].removesuffix("_images")
+
+
+def test_what_is_installed_decides(without: Callable[..., None]) -> None:
+    assert [chosen(name) for name in ("jpeg", "png", "webp", "avif")] == ["simplejpeg", *["torchcodec"] * 3]
+    without("simplejpeg")
+    assert [chosen(name) for name in ("jpeg", "png", "webp", "avif")] == ["torchcodec"] * 4
+    without("torchcodec")
+    assert available_backends() == ("torchvision", "pillow")
+    assert [chosen(name) for name in ("jpeg", "png", "webp")] == ["torchvision", "pillow", "torchvision"]
+    assert make_decoder("rgb", "jpeg")(IMAGES["baseline"]).shape == (3, HEIGHT, WIDTH)
+    for absent, needed in (("torchcodec", "torchcodec>=0.16"), ("simplejpeg", r"concurrent-loader\[simplejpeg\]")):
+        with pytest.raises(ConfigurationError, match=rf"cannot be used.*pip install.*{needed}"):
+            make_decoder("rgb", "jpeg", backend=cast("Any", absent))
+
+
+def test_what_no_library_here_decodes_says_what_to_install(
+    without: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without("torchcodec")
+    monkeypatch.setattr("concurrent_loader.decode.pillow_images.FORMATS", frozenset({"jpeg", "png", "webp", "gif"}))
+    with pytest.raises(ConfigurationError, match=r"pip install 'torchcodec>=0.16' or pip install 'pillow>=11.3'"):
+        make_decoder("rgb", "avif")
+    decode = make_decoder("rgb", "image")
+    assert decode(IMAGES["png"]).shape == (3, HEIGHT, WIDTH)
+    with pytest.raises(DecodeError, match=r"pip install 'torchcodec>=0.16' or pip install 'pillow>=11.3'"):
+        decode(IMAGES["avif"])
 
 
 def test_no_warning_reaches_the_user_and_no_filter_is_changed() -> None:
@@ -285,7 +401,7 @@ def test_no_warning_reaches_the_user_and_no_filter_is_changed() -> None:
 import sys, warnings
 from concurrent_loader.decode import make_decoder
 data = sys.stdin.buffer.read()
-for backend in ("torchcodec", "torchvision", "pil"):
+for backend in ("torchcodec", "torchvision", "simplejpeg", "pillow"):
     decode = make_decoder("rgb", "jpeg", backend=backend)  # imports the library, which may bring filters of its own
     before = list(warnings.filters)
     decode(data)

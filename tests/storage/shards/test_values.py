@@ -59,11 +59,22 @@ def test_bytes_take_only_bytes(value: object) -> None:
         column("bytes").encode(value)
 
 
-@pytest.mark.parametrize(("type_", "data"), [("jpeg", b"\xff\xd8\xff\xe0x"), ("png", PNG), ("webp", WEBP)])
+@pytest.mark.parametrize(
+    ("type_", "data"),
+    [
+        ("jpeg", b"\xff\xd8\xff\xe0x"),
+        ("png", PNG),
+        ("webp", WEBP),
+        ("avif", b"\0\0\0\x20ftypavif"),
+        ("avif", b"\0\0\0\x20ftypmif1"),
+        ("gif", b"GIF89a...."),
+        ("gif", b"GIF87a...."),
+    ],
+)
 def test_images_are_known_by_their_first_bytes(type_: str, data: bytes) -> None:
     for good in (type_, "image"):
         assert column(good).decode(column(good).encode(data)) == data
-    for bad in {"jpeg", "png", "webp"} - {type_}:
+    for bad in {"jpeg", "png", "webp", "avif", "gif"} - {type_}:
         with pytest.raises(SchemaError) as caught:
             column(bad).encode(data)
         assert caught.value.column == "x"
@@ -71,7 +82,7 @@ def test_images_are_known_by_their_first_bytes(type_: str, data: bytes) -> None:
         assert caught.value.expected == bad
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"GIF89a....", b"RIFF\0\0\0\0WAVE"])
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"GIF88a....", b"\0\0\0\x20ftypheic", b"RIFF\0\0\0\0WAVE"])
 def test_what_is_no_image_is_refused(data: bytes) -> None:
     with pytest.raises(SchemaError):
         column("image").encode(data)
