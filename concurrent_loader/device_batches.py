@@ -206,6 +206,7 @@ class DeviceBatches:
             batch, ticket = self._stage.stage(item)
         except BaseException as error:
             # Its frames would keep the device's memory for as long as anybody keeps the error.
-            traceback.clear_frames(error.__traceback__)  # type: ignore[no-untyped-call]
+            clear_frames: Callable[[Any], None] = traceback.clear_frames
+            clear_frames(error.__traceback__)
             raise
         return batch, ticket, began_s, self._clock.now()

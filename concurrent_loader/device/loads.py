@@ -61,7 +61,10 @@ class Load:
     def _add_pictures(self, column: StagedColumn) -> None:
         for position, picture in enumerate(column.pictures):
             if picture.picture is not None:
-                self.copied.append(Piece(column.name, picture.picture.numpy(), position))
+                pixels = picture.picture
+                if pixels.dtype != torch.uint8:
+                    pixels = pixels.contiguous().reshape(-1).view(torch.uint8)
+                self.copied.append(Piece(column.name, pixels.numpy(), position))
                 continue
             pieces = self.kept if CODECS[picture.codec].reads == "host" else self.copied
             pieces.append(Piece(column.name, column.payload(picture), position, encoded=True))

@@ -29,7 +29,7 @@ class StagedPicture:
         start: Where its bytes begin in the block.
         end: Where they end.
         orientation: By EXIF; 1 where nothing is to be turned.
-        picture: (C, H, W) uint8 on the CPU if it was decoded there, cropped to its final size if there is a box.
+        picture: (C, H, W) on the CPU if it was decoded there, cropped to its final size if there is a box.
         box: Of the upright picture, that becomes the sample's; None for all of it.
     """
 

@@ -95,8 +95,9 @@ class DeviceStage:
                 elif piece.encoded:
                     encoded.append((piece, content))
                 else:
-                    box = batch[piece.column].pictures[piece.position].box
-                    pictures[piece.column, piece.position] = content.view(piece.content.shape), box
+                    picture = batch[piece.column].pictures[piece.position]
+                    pixels = content.view(picture.picture.dtype).view(picture.picture.shape)
+                    pictures[piece.column, piece.position] = pixels, picture.box
                     clock.add("pictures decoded by the CPU", 1)
             self._decode(batch, encoded, pictures, slot)
         with clock.measure("device augment"):
@@ -167,7 +168,7 @@ class DeviceStage:
         except DecodeError as error:
             raise error.locate(column=column.name, sample=picture.sample, key=picture.key) from error.__cause__
         self._clock.add("pictures decoded by the CPU", 1)
-        host = self._backend.host_memory(pixels.numel())
+        host = self._backend.host_memory(pixels.numel())  # JPEGs' only, so of 8 bits
         host.numpy()[:] = pixels.numpy().reshape(-1)
         self._held[slot.number].append(host)
         return self._backend.copy(host).view(pixels.shape), box
@@ -191,7 +192,7 @@ class DeviceStage:
 
 
 def _crops(column: StagedColumn, made: Sequence[tuple[torch.Tensor, Box | None]]) -> torch.Tensor:
-    """A column's tensor: (N, C, H, W) uint8."""
+    """A column's tensor: (N, C, H, W)."""
     pixels = [each for each, _ in made]
     if column.size is None:
         whole: torch.Tensor = collate_columns({column.name: pixels})[column.name]

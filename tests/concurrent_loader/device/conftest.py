@@ -35,15 +35,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch, fake: FakeDevice) -> FakeDevice:
 
 @pytest.fixture(scope="session")
 def encode() -> Callable[..., bytes]:
-    """Makes an encoded picture of smooth colours: (number, size, format, mode, options of Pillow)."""
+    """Makes an encoded picture of smooth colours: (number, size, kind, mode, options of Pillow)."""
 
     def make(
-        number: int = 0, size: tuple[int, int] = (40, 30), format: str = "JPEG", mode: str = "RGB", **options: Any
+        number: int = 0, size: tuple[int, int] = (40, 30), kind: str = "JPEG", mode: str = "RGB", **options: Any
     ) -> bytes:
         small = np.random.default_rng(number).integers(0, 256, (3, 4, 3), dtype=np.uint8)
         picture = Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).convert(mode)
         buffer = io.BytesIO()
-        picture.save(buffer, format, **options)
+        picture.save(buffer, kind, **options)
         return buffer.getvalue()
 
     return make

@@ -52,7 +52,7 @@ def test_crops_are_those_of_the_cpu(encode: Callable[..., bytes], how: RandomRes
 
 
 def test_without_a_codec_everything_is_decoded_here(encode: Callable[..., bytes]) -> None:
-    encoded = [encode(), encode(format="PNG")]
+    encoded = [encode(), encode(kind="PNG")]
     for picture, data in zip(prepare("gray", encoded, codecs=()), encoded, strict=True):
         assert picture.picture is not None
         assert torch.equal(picture.picture, make_decoder("gray", "image")(data))
@@ -63,4 +63,4 @@ def test_broken_headers_are_errors_here(encode: Callable[..., bytes]) -> None:
     with pytest.raises(DecodeError):
         prepare("rgb", [encode()[:10]])
     with pytest.raises(DecodeError):
-        prepare("rgb", [encode(format="PNG")[:100]])
+        prepare("rgb", [encode(kind="PNG")[:100]])

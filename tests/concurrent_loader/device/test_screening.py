@@ -75,7 +75,7 @@ def test_full_chroma_without_a_word_on_its_colours_is_for_the_cpu(encode: Callab
 def test_a_codec_is_found_by_format(encode: Callable[..., bytes]) -> None:
     everything = Codec("everything", "png", "device", lambda data, header, mode: "" if mode == "rgb" else "gray")
     codecs = (CODECS["nvjpeg"], everything)
-    jpeg, png = encode(), encode(format="PNG")
+    jpeg, png = encode(), encode(kind="PNG")
     assert screen(jpeg, parse_header(jpeg), "rgb", codecs) is CODECS["nvjpeg"]
     assert screen(png, parse_header(png), "rgb", codecs) is everything
     assert screen(png, parse_header(png), "gray", codecs) is None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fake_device import FakeDevice, as_of
+from PIL import Image
 
 from concurrent_loader.augment import CenterCrop, CroppingDecoder, RandomResizedCrop
 from concurrent_loader.batch import Batch
@@ -60,8 +62,8 @@ def test_pictures_are_those_of_the_cpu_in_the_batch_s_order(
 ) -> None:
     # What the device takes, among what it does not: progressive, PNG, CMYK.
     encoded = [
-        encode(0), encode(1, progressive=True), encode(2, size=(64, 50)), encode(3, format="PNG"), encode(4, mode="CMYK"),
-        encode(5, mode="L"), encode(6, size=(50, 90)),
+        encode(0), encode(1, progressive=True), encode(2, size=(64, 50)), encode(3, kind="PNG"),
+        encode(4, mode="CMYK"), encode(5, mode="L"), encode(6, size=(50, 90)),
     ]  # fmt: skip
     batch = delivered(stage, batch_of(encoded, name=[str(at) for at in range(7)], box=torch.rand(7, 4)))
     assert batch["image"].shape == (7, 3, 16, 16)
@@ -130,9 +132,17 @@ def test_the_stream_is_drained_before_each_decoding(
 
 @pytest.mark.parametrize("how", ["rgb", "gray", "unchanged"])
 def test_whole_pictures_are_stacked(stage: DeviceStage, how: str, encode: Callable[..., bytes]) -> None:
-    encoded = [encode(0), encode(1, format="PNG"), encode(2, progressive=True)]
+    encoded = [encode(0), encode(1, kind="PNG"), encode(2, progressive=True)]
     images = delivered(stage, batch_of(encoded, how))["image"]
     assert torch.equal(images, torch.stack([make_decoder(how, "image")(data) for data in encoded]))
+
+
+def test_16_bits_stay_16_bits(stage: DeviceStage) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(np.arange(0, 60_000, 100, dtype=np.uint16).reshape(20, 30)).save(buffer, "PNG")
+    images = delivered(stage, batch_of([buffer.getvalue()] * 2, "unchanged"))["image"]
+    assert images.dtype == torch.uint16
+    assert torch.equal(images[1], make_decoder("unchanged", "image")(buffer.getvalue()))
 
 
 def test_whole_pictures_of_different_sizes_make_no_batch(stage: DeviceStage, encode: Callable[..., bytes]) -> None:
@@ -206,7 +216,7 @@ def test_an_encoding_that_is_decoded_from_the_device_s_memory(
         monkeypatch.setattr(f"concurrent_loader.device.{module}.CODECS", known)
     assert screening.CODECS is CODECS
     decoder = DeferredDecoder("image", "rgb", "image", seed=0, codecs=("nvjpeg", "tiles"))
-    encoded = [encode(0), encode(1, format="PNG"), encode(2), encode(3, format="PNG")]
+    encoded = [encode(0), encode(1, kind="PNG"), encode(2), encode(3, kind="PNG")]
     pictures = [
         prepare(data) for prepare, data in zip(decoder.decoders(0, np.arange(4), [""] * 4), encoded, strict=True)
     ]
