@@ -73,7 +73,8 @@ class DeviceBatches:
         self._made = made
         self._device = device
         self._clock = clock
-        self._open = lambda: DeviceStage(open_device(device, pinned=pinned), clock=clock)
+        self._pinned = pinned
+        self._open_device = open_device
         self._stage: DeviceStage | None = None
         self._failed = False
         self._thread = DecodeThreads(1, name=f"device_{device}")
@@ -202,7 +203,8 @@ class DeviceBatches:
             return item, None, began_s, began_s
         try:
             if self._stage is None:
-                self._stage = self._open()
+                backend = self._open_device(self._device, pinned=self._pinned)
+                self._stage = DeviceStage(backend, clock=self._clock)
             batch, ticket = self._stage.stage(item)
         except BaseException as error:
             # Its frames would keep the device's memory for as long as anybody keeps the error.
