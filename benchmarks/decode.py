@@ -169,7 +169,7 @@ def training_recipes() -> dict[str, Recipe]:
 
 def _simplejpeg() -> Recipe:
     import cv2  # type: ignore[import-not-found]
-    import simplejpeg  # type: ignore[import-not-found]
+    import simplejpeg
 
     cv2.setNumThreads(1)
 

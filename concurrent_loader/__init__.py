@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         LoaderError,
         LoaderStateError,
         LoaderTimeout,
+        TooManyDecodeErrors,
         TransformError,
         WorkerDied,
     )
@@ -41,6 +42,7 @@ __all__ = [
     "ObjectDataset",
     "RandomResizedCrop",
     "ShardDataset",
+    "TooManyDecodeErrors",
     "TransformError",
     "WorkerDied",
     "collate",
@@ -62,6 +64,7 @@ _HOMES = {
     "ObjectDataset": "object_dataset",
     "RandomResizedCrop": "augment",
     "ShardDataset": "dataset",
+    "TooManyDecodeErrors": "errors",
     "TransformError": "errors",
     "WorkerDied": "errors",
     "collate": "batch",

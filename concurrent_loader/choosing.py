@@ -29,10 +29,14 @@ _TORCH_ONLY = {
 # Arguments of the native loader that torch's does not have.
 _NATIVE_ONLY = {
     "decode": "decode in the data set's __getitem__",
+    "decoder": "decode in the data set's __getitem__",
     "device": "move batches to the device in the loop, with pin_memory=True",
     "groups": "leave it out: the order is the sampler's",
     "last_batch": "drop_last= says what becomes of it",
+    "max_errors": "answer for broken samples in the data set's __getitem__",
+    "max_pixels": "decode in the data set's __getitem__",
     "num_threads": "in_flight= says how many items are got at once",
+    "on_error": "answer for broken samples in the data set's __getitem__",
     "prefetch_batches": "prefetch_factor= says how many batches each worker makes ahead",
     "prefetch_bytes": "in_flight= bounds what is got ahead",
     "rank": "pass sampler=torch.utils.data.DistributedSampler(…)",

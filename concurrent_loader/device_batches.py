@@ -14,14 +14,15 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from concurrent_loader.batch import Batch
+from concurrent_loader.broken import Mended, OnError
 from concurrent_loader.decode_threads import DecodeThreads
-from concurrent_loader.device import DeviceBackend, DeviceStage, Ticket, open_backend
+from concurrent_loader.device import DeviceBackend, DeviceStage, Staged, open_backend
 from concurrent_loader.epoch_batches import EpochBatches
 from concurrent_loader.errors import DeviceError
 from concurrent_loader.pipeline import END, STOP_S, Failure
@@ -40,12 +41,12 @@ class _Staged:
     """A batch with the stage's thread.
 
     Attributes:
-        future: What becomes of it: the batch, its ticket, and when the thread began and ended.
+        future: What becomes of it, and when the thread began and ended.
         trail: Where it was before.
         since_s: When the thread got it.
     """
 
-    future: Future[tuple[Any, Ticket | None, float, float]]
+    future: Future[tuple[Any, float, float]]
     trail: Trail
     since_s: float
 
@@ -58,6 +59,7 @@ class DeviceBatches:
         device: Where they go.
         pinned: Whether they go by page-locked memory.
         clock: The loader's.
+        on_error: What becomes of samples whose pictures only the device finds broken.
         open_device: Opens the device, on the thread that will use it.
     """
 
@@ -68,12 +70,14 @@ class DeviceBatches:
         *,
         pinned: bool,
         clock: StageClock,
+        on_error: OnError = "raise",
         open_device: Callable[..., DeviceBackend] = open_backend,
     ) -> None:
         self._made = made
         self._device = device
         self._clock = clock
         self._pinned = pinned
+        self._on_error = on_error
         self._open_device = open_device
         self._stage: DeviceStage | None = None
         self._failed = False
@@ -81,7 +85,6 @@ class DeviceBatches:
         self._ahead: deque[_Staged] = deque()
         self._last: Any = None  # a failure or the end, which comes after all that is ahead
         self._trail: Trail = ()
-        self._ticket: Ticket | None = None
         self._free_since_s = -float("inf")  # when the stage's thread was done with the batch taken last
         self._pid = os.getpid()
 
@@ -106,7 +109,7 @@ class DeviceBatches:
         first = self._ahead[0]
         left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
         try:
-            batch, self._ticket, began_s, ended_s = first.future.result(left_s)
+            item, began_s, ended_s = first.future.result(left_s)
         except TimeoutError:
             if not first.future.done():
                 raise
@@ -117,13 +120,9 @@ class DeviceBatches:
         self._trail = (*first.trail, self._staging(first.trail, began_s, ended_s))
         self._free_since_s = ended_s
         self._advance()
-        return batch
-
-    def hand_over(self, item: Any) -> Any:
-        """Returns the item taken last, once the caller's stream has been told to wait for it."""
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None and self._stage is not None:
-            self._stage.hand_over(item, ticket)
+        if isinstance(item, Staged) and self._stage is not None:
+            batch = self._stage.hand_over(item)
+            return Mended(batch, item.errors) if item.errors else batch
         return item
 
     @property
@@ -144,7 +143,6 @@ class DeviceBatches:
         """Ends the stage's thread, then whoever makes batches, and waits for both. Idempotent."""
         self._ahead.clear()
         self._last = self._last or END
-        self._ticket = None
         try:
             if os.getpid() == self._pid and not self._thread.join(patience_s):
                 _log.warning("%s does not answer; the thread that waits for it is left behind", self._device)
@@ -197,18 +195,19 @@ class DeviceBatches:
 
     # -- the stage's thread ------------------------------------------------------------------------------------------
 
-    def _do(self, item: Any) -> tuple[Any, Ticket | None, float, float]:
+    def _do(self, item: Any) -> tuple[Any, float, float]:
         began_s = self._clock.now()
-        if not isinstance(item, Batch):
-            return item, None, began_s, began_s
+        batch, errors = (item.batch, item.errors) if isinstance(item, Mended) else (item, ())
+        if not isinstance(batch, Batch):
+            return item, began_s, began_s
         try:
             if self._stage is None:
                 backend = self._open_device(self._device, pinned=self._pinned)
-                self._stage = DeviceStage(backend, clock=self._clock)
-            batch, ticket = self._stage.stage(item)
+                self._stage = DeviceStage(backend, clock=self._clock, on_error=self._on_error)
+            staged = self._stage.stage(batch)
         except BaseException as error:
             # Its frames would keep the device's memory for as long as anybody keeps the error.
             clear_frames: Callable[[Any], None] = traceback.clear_frames
             clear_frames(error.__traceback__)
             raise
-        return batch, ticket, began_s, self._clock.now()
+        return replace(staged, errors=(*errors, *staged.errors)), began_s, self._clock.now()

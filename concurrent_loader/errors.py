@@ -4,6 +4,7 @@
 
     LoaderError
     ├── DecodeError        encoded bytes that are no picture, or not the whole of one, or too large a one
+    ├── TooManyDecodeErrors  more of them than ``max_errors`` allows
     ├── TransformError     the user's transform raised
     ├── CollateError       samples that do not fit into one batch
     ├── DeviceError        the accelerator or its driver refused something
@@ -28,6 +29,7 @@ __all__ = [
     "LoaderError",
     "LoaderStateError",
     "LoaderTimeout",
+    "TooManyDecodeErrors",
     "TransformError",
     "WorkerDied",
     "WorkerTraceback",
@@ -97,6 +99,12 @@ def _restore(cls: type[LoaderError], what: str, state: dict[str, object]) -> Loa
 
 class DecodeError(LoaderError):
     """Encoded bytes that are no picture, or not the whole of one, or a picture beyond the cap on its pixels."""
+
+    default_stage = "decode"
+
+
+class TooManyDecodeErrors(LoaderError):
+    """More pictures are broken than the loader is to put up with; the message names the first, the cause is one."""
 
     default_stage = "decode"
 

@@ -13,8 +13,9 @@ import torch.distributed
 
 from concurrent_loader.augment import Crop
 from concurrent_loader.batch import Batch
+from concurrent_loader.broken import OnError
 from concurrent_loader.choosing import MISSING, choose_class, has_native_loader, not_native
-from concurrent_loader.decode import Decoder
+from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder
 from concurrent_loader.device import device_codecs, has_stage, resolve_device
 from concurrent_loader.device_batches import DeviceBatches
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
@@ -24,6 +25,7 @@ from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, PlanState
 from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock, WallTime
+from concurrent_loader.tolerance import ErrorPolicy, Tolerance
 from concurrent_loader.waiting import always
 from concurrent_loader.work import make_recipe
 from concurrent_loader.worker_job import Job
@@ -53,6 +55,15 @@ class ConcurrentDataLoader:
         decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a `RandomResizedCrop` or `CenterCrop` (one size,
             (N, 3, H, W) uint8; the fastest way, see docs/decoding.md), or a callable (bytes → tensor). Columns that
             are not named stay encoded: lists of bytes.
+        decoder: The library that decodes: ``"torchcodec"``, ``"torchvision"``, ``"simplejpeg"``, ``"pillow"``; by
+            default the best one that is installed. Crops of JPEGs take the native module in any case, where it was
+            built.
+        max_pixels: A larger picture is refused before memory is allocated for it.
+        on_error: What becomes of a sample whose picture cannot be decoded: ``"raise"``, ``"skip"`` (its batch is
+            shorter) or ``"replace"`` (the nearest sound sample of its batch stands in). Of nothing else: bytes that do
+            not arrive and transforms that fail are raised. See docs/decoding.md.
+        max_errors: How many samples of an epoch may be skipped or replaced, as a number or, as a float, a share of this
+            rank's; with one more, `TooManyDecodeErrors` is raised.
         transform: Called with each sample (a dict of this data set's columns; images (C, H, W) uint8), in a thread;
             what it returns is collated.
         collate_fn: Called with the list of a batch's samples instead of `collate`; the batch is what it returns.
@@ -106,6 +117,10 @@ class ConcurrentDataLoader:
         *,
         seed: int = 0,
         decode: Mapping[str, str | Decoder | Crop] | None = None,
+        decoder: Backend = "auto",
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+        on_error: OnError = "raise",
+        max_errors: float = 0.01,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
@@ -154,6 +169,8 @@ class ConcurrentDataLoader:
             "last_batch": "drop" if drop_last else last_batch or "short",
         }
         self._clock = StageClock()
+        self._tolerance = Tolerance(ErrorPolicy(on_error, max_errors))
+        decoding = {"backend": decoder, "max_pixels": _positive("max_pixels", max_pixels)}
         self._recipe = make_recipe(
             dataset,
             decode=decode or {},
@@ -162,6 +179,8 @@ class ConcurrentDataLoader:
             collate_fn=collate_fn,
             clock=self._clock,
             device_codecs=device_codecs(self.device),
+            on_error=on_error,
+            decoding=decoding,
         )
         self._epoch, self._step, self._started = 0, 0, False
         self._num_batches = self._num_samples = 0
@@ -185,6 +204,8 @@ class ConcurrentDataLoader:
                 prefetch_batches=self._prefetch_batches,
                 prefetch_bytes=self._prefetch_bytes,
                 device_codecs=device_codecs(self.device),
+                on_error=on_error,
+                decoding=decoding,
             )
             self._workers = WorkerProcesses(
                 job, context=multiprocessing_context, persistent=persistent_workers, clock=self._clock
@@ -251,7 +272,7 @@ class ConcurrentDataLoader:
                     self._step = step
                 self._num_batches += 1
                 self._num_samples += _num_samples(item)
-                given = batches.hand_over(item) if isinstance(batches, DeviceBatches) else self._to_device(item)
+                given = self._to_device(item)
                 wall.spend("device")
                 try:
                     yield given
@@ -264,9 +285,12 @@ class ConcurrentDataLoader:
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
         made = self._host_batches(epoch, start_step)
-        if self.device is None or not has_stage(self.device):
-            return made
-        return DeviceBatches(made, self.device, pinned=self._pin_memory, clock=self._clock)
+        if self.device is not None and has_stage(self.device):
+            made = DeviceBatches(
+                made, self.device, pinned=self._pin_memory, clock=self._clock, on_error=self._tolerance.policy.on_error
+            )
+        num_samples = self.batch_size * self._plan(epoch).num_steps(self.rank, self.world_size)
+        return self._tolerance.watch(made, num_samples)
 
     def _host_batches(self, epoch: int, start_step: int) -> EpochBatches:
         if self._workers is not None:
@@ -285,8 +309,8 @@ class ConcurrentDataLoader:
         )
 
     def _to_device(self, batch: Any) -> Any:
-        if not isinstance(batch, Batch):
-            return batch
+        if not isinstance(batch, Batch) or (self.device is not None and has_stage(self.device)):
+            return batch  # or it is there
         if self._pin_memory:
             batch = batch.pin_memory()
         return batch if self.device is None else batch.to(self.device, non_blocking=self._pin_memory)
@@ -339,6 +363,8 @@ class ConcurrentDataLoader:
         return LoaderStats(
             num_batches=self._num_batches,
             num_samples=self._num_samples,
+            num_skipped=self._tolerance.num_broken if self._tolerance.policy.on_error == "skip" else 0,
+            num_replaced=self._tolerance.num_broken if self._tolerance.policy.on_error == "replace" else 0,
             first_batch_s=self._first_batch_s,
             **clock.wall(),
             read_s=clock["read"],

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from concurrent_loader.batch_memory import BatchMemory
 from concurrent_loader.decode_threads import DecodeThreads
 from concurrent_loader.errors import LoaderError
 from concurrent_loader.plan import BatchIndex, first_uses
@@ -342,8 +343,22 @@ class Pipeline:
     async def _make_from(
         self, index: BatchIndex, shards: dict[int, OpenUnit], threads: DecodeThreads, journey: Journey
     ) -> Any:
+        memory = self._recipe.memory(len(index))
+        try:
+            return await self._make_in(memory, index, shards, threads, journey)
+        finally:
+            memory.close()
+
+    async def _make_in(
+        self,
+        memory: BatchMemory,
+        index: BatchIndex,
+        shards: dict[int, OpenUnit],
+        threads: DecodeThreads,
+        journey: Journey,
+    ) -> Any:
         recipe = self._recipe.of(index)
-        parts = cut(index, shards, num_threads=self._num_threads, epoch=self._plan.epoch)
+        parts = cut(index, shards, num_threads=self._num_threads, epoch=self._plan.epoch, memory=memory)
         outcomes = await asyncio.gather(
             *(self._make_part(recipe, part, threads, journey) for part in parts), return_exceptions=True
         )

@@ -55,10 +55,12 @@ def map_file(fd: int) -> torch.Tensor:
 class SharedBlocks:
     """While it is entered, `empty` gives large tensors of this thread memory in files, which `take` hands out.
 
-    Thread-safety: one thread enters it; it is made for one batch.
+    Thread-safety: one thread enters it; all other methods are safe. It is made for one batch.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
         self._files: dict[int, int] = {}  # address of the memory → descriptor
 
     def __enter__(self) -> Self:
@@ -71,33 +73,42 @@ class SharedBlocks:
         _making.blocks = None
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, num_bytes: int) -> torch.Tensor:
-        """Returns a tensor in a file of its own."""
+        """Returns a tensor in a file of its own, or in memory of this process if it is small."""
+        if num_bytes < LARGE_BYTES:
+            return torch.empty(shape, dtype=dtype)
         fd = new_file(num_bytes)
         try:
             block = map_file(fd)
         except BaseException:
             os.close(fd)
             raise
-        self._files[block.data_ptr()] = fd
+        with self._lock:
+            if self._closed:
+                os.close(fd)
+            else:
+                self._files[block.data_ptr()] = fd
         return block.view(dtype).view(shape)
 
     def take(self, address: int, num_bytes: int) -> int | None:
         """Returns the descriptor of the file that is mapped there, once, if it has this size; the caller closes it."""
-        fd = self._files.get(address)
-        if fd is None or os.fstat(fd).st_size != num_bytes:
-            return None
-        return self._files.pop(address)
+        with self._lock:
+            fd = self._files.get(address)
+            if fd is None or os.fstat(fd).st_size != num_bytes:
+                return None
+            return self._files.pop(address)
 
     def close(self) -> None:
         """Closes the descriptors that were not taken. Idempotent."""
-        while self._files:
-            os.close(self._files.popitem()[1])
+        with self._lock:
+            self._closed = True
+            while self._files:
+                os.close(self._files.popitem()[1])
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Returns an uninitialised tensor (*shape) on the CPU; in shared memory where a worker is making a batch."""
     blocks: SharedBlocks | None = getattr(_making, "blocks", None)
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
-    if blocks is None or num_bytes < LARGE_BYTES:
+    if blocks is None:
         return torch.empty(shape, dtype=dtype)
     return blocks.empty(shape, dtype, num_bytes)

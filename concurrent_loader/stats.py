@@ -25,6 +25,8 @@ class LoaderStats:
     Attributes:
         num_batches: Delivered.
         num_samples: In them.
+        num_skipped: Samples left out for broken pictures.
+        num_replaced: Samples in whose place others stand, for the same reason.
         first_batch_s: From the start of the newest iteration to its first batch.
         total_s: Wall time that iterations have taken, between the first request for a batch and the end.
         wait_s: Part of it that the caller spent waiting for a batch.
@@ -54,6 +56,8 @@ class LoaderStats:
 
     num_batches: int = 0
     num_samples: int = 0
+    num_skipped: int = 0
+    num_replaced: int = 0
     first_batch_s: float = 0.0
     total_s: float = 0.0
     wait_s: float = 0.0

@@ -10,6 +10,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from concurrent_loader.augment import Crop
+from concurrent_loader.broken import OnError
 from concurrent_loader.decode import Decoder
 from concurrent_loader.errors import WorkerTraceback
 from concurrent_loader.pipeline import END, Failure
@@ -44,6 +45,8 @@ class Job:
         prefetch_batches: Of all workers together.
         prefetch_bytes: The same.
         device_codecs: Names of the encodings that the loader's device decodes; their pictures stay as they are.
+        on_error: As given to the loader.
+        decoding: Arguments of its decoders.
         private_cache: Folder that is deleted with the workers, and its budget in bytes; None where the data set has a
             cache of its own, or none can be had.
     """
@@ -62,6 +65,8 @@ class Job:
     prefetch_batches: int
     prefetch_bytes: int
     device_codecs: tuple[str, ...] = ()
+    on_error: OnError = "raise"
+    decoding: Mapping[str, Any] = field(default_factory=dict)
     private_cache: tuple[str, int] | None = None
 
     def batches_ahead(self, worker: int) -> int:

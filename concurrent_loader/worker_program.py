@@ -167,6 +167,8 @@ class _Work:
                     collate_fn=self._job.collate_fn,
                     clock=self._clock,
                     device_codecs=self._job.device_codecs,
+                    on_error=self._job.on_error,
+                    decoding=self._job.decoding,
                 ),
                 ship=self._ship,
             )
@@ -223,9 +225,8 @@ class _Work:
 
     # -- what goes out ---------------------------------------------------------------------------------------------
 
-    def _ship(self, make: Callable[[], Any]) -> Parcel:
+    def _ship(self, make: Callable[[], Any], blocks: SharedBlocks) -> Parcel:
         """Makes a batch in memory that the consumer can see, and packs it; in a thread."""
-        blocks = SharedBlocks()
         try:
             with blocks:
                 batch = make()

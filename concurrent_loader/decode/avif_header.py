@@ -20,6 +20,7 @@ __all__ = ["AvifFacts", "parse_avif"]
 
 _MAX_BOXES = 4096
 _MAX_ITEMS = 4096
+_MAX_UNITS = 4096  # of a stream; a still picture has three or four
 _SEQUENCE_HEADER = 1
 _ALPHA = (b"urn:mpeg:mpegB:cicp:systems:auxiliary:alpha", b"urn:mpeg:hevc:2015:auxid:1")
 # (irot, imir) → EXIF: quarter turns against the clock, then a mirror: 0 upside down, 1 left to right.
@@ -170,6 +171,8 @@ def _parse_locations(box: memoryview, meta: _Meta) -> None:
         raise DecodeError("the AVIF's locations are of an unknown version", got=version)
     offset_size, length_size, base_size = sizes >> 4, sizes & 15, more >> 4
     index_size = more & 15 if version else 0
+    if length_size not in (4, 8):
+        raise DecodeError("the AVIF's items have no lengths", got=length_size)
     reader = _Bytes(box, 6)
     for _ in range(reader.take(4 if version == 2 else 2)):
         item = meta.item(reader.take(4 if version == 2 else 2))
@@ -262,8 +265,6 @@ def _data(view: memoryview, meta: _Meta, item: _Item) -> bytes:
     source = meta.idat if item.in_idat else view
     if any(offset + length > len(source) for offset, length in item.extents):
         raise IndexError
-    if any(length == 0 for _, length in item.extents):
-        raise DecodeError("the AVIF has an item without a length")
     return b"".join(source[offset : offset + length] for offset, length in item.extents)
 
 
@@ -275,7 +276,9 @@ def _grid_pixels(data: bytes) -> int:
 def _stream_pixels(data: bytes) -> int:
     """Finds all sequence headers of an AV1 stream; there must be one."""
     most, position = 0, 0
-    while position < len(data):
+    for _ in range(_MAX_UNITS):
+        if position >= len(data):
+            break
         head = data[position]
         position += 2 if head & 0x04 else 1
         size = len(data) - position
@@ -286,6 +289,8 @@ def _stream_pixels(data: bytes) -> int:
         if head >> 3 & 15 == _SEQUENCE_HEADER:
             most = max(most, _sequence_pixels(data[position : position + min(size, 4096)]))
         position += size
+    if position < len(data):
+        raise DecodeError("the AVIF's stream has too many units", expected=f"at most {_MAX_UNITS}")
     if not most:
         raise DecodeError("the AVIF holds an AV1 stream without a sequence header")
     return most

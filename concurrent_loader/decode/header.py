@@ -17,7 +17,7 @@ __all__ = ["Buffer", "ImageHeader", "parse_header"]
 
 Buffer = bytes | bytearray | memoryview
 
-_MAX_SEGMENTS = 4096  # before a JPEG's frame header; real files have a few dozen at most
+_MAX_SEGMENTS = 4096  # before a JPEG's frame header, or a GIF's; real files have a few dozen at most
 _NO_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})  # JPEG markers that stand alone
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _APP1, _APP14 = 0xE1, 0xEE
@@ -189,7 +189,7 @@ def _parse_gif(view: memoryview) -> ImageHeader:
     width, height, flags = struct.unpack_from("<HHB", view, 6)
     position = 13 + _palette_bytes(flags)
     has_alpha, num_frames = False, 0
-    while num_frames < 2:
+    for _ in range(_MAX_SEGMENTS):
         kind = view[position] if position < len(view) else 0x3B  # a decoder complains of what is missing at the end
         if kind == 0x21:
             has_alpha |= not num_frames and view[position + 1] == 0xF9 and bool(view[position + 3] & 1)
@@ -202,11 +202,15 @@ def _parse_gif(view: memoryview) -> ImageHeader:
                     expected=f"{width} x {height}", got=f"{frame_width} x {frame_height} at ({left}, {top})",
                 )  # fmt: skip
             num_frames += 1
+            if num_frames == 2:
+                break
             position = _after_blocks(view, position + 11 + _palette_bytes(frame_flags))
         elif num_frames:
             break  # the trailer, or rubbish behind a picture
         else:
             raise DecodeError("the GIF has no picture", got=kind)
+    if not num_frames:
+        raise DecodeError("the GIF has too many blocks before its picture", expected=f"at most {_MAX_SEGMENTS}")
     return ImageHeader("gif", width, height, 4 if has_alpha else 1, palette=True, animated=num_frames > 1)
 
 

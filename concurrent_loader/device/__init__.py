@@ -3,6 +3,7 @@
 from concurrent_loader.device.backend import DeviceBackend, Ticket, Undecodable
 from concurrent_loader.device.deferral import DeferredDecoder
 from concurrent_loader.device.opening import device_codecs, has_stage, open_backend, resolve_device
+from concurrent_loader.device.outcomes import Staged
 from concurrent_loader.device.pictures import StagedColumn, StagedPicture
 from concurrent_loader.device.screening import CODECS, Codec
 from concurrent_loader.device.stage import DeviceStage
@@ -13,6 +14,7 @@ __all__ = [
     "DeferredDecoder",
     "DeviceBackend",
     "DeviceStage",
+    "Staged",
     "StagedColumn",
     "StagedPicture",
     "Ticket",

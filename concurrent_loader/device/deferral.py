@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from concurrent_loader.augment import Crop, uniforms
-from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Box, make_crop_decoder, make_decoder, parse_header
+from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Box, make_crop_decoder, make_decoder, parse_header
 from concurrent_loader.decode.header import Buffer
 from concurrent_loader.decode.registry import check_header, formats_of
 from concurrent_loader.device.pictures import StagedColumn, StagedPicture
@@ -33,18 +33,31 @@ class DeferredDecoder:
         column_type: As for `concurrent_loader.decode.make_decoder`.
         seed: Of the crop's draws.
         codecs: Names of the encodings that the device decodes.
+        backend: Of the decoders for all others.
+        max_pixels: A larger picture is refused.
 
     Thread-safety: All methods.
     """
 
-    def __init__(self, name: str, how: str | Crop, column_type: str, *, seed: int, codecs: Sequence[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        how: str | Crop,
+        column_type: str,
+        *,
+        seed: int,
+        codecs: Sequence[str],
+        backend: Backend = "auto",
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> None:
         self._name = name
         self._crop = None if isinstance(how, str) else how
         self._mode = how if isinstance(how, str) else "rgb"
         self._column_type = column_type
         self._formats = formats_of(column_type)
-        self._whole = make_decoder(self._mode, column_type)
-        self._part = make_crop_decoder(column_type)
+        self._whole = make_decoder(self._mode, column_type, backend=backend, max_pixels=max_pixels)
+        self._part = make_crop_decoder(column_type, backend=backend, max_pixels=max_pixels)
+        self._max_pixels = max_pixels
         self._seed = seed
         self._codecs = tuple(CODECS[each] for each in codecs)
 
@@ -64,14 +77,15 @@ class DeferredDecoder:
             for draw, sample, key in zip(draws, samples.tolist(), keys, strict=True)
         ]
 
-    def column(self, pictures: Sequence[StagedPicture]) -> StagedColumn:
-        """Puts a batch's pictures together."""
+    def column(self, pictures: Sequence[StagedPicture | torch.Tensor]) -> StagedColumn:
+        """Puts a batch's pictures together; one that is pixels already stands in for broken ones."""
         size = None if self._crop is None else self._crop.size
-        return StagedColumn(self._name, self._column_type, self._mode, size, tuple(pictures))
+        staged = (each if isinstance(each, StagedPicture) else self._made(each, -1, "") for each in pictures)
+        return StagedColumn(self._name, self._column_type, self._mode, size, tuple(staged))
 
     def _prepare(self, data: Buffer, draw: Draw | None, sample: int, key: str) -> StagedPicture:
         header = parse_header(data)
-        check_header(header, self._formats, DEFAULT_MAX_PIXELS)
+        check_header(header, self._formats, self._max_pixels)
         codec = screen(data, header, self._mode, self._codecs)
         if codec is None:
             return self._decode(data, draw, sample, key)
@@ -81,10 +95,12 @@ class DeferredDecoder:
 
     def _decode(self, data: Buffer, draw: Draw | None, sample: int, key: str) -> StagedPicture:
         if draw is None or self._crop is None:
-            picture, box = self._whole(data), None
-        else:
-            size = self._crop.size
-            picture, box = torch.empty((3, *size), dtype=torch.uint8), Box(0, 0, *size)
-            self._part(data, draw, picture.numpy())
+            return self._made(self._whole(data), sample, key)
+        picture = torch.empty((3, *self._crop.size), dtype=torch.uint8)
+        self._part(data, draw, picture.numpy())
+        return self._made(picture, sample, key)
+
+    def _made(self, picture: torch.Tensor, sample: int, key: str) -> StagedPicture:
         _, height, width = picture.shape
+        box = None if self._crop is None else Box(0, 0, height, width)
         return StagedPicture(sample, key, height, width, picture=picture, box=box)

@@ -19,11 +19,13 @@ import torch
 
 from concurrent_loader.augment.fused import boxes_and_flips, crop_resize
 from concurrent_loader.batch import Batch, collate_columns
+from concurrent_loader.broken import OnError
 from concurrent_loader.decode import Box, make_crop_decoder, make_decoder
-from concurrent_loader.device.backend import DeviceBackend, Ticket, Undecodable
+from concurrent_loader.device.backend import DeviceBackend, Undecodable
 from concurrent_loader.device.decoding import decode_each
 from concurrent_loader.device.layout import lay_out
 from concurrent_loader.device.loads import Load, Piece, restore
+from concurrent_loader.device.outcomes import Pictures, Staged, mended
 from concurrent_loader.device.pictures import StagedColumn, StagedPicture
 from concurrent_loader.device.slots import Slot, SlotRing
 from concurrent_loader.errors import DecodeError
@@ -34,8 +36,6 @@ __all__ = ["DeviceStage"]
 
 NUM_SLOTS = 2  # one is filled while the device still reads from the other
 
-Place = tuple[str, int]  # column and position in the batch
-
 
 class DeviceStage:
     """Moves batches to one device, in order. After an error it is only to be closed.
@@ -43,14 +43,23 @@ class DeviceStage:
     Args:
         backend: The device.
         clock: Where the time goes.
+        on_error: What becomes of samples whose pictures turn out broken here; see `concurrent_loader.broken`.
         num_slots: Batches that may be on their way at once.
 
     Thread-safety: one thread calls `stage`; `hand_over` is the consumer's.
     """
 
-    def __init__(self, backend: DeviceBackend, *, clock: StageClock, num_slots: int = NUM_SLOTS) -> None:
+    def __init__(
+        self,
+        backend: DeviceBackend,
+        *,
+        clock: StageClock,
+        on_error: OnError = "raise",
+        num_slots: int = NUM_SLOTS,
+    ) -> None:
         self._backend = backend
         self._clock = clock
+        self._on_error = on_error
         self._slots = SlotRing(num_slots, backend.host_memory)
         self._held: dict[int, list[torch.Tensor]] = {}  # slot → further memory that the device reads from with it
 
@@ -59,17 +68,15 @@ class DeviceStage:
         """Where batches go."""
         return self._backend.device
 
-    def stage(self, batch: Batch) -> tuple[Batch, Ticket]:
+    def stage(self, batch: Batch) -> Staged:
         """Starts everything that makes a batch on the device.
 
         Args:
             batch: Its tensors on the CPU, its pictures as `StagedColumn`.
 
-        Returns:
-            The batch, and the point on the stream from which on it may be used; see `hand_over`.
-
         Raises:
-            DecodeError: A picture that neither the device nor the CPU can decode; names the sample.
+            DecodeError: A picture that neither the device nor the CPU can decode; names the sample. Only if
+                ``on_error`` is ``"raise"``.
             CollateError: Pictures that do not fit into one tensor.
             DeviceError: The device refused something.
         """
@@ -82,8 +89,11 @@ class DeviceStage:
             memory = slot.memory(layout.num_bytes)
             _fill(memory, zip((*load.copied, *load.kept), (*layout.copied, *layout.kept), strict=True))
         clock.add("device bytes", layout.num_bytes)
-        pictures: dict[Place, tuple[torch.Tensor, Box | None]] = {}
+        pictures = Pictures()
         columns: dict[str, torch.Tensor] = {}
+        for value in batch.values():
+            if isinstance(value, StagedColumn):
+                pictures.num_samples = len(value)
         encoded = [(piece, _cut(memory, place)) for piece, place in zip(load.kept, layout.kept, strict=True)]
         self._decode(batch, encoded, pictures, slot)
         if layout.copied_bytes:
@@ -97,7 +107,7 @@ class DeviceStage:
                 else:
                     picture = batch[piece.column].pictures[piece.position]
                     pixels = content.view(picture.picture.dtype).view(picture.picture.shape)
-                    pictures[piece.column, piece.position] = pixels, picture.box
+                    pictures.made[piece.column, piece.position] = pixels, picture.box
                     clock.add("pictures decoded by the CPU", 1)
             self._decode(batch, encoded, pictures, slot)
         with clock.measure("device augment"):
@@ -107,11 +117,13 @@ class DeviceStage:
             )
         ticket = backend.ticket()
         self._slots.sent(slot, ticket)
-        return made, ticket
+        return Staged(made, ticket, pictures.errors(batch))
 
-    def hand_over(self, batch: Batch, ticket: Ticket) -> None:
-        """Has the caller's stream wait until a batch is there; call it on the consumer's thread."""
-        self._backend.hand_over(ticket, [value for value in batch.values() if isinstance(value, torch.Tensor)])
+    def hand_over(self, staged: Staged) -> Batch:
+        """Returns a batch, once the caller's stream has been told to wait for it; call it on the consumer's thread."""
+        tensors = [value for value in staged.batch.values() if isinstance(value, torch.Tensor)]
+        self._backend.hand_over(staged.ticket, tensors)
+        return staged.batch
 
     def close(self) -> None:
         """Waits for the device, and lets go of all memory. Idempotent."""
@@ -127,7 +139,7 @@ class DeviceStage:
         self,
         batch: Batch,
         encoded: Sequence[tuple[Piece, torch.Tensor]],
-        into: dict[Place, tuple[torch.Tensor, Box | None]],
+        into: Pictures,
         slot: Slot,
     ) -> None:
         """Decodes what the device can, each column and codec in one call, and has the CPU try the rest."""
@@ -141,9 +153,9 @@ class DeviceStage:
                 outcomes = decode_each(partial(self._decode_many, codec, batch[name].mode), members)
             for (picture, position, _), outcome in zip(members, outcomes, strict=True):
                 if isinstance(outcome, Undecodable) or tuple(outcome.shape[1:]) != (picture.height, picture.width):
-                    into[name, position] = self._rescue(batch[name], picture, slot)
+                    self._rescue(batch[name], picture, position, into, slot)
                 else:
-                    into[name, position] = outcome, picture.box
+                    into.made[name, position] = outcome, picture.box
                     self._clock.add("pictures decoded by the device", 1)
 
     def _decode_many(
@@ -154,7 +166,7 @@ class DeviceStage:
             codec, [payload for _, _, payload in members], [picture.orientation for picture, _, _ in members], mode
         )
 
-    def _rescue(self, column: StagedColumn, picture: StagedPicture, slot: Slot) -> tuple[torch.Tensor, Box | None]:
+    def _rescue(self, column: StagedColumn, picture: StagedPicture, position: int, into: Pictures, slot: Slot) -> None:
         """Decodes on the CPU what the device did not like: what a library there can read is a picture everywhere."""
         data = column.payload(picture).data
         box = picture.box
@@ -166,29 +178,37 @@ class DeviceStage:
                 pixels = torch.empty((3, *column.size), dtype=torch.uint8)
                 make_crop_decoder(column.column_type)(data, lambda _, __: drawn, pixels.numpy())
         except DecodeError as error:
-            raise error.locate(column=column.name, sample=picture.sample, key=picture.key) from error.__cause__
+            error.locate(column=column.name, sample=picture.sample, key=picture.key)
+            if self._on_error == "raise":
+                raise
+            into.broken[position] = error.with_traceback(None)
+            return
         self._clock.add("pictures decoded by the CPU", 1)
         host = self._backend.host_memory(pixels.numel())  # JPEGs' only, so of 8 bits
         host.numpy()[:] = pixels.numpy().reshape(-1)
         self._held[slot.number].append(host)
-        return self._backend.copy(host).view(pixels.shape), box
+        into.made[column.name, position] = self._backend.copy(host).view(pixels.shape), box
 
     def _put_together(
         self,
         batch: Batch,
         columns: Mapping[str, torch.Tensor],
-        pictures: Mapping[Place, tuple[torch.Tensor, Box | None]],
+        pictures: Pictures,
         whole_bytes: int,
     ) -> Batch:
+        rows = pictures.rows(self._on_error)
         data: dict[str, Any] = {}
         for name, value in batch.items():
             if isinstance(value, StagedColumn):
-                data[name] = _crops(value, [pictures[name, position] for position in range(len(value))])
-            elif name in columns:
+                data[name] = _crops(value, pictures.of(value, rows, self.device))
+                continue
+            if name in columns:
                 data[name] = restore(columns[name], value, whole_bytes)
             else:
                 data[name] = value.to(self.device) if isinstance(value, torch.Tensor) else value
-        return batch.with_columns(data)
+            if rows is not None:
+                data[name] = data[name][rows] if isinstance(value, torch.Tensor) else [value[row] for row in rows]
+        return mended(batch, data, rows, pictures, self._on_error)
 
 
 def _crops(column: StagedColumn, made: Sequence[tuple[torch.Tensor, Box | None]]) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from concurrent_loader import Batch, ConcurrentDataLoader, Mixture, RandomResizedCrop, ShardDataset
 from concurrent_loader.device import opening
-from concurrent_loader.errors import DecodeError, DeviceMemoryError
+from concurrent_loader.errors import DecodeError, DeviceMemoryError, TooManyDecodeErrors
 from concurrent_loader.waiting import CAUSES
 from storage import ShardWriter
 
@@ -155,17 +155,35 @@ def test_out_of_memory_is_one_error_and_the_loader_can_be_left(
     assert len(list(loader)) == 5
 
 
-def test_a_broken_picture_is_an_error_that_names_it(cuda: FakeDevice, make_jpeg: Callable[..., bytes]) -> None:
+@pytest.fixture
+def broken_url(make_jpeg: Callable[..., bytes]) -> str:
+    """16 samples: of number 11 header and end are whole, and nothing lies between; number 5 is no picture at all."""
     url = f"memory://{uuid4().hex}"
     with ShardWriter(url, columns={"image": "bytes", "label": "int64"}) as writer:
         for number in range(16):
             data = make_jpeg(number)
-            # The header is whole and so is the end; what lies between is nothing.
-            writer.write({"image": data if number != 11 else data[:180] + b"\xff\xd9", "label": number})
-    with ShardDataset(url) as dataset, pytest.raises(DecodeError) as caught:
-        list(ConcurrentDataLoader(dataset, batch_size=8, decode={"image": CROP}, device="cuda"))
-    assert (caught.value.sample, caught.value.column) == (11, "image")
-    assert caught.value.key
+            changed = {11: data[:180] + b"\xff\xd9", 5: b"nothing"}
+            writer.write({"image": changed.get(number, data), "label": number})
+    return url
+
+
+def test_a_broken_picture_is_an_error_that_names_it(cuda: FakeDevice, broken_url: str) -> None:
+    arguments: dict[str, Any] = {"batch_size": 8, "decode": {"image": CROP}, "device": "cuda"}
+    with ShardDataset(broken_url) as dataset:
+        for view, sample in ((dataset, 5), (dataset.subset(range(8, 16)), 11)):
+            with pytest.raises(DecodeError) as caught:
+                list(ConcurrentDataLoader(view, **arguments))
+            assert (caught.value.sample, caught.value.column) == (sample, "image")
+            assert caught.value.key
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_broken_pictures_are_put_up_with_as_on_the_cpu(cuda: FakeDevice, broken_url: str, on_error: Any) -> None:
+    arguments: dict[str, Any] = {"decode": {"image": CROP}, "on_error": on_error, "max_errors": 2}
+    with ShardDataset(broken_url) as dataset:
+        same(epoch(dataset, device="cuda", **arguments), epoch(dataset, **arguments))
+        with pytest.raises(TooManyDecodeErrors):
+            epoch(dataset, device="cuda", **{**arguments, "max_errors": 1})
 
 
 def test_leaving_early_leaves_nothing(dataset: ShardDataset, cuda: FakeDevice, no_leaks: None) -> None:

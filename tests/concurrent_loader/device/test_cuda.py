@@ -127,8 +127,7 @@ def test_decoding_does_not_write_into_memory_that_is_in_use(device: torch.device
                     del block
         prepared = decoder.decoders(0, np.arange(16), [""] * 16)
         pictures = [prepare(data) for prepare, data in zip(prepared, encoded, strict=True)]
-        batch, ticket = stage.stage(Batch({"image": decoder.column(pictures)}, step=step))
-        stage.hand_over(batch, ticket)
+        stage.hand_over(stage.stage(Batch({"image": decoder.column(pictures)}, step=step)))
         torch.cuda.synchronize(device)
         assert [int(each) for each in sums] == [3 * 480 * 640] * 32
     stage.close()

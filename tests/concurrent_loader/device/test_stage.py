@@ -33,9 +33,7 @@ def batch_of(
 
 
 def delivered(stage: DeviceStage, batch: Batch) -> Batch:
-    staged, ticket = stage.stage(batch)
-    stage.hand_over(staged, ticket)
-    return staged
+    return stage.hand_over(stage.stage(batch))
 
 
 def on_the_cpu(encoded: Sequence[bytes]) -> torch.Tensor:
@@ -96,9 +94,8 @@ def test_a_slot_is_not_written_to_before_its_copy_is_made(stage: DeviceStage, fa
     batches = [Batch({"label": torch.full((100,), step)}, step=step) for step in range(6)]
     staged = [stage.stage(batch) for batch in batches]
     assert fake.log.count("wait") == 4
-    for step, (batch, ticket) in enumerate(staged):
-        stage.hand_over(batch, ticket)
-        assert batch["label"].tolist() == [step] * 100
+    for step, each in enumerate(staged):
+        assert stage.hand_over(each)["label"].tolist() == [step] * 100
     assert not fake.wrong
 
 
@@ -114,10 +111,9 @@ def test_the_fake_notices_a_slot_that_is_written_to_too_early(fake: FakeDevice) 
 def test_a_batch_is_nothing_before_the_consumer_s_stream_waits(
     stage: DeviceStage, encode: Callable[..., bytes]
 ) -> None:
-    staged, ticket = stage.stage(batch_of([encode(1)] * 3))
-    assert not staged["label"].any()
-    stage.hand_over(staged, ticket)
-    assert staged["label"].tolist() == [0, 1, 2]
+    staged = stage.stage(batch_of([encode(1)] * 3))
+    assert not staged.batch["label"].any()
+    assert stage.hand_over(staged)["label"].tolist() == [0, 1, 2]
 
 
 def test_the_stream_is_drained_before_each_decoding(
@@ -165,18 +161,57 @@ def test_what_the_device_refuses_the_cpu_decodes(
     assert (clock["pictures decoded by the device"], clock["pictures decoded by the CPU"]) == (7, 2)
 
 
+DAMAGED = b"\xff\xd8\xff" + bytes(100)
+
+
+def damaged(batch: Batch, *samples: int) -> Batch:
+    """A batch some of whose pictures turn out to be nothing after their headers have been read."""
+    column = batch["image"]
+    pictures = tuple(replace(each, data=DAMAGED) if each.sample in samples else each for each in column.pictures)
+    return batch.with_columns({**batch, "image": replace(column, pictures=pictures)})
+
+
 def test_a_broken_picture_is_named_and_the_others_are_not_blamed(
     stage: DeviceStage, encode: Callable[..., bytes]
 ) -> None:
-    encoded = [encode(at) for at in range(5)]
-    whole = batch_of(encoded)
-    column = whole["image"]
-    damaged = b"\xff\xd8\xff" + bytes(100)
-    pictures = tuple(replace(each, data=damaged) if each.sample == 3 else each for each in column.pictures)
-    whole["image"] = replace(column, pictures=pictures)
+    whole = damaged(batch_of([encode(at) for at in range(5)]), 3)
     with pytest.raises(DecodeError) as caught:
         stage.stage(whole)
     assert (caught.value.sample, caught.value.key, caught.value.column) == (3, "shard 3", "image")
+
+
+@pytest.mark.parametrize(
+    ("on_error", "broken", "labels"),
+    [("skip", (1, 4), [0, 2, 3]), ("replace", (1, 4), [0, 0, 2, 3, 3]), ("replace", (0,), [1, 1, 2, 3, 4])],
+)
+def test_broken_pictures_are_left_out_or_replaced(
+    fake: FakeDevice, encode: Callable[..., bytes], on_error: Any, broken: tuple[int, ...], labels: list[int]
+) -> None:
+    stage = DeviceStage(fake, clock=StageClock(), on_error=on_error)
+    encoded = [encode(at) for at in range(5)]
+    batch = batch_of(encoded, name=[str(at) for at in range(5)])
+    batch.sample_ids = torch.arange(5) + 100
+    staged = stage.stage(damaged(batch, *broken))
+    made = stage.hand_over(staged)
+    assert made["label"].tolist() == labels
+    assert made["name"] == [str(label) for label in labels]
+    assert made.sample_ids.tolist() == [100 + label for label in labels]
+    assert difference(made["image"], on_the_cpu(encoded)[labels]) < 1.0
+    assert [(error.sample, error.column) for error in staged.errors] == [(sample, "image") for sample in broken]
+    assert not fake.wrong
+
+
+@pytest.mark.parametrize(("on_error", "num_samples"), [("skip", 1), ("replace", 3)])
+@pytest.mark.parametrize(("how", "shape"), [(CROP, (3, 16, 16)), ("gray", (1, 1, 1))])
+def test_a_batch_of_broken_pictures_is_blank(
+    fake: FakeDevice, encode: Callable[..., bytes], on_error: Any, num_samples: int, how: Any, shape: tuple[int, ...]
+) -> None:
+    stage = DeviceStage(fake, clock=StageClock(), on_error=on_error)
+    staged = stage.stage(damaged(batch_of([encode(0)] * 3, how), 0, 1, 2))
+    made = stage.hand_over(staged)
+    assert made["image"].shape == (num_samples, *shape)
+    assert not made["image"].any()
+    assert (made.num_padded, len(staged.errors)) == (num_samples, 3)
 
 
 def test_a_picture_of_another_size_than_its_header_said_is_not_believed(
