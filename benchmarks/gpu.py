@@ -64,7 +64,7 @@ class Load:
 
     Attributes:
         batch_sizes: To decode.
-        num_calls: Of each.
+        num_calls: Of each, and as many before they count.
         num_photos: Different photographs.
         epoch_bytes: Of the training set, which repeats them.
         train_batch: Pictures a step.
@@ -224,7 +224,7 @@ def _row(what: str, path: str, size: int, seconds: float) -> dict[str, Any]:
 
 
 def _call_s(call: Callable[[], None], num_calls: int) -> float:
-    for _ in range(3):
+    for _ in range(num_calls):
         call()
     times = []
     for _ in range(num_calls):
@@ -251,16 +251,15 @@ def _as_progressive(data: bytes) -> bytes:
 
 
 class Training:
-    """ResNet-50 in bf16, step by step, without waiting for the device.
+    """A network in bf16, step by step, without waiting for the device.
 
     Args:
+        network: ResNet-50, for the figures.
         device: Where.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        torch.manual_seed(0)
+    def __init__(self, network: nn.Module, device: torch.device) -> None:
         self._device = device
-        network: nn.Module = resnet50(num_classes=1000)
         self._network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._optimizer = torch.optim.SGD(self._network.parameters(), lr=0.1, momentum=0.9)
         self._loss = nn.CrossEntropyLoss()
@@ -318,7 +317,8 @@ def _from_torch(photos: PhotoFolder, load: Load) -> Iterator[tuple[Tensor, Tenso
 def measure_training(photos: PhotoFolder, load: Load, device: torch.device, console: Console) -> dict[str, Any]:
     """Trains an epoch a side and round, sides in turns."""
     runs: dict[str, list[Run]] = {"synthetic": [], "bucket": [], "torch": []}
-    training = Training(device)
+    torch.manual_seed(0)
+    training = Training(resnet50(num_classes=1000), device)
 
     def timed(batches: Iterable[tuple[Tensor, Tensor]]) -> Run:
         return time_steps(

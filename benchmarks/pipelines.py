@@ -88,15 +88,17 @@ class Load:
         num_images: Of an epoch.
         num_rounds: Of all pipelines.
         batch_size: Pictures a step.
+        num_workers: Of torch's loader; None is one a core.
     """
 
     num_images: int
     num_rounds: int
     batch_size: int = 64
+    num_workers: int | None = None
 
 
 FULL = Load(num_images=1280, num_rounds=3)
-QUICK = Load(num_images=24, num_rounds=1, batch_size=8)
+QUICK = Load(num_images=12, num_rounds=1, batch_size=4, num_workers=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +165,9 @@ def batches(
     """One epoch of a pipeline: pictures (N, 3, 128, 128) uint8 and labels (N,)."""
     if pipeline.source == "files":
         folder = ImageFolder(str(photos.root), loader=OfFiles(pipeline))
+        num_workers = load.num_workers or num_cores()
         yield from DataLoader(
-            folder, load.batch_size, shuffle=True, num_workers=num_cores(), drop_last=True, pin_memory=device != "cpu"
+            folder, load.batch_size, shuffle=True, num_workers=num_workers, drop_last=True, pin_memory=device != "cpu"
         )
         return
     with ShardDataset(shards) as dataset:
@@ -247,7 +250,8 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 
 
 def _share(epochs: Sequence[Epoch], what: str) -> float:
-    return statistics.median(getattr(epoch, what) / epoch.epoch_s for epoch in epochs)
+    shares: list[float] = [getattr(epoch, what) / epoch.epoch_s for epoch in epochs]
+    return statistics.median(shares)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def test_it_times_all_eight_and_sets_them_beside_the_paper(tmp_path):
     for name in ("reader", "device"):
         for operations in ("few", "many"):
             assert figures[f"{name}_change_{operations}"] > -1
-    assert figures["num_samples"] == 24
+    assert figures["num_samples"] == 12
 
 
 def test_changes_are_over_files_and_the_cpu():
