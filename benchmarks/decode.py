@@ -3,7 +3,8 @@
 Real photographs, cut from those that scikit-image and scikit-learn carry, in three sets: 500×375 of about 110 KB and of
 about 35 KB, and 2000×1500. Decoding alone; and decoding, random resized crop to 224×224 and flip, every recipe with the
 same boxes. One thread each, processor time, picture by picture in turns, so that whatever else the machine does befalls
-all alike; the two-thread figure alone is wall time. simplejpeg with OpenCV takes part where both are installed.
+all alike; the two-thread figure alone is wall time. simplejpeg with OpenCV takes part where both are installed, and is
+said to be missing where not.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from benchmarks.console import bar, ends_with_one_line
 from benchmarks.machine import Bystanders, describe_machine, versions
 from benchmarks.photos import CLASSES, open_photograph
 from concurrent_loader.augment import RandomResizedCrop, uniforms
-from concurrent_loader.decode import Backend, Decoder, has_native_crop, make_crop_decoder, make_decoder
+from concurrent_loader.decode import Decoder, available_backends, has_native_crop, make_crop_decoder, make_decoder
 from concurrent_loader.decode.crop import Box, CropDecoder
 
 __all__ = ["main", "run_benchmark"]
@@ -168,14 +169,16 @@ def training_recipes() -> dict[str, Recipe]:
 
 
 def _simplejpeg() -> Recipe:
-    import cv2  # type: ignore[import-not-found]
+    import cv2
     import simplejpeg
 
     cv2.setNumThreads(1)
 
     def simplejpeg_and_cv2(jpeg: bytes, box: Box) -> object:
-        picture = simplejpeg.decode_jpeg(jpeg, min_height=SIDE, min_width=SIDE, min_factor=2)
-        _, width = simplejpeg.decode_jpeg_header(jpeg)[:2]
+        height, width = simplejpeg.decode_jpeg_header(jpeg)[:2]
+        # As small as leaves the crop its size.
+        least = {"min_height": SIDE * height / box.height, "min_width": SIDE * width / box.width}
+        picture = simplejpeg.decode_jpeg(jpeg, min_factor=2, **{name: int(least[name]) for name in least})
         shrunk = picture.shape[1] / width
         top, left = round(box.top * shrunk), round(box.left * shrunk)
         bottom, right = top + max(1, round(box.height * shrunk)), left + max(1, round(box.width * shrunk))
@@ -188,8 +191,13 @@ def _simplejpeg() -> Recipe:
 
 def decoding_recipes() -> dict[str, Recipe]:
     """Decoding alone, of the whole picture."""
-    backends: tuple[Backend, ...] = ("torchcodec", "torchvision", "pillow")
-    return {f"decode: {name}": _whole(make_decoder("rgb", "jpeg", backend=name)) for name in backends}
+    return {f"decode: {name}": _whole(make_decoder("rgb", "jpeg", backend=name)) for name in available_backends()}
+
+
+def missing_recipes() -> list[str]:
+    """Peers that are not installed here."""
+    wanted = {"simplejpeg + cv2": ("simplejpeg", "cv2"), "decode: simplejpeg": ("simplejpeg",)}
+    return [name for name, needs in wanted.items() if not all(map(importlib.util.find_spec, needs))]
 
 
 def _whole(decoder: Decoder) -> Recipe:
@@ -273,6 +281,10 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
                 }
                 for name, seconds in cpu_s.items()
             ]
+            rows += [
+                {"set": photos.name, "recipe": name, "images_s_core": None, "cpu_s_per_1000": None}
+                for name in missing_recipes()
+            ]
     return {
         "machine": describe_machine(),
         "versions": versions(),
@@ -297,7 +309,8 @@ def show(figures: dict[str, Any], console: Console) -> None:
         table.add_column(title, justify="left" if title == "recipe" else "right")
     found = {(row["recipe"], row["set"]): row["images_s_core"] for row in figures["rows"]}
     for recipe in dict.fromkeys(recipe for recipe, _ in found):
-        table.add_row(recipe, *(f"{found[recipe, name]:,.0f}" for name in sets))
+        figures_of = (found[recipe, name] for name in sets)
+        table.add_row(recipe, *("not installed" if figure is None else f"{figure:,.0f}" for figure in figures_of))
     console.print(table)
     console.print(
         f"over torchvision.io + v2: {figures['ratio_110kb']:.2f} (110 KB), {figures['ratio_35kb']:.2f} (35 KB), "

@@ -32,7 +32,7 @@ __all__ = ["ObjectDataset"]
 log = logging.getLogger(__name__)
 
 _HEDGE = HedgePolicy()
-_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".gif")
 
 
 class ObjectDataset(BucketDataset):

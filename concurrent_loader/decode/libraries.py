@@ -43,12 +43,14 @@ class Library:
     needs: str
 
 
-LIBRARIES = {
+LIBRARIES: dict[str, Library] = {
     "torchcodec": Library("torchcodec_images", "pip install 'torchcodec>=0.16'"),
     "torchvision": Library("torchvision_images", "pip install torchvision"),
     "simplejpeg": Library("simplejpeg_images", "pip install 'concurrent-loader[simplejpeg]'"),
     "pillow": Library("pillow_images", "pip install 'pillow>=11.3'"),
 }
+
+_NAMES: tuple[Backend, ...] = ("torchcodec", "torchvision", "simplejpeg", "pillow")
 
 # Encoding → libraries, the preferred one first; docs/decoding.md has the measurements.
 ENCODINGS: dict[str, tuple[str, ...]] = {
@@ -60,9 +62,9 @@ ENCODINGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def available_backends() -> tuple[str, ...]:
+def available_backends() -> tuple[Backend, ...]:
     """Libraries that can be used here."""
-    return tuple(name for name in LIBRARIES if not isinstance(_load(name), Exception))
+    return tuple(name for name in _NAMES if not isinstance(_load(name), Exception))
 
 
 def load_decode(formats: Iterable[str], backend: Backend) -> Decode:

@@ -17,6 +17,7 @@ from concurrent_loader import (
     ConcurrentDataLoader,
     DecodeError,
     Mixture,
+    ObjectDataset,
     RandomResizedCrop,
     ShardDataset,
     TooManyDecodeErrors,
@@ -235,6 +236,15 @@ def test_mixtures(dataset: Any, tmp_path: Path, make_jpeg: Any, on_error: str, p
                 assert source == 1 or number not in BROKEN
 
 
+def test_objects(tmp_path: Path, make_jpeg: Any) -> None:
+    for number in range(10):
+        (tmp_path / f"{number}.jpg").write_bytes(make_jpeg(number)[: 100 if number == 6 else None])
+    with ObjectDataset(str(tmp_path)) as objects:
+        batches = load(objects, "skip", batch_size=5, shuffle=True)
+        assert sorted(len(batch["image"]) for batch in batches) == [4, 5]
+        assert {key for batch in batches for key in batch["key"]} == {f"{n}.jpg" for n in range(10) if n != 6}
+
+
 # -- the user's code ---------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +336,14 @@ def test_the_cap_on_pixels_is_an_argument(dataset: Any) -> None:
 def test_the_library_is_an_argument(dataset: Any, decoder: Any) -> None:
     expected = load(dataset, "skip", decode={"image": "rgb"})
     same(load(dataset, "skip", decode={"image": "rgb"}, decoder=decoder), expected)
+
+
+def test_an_iteration_that_is_left_leaves_nothing(dataset: Any, no_leaks: Any) -> None:
+    made = loader(dataset, "skip", decode={"image": RandomResizedCrop(96)}, num_workers=2, persistent_workers=True)
+    for _ in range(2):
+        for batch in made:
+            assert batch["image"].shape[1:] == (3, 96, 96)
+            break
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

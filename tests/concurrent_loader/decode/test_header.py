@@ -74,6 +74,14 @@ def test_headers(data: bytes, expected: ImageHeader) -> None:
     assert expected.num_pixels == 37 * 21
 
 
+def test_what_an_accelerator_asks() -> None:
+    assert parse_header(encoded("RGB", "JPEG")).baseline
+    assert not parse_header(encoded("RGB", "JPEG", progressive=True)).baseline
+    assert not parse_header(encoded("RGB", "PNG")).baseline
+    assert not ImageHeader("jpeg", 8, 8, 3, bits=12, sof=0xC0).baseline
+    assert parse_header(encoded("RGB", "JPEG", exif=turned(6))).upright == (37, 21)
+
+
 def test_animated_webp() -> None:
     target = io.BytesIO()
     frames = [Image.fromarray(np.full((8, 8, 3), level, np.uint8)) for level in (0, 255)]
