@@ -55,7 +55,7 @@ _NUM_RANGES = 8
 # For the processors' limit: a proxy that adds nothing, but does the same work for it.
 _NO_LATENCY = 0
 _NO_BOUND_MB_S = 100_000
-_AUTO_WORKERS = 320  # more than "auto" ever admits
+_NUM_WORKERS = 320  # more than "auto" ever admits
 _BUCKET_S = 0.25
 
 
@@ -71,7 +71,8 @@ class Load:
         num_turns: Of "auto" and the best fixed number.
         window_s: Of one fixed number, at least; every worker is answered twice in any case.
         warm_s: That "auto" gets to find its number.
-        auto_s: That it is measured then.
+        auto_s: That it is measured then; half of it the fixed number before, and half after.
+        fixed_warm_s: That the fixed number gets to come into step.
     """
 
     latencies_ms: tuple[int, ...]
@@ -82,12 +83,13 @@ class Load:
     window_s: float
     warm_s: float
     auto_s: float
+    fixed_warm_s: float
 
 
 FULL = Load(
-    (5, 30, 130), (1, 2, 4, 8, 16, 32, 64, 128, 256), (8, 16, 32, 64), {"object": 2, "range": 1}, 5, 0.5, 4.0, 2.0
+    (5, 30, 130), (1, 2, 4, 8, 16, 32, 64, 128, 256), (8, 16, 32, 64), {"object": 2, "range": 1}, 5, 0.5, 4.0, 3.0, 1.0
 )
-QUICK = Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 1, 0.3, 2.0, 1.0)
+QUICK = Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 1, 0.3, 2.0, 1.0, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,15 @@ class Auto:
     fixed_per_s: float
     limit: int
     converge_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one setting brought: answers a second at the end, its limit then, and the rate in each bucket of time."""
+
+    per_s: float
+    limit: int
+    rates: list[float]
 
 
 class Client:
@@ -163,9 +174,19 @@ class Client:
 
     async def auto(self, kind: str, best: int, load: Load) -> Auto:
         """Lets "auto" find its number, then measures it, and the best fixed number on both sides of it."""
-        warm_s, auto_s = load.warm_s, load.auto_s
-        before_per_s, _ = await self.fixed(kind, best, auto_s / 2)
-        engine = self.engine("auto")
+        before = await self._demand(kind, best, load.fixed_warm_s, load.auto_s / 2)
+        auto = await self._demand(kind, "auto", load.warm_s, load.auto_s)
+        after = await self._demand(kind, best, load.fixed_warm_s, load.auto_s / 2)
+        return Auto(
+            auto.per_s,
+            (before.per_s + after.per_s) / 2,
+            auto.limit,
+            converged_after_s(auto.rates, bucket_s=_BUCKET_S, final_per_s=auto.per_s),
+        )
+
+    async def _demand(self, kind: str, in_flight: InFlight, warm_s: float, timed_s: float) -> Served:
+        """Wants more at once than any limit admits, for both sides alike, and measures what comes."""
+        engine = self.engine(in_flight)
         bring = self.request(engine, kind)
         seen: list[tuple[float, int]] = []
 
@@ -178,24 +199,17 @@ class Client:
             seen.append((time.perf_counter(), stats.num_bytes - stats.wasted_bytes))
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work()) for _ in range(_AUTO_WORKERS)]
+            tasks = [group.create_task(work()) for _ in range(_NUM_WORKERS)]
             look()
-            while seen[-1][0] - seen[0][0] < warm_s + auto_s:
+            while seen[-1][0] - seen[0][0] < warm_s + timed_s:
                 await asyncio.sleep(_BUCKET_S)
                 look()
             limit = engine.stats.limit
             for task in tasks:
                 task.cancel()
         rates = rates_between(seen, num_bytes=NUM_BYTES[kind])
-        num_final = round(auto_s / _BUCKET_S)
-        per_s = rate_over(seen[-num_final - 1 :], num_bytes=NUM_BYTES[kind])
-        after_per_s, _ = await self.fixed(kind, best, auto_s / 2)
-        return Auto(
-            per_s,
-            (before_per_s + after_per_s) / 2,
-            limit,
-            converged_after_s(rates, bucket_s=_BUCKET_S, final_per_s=per_s),
-        )
+        num_timed = round(timed_s / _BUCKET_S)
+        return Served(rate_over(seen[-num_timed - 1 :], num_bytes=NUM_BYTES[kind]), limit, rates)
 
 
 async def _fill(url: str, options: Mapping[str, str]) -> None:

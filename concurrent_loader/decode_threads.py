@@ -18,6 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
+from concurrent_loader.one_core import keep_to_one_core
+
 __all__ = ["DecodeThreads"]
 
 P = ParamSpec("P")
@@ -151,6 +153,7 @@ class DecodeThreads(Executor):
             self._work.put(None)
 
     def _serve(self) -> None:
+        keep_to_one_core()
         while (work := self._work.get()) is not None:
             _do(*work)
             del work  # the thread waits for more; meanwhile it must not keep a batch alive

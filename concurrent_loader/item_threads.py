@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from time import monotonic
 from typing import Any
 
+from concurrent_loader.one_core import keep_to_one_core
+
 __all__ = ["ItemThreads"]
 
 
@@ -86,6 +88,7 @@ class ItemThreads:
                 raise
 
     def _serve(self) -> None:
+        keep_to_one_core()
         while (work := self._next()) is not None:
             future, function, args = work
             if future.set_running_or_notify_cancel():

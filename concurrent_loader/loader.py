@@ -22,7 +22,7 @@ from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
 from concurrent_loader.errors import LoaderTimeout
 from concurrent_loader.patience import Patience, describe
 from concurrent_loader.pipeline import END, STOP_S, Failure
-from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, PlanState
+from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions, PlanState
 from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock, WallTime
 from concurrent_loader.tolerance import ErrorPolicy, Tolerance
@@ -124,7 +124,7 @@ class ConcurrentDataLoader:
         transform: Callable[[dict[str, Any]], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
-        last_batch: str | None = None,
+        last_batch: LastBatch | None = None,
         device: str | torch.device | None = None,
         pin_memory: bool | None = None,
         rank: int | None = None,
@@ -160,14 +160,14 @@ class ConcurrentDataLoader:
         if drop_last and last_batch not in (None, "drop"):
             raise ConfigurationError("drop_last contradicts last_batch", got=last_batch)
         self._seed = seed
-        self._plan_arguments: dict[str, Any] = {
-            "seed": seed,
-            "global_batch_size": self.batch_size * self.world_size,
-            "groups": groups if groups is not None else DEFAULT_GROUPS if shuffle else 1,
-            "shuffle": bool(shuffle),
-            "shuffle_window": shuffle_window,
-            "last_batch": "drop" if drop_last else last_batch or "short",
-        }
+        self._plan_options = PlanOptions(
+            seed=seed,
+            global_batch_size=self.batch_size * self.world_size,
+            groups=groups if groups is not None else DEFAULT_GROUPS if shuffle else 1,
+            shuffle=bool(shuffle),
+            shuffle_window=shuffle_window,
+            last_batch="drop" if drop_last else last_batch or "short",
+        )
         self._clock = StageClock()
         self._tolerance = Tolerance(ErrorPolicy(on_error, max_errors))
         decoding = {"backend": decoder, "max_pixels": _positive("max_pixels", max_pixels)}
@@ -191,7 +191,7 @@ class ConcurrentDataLoader:
         if num_workers:
             job = Job(
                 dataset=dataset,
-                plan=self._plan_arguments,
+                plan=self._plan_options,
                 decode=decode or {},
                 transform=transform,
                 collate_fn=collate_fn,
@@ -391,7 +391,7 @@ class ConcurrentDataLoader:
         return self.device is not None and self.device.type == "cuda"
 
     def _plan(self, epoch: int) -> Plan:
-        return self.dataset.plan(epoch=epoch, **self._plan_arguments)
+        return self.dataset.plan(self._plan_options, epoch)
 
 
 def _fetched(dataset: LoadableDataset, workers: WorkerProcesses | None) -> tuple[FetchStats, CacheStats]:

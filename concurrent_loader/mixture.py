@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from concurrent_loader.mixture_plan import MixturePlan, Per, Stop
 from concurrent_loader.mixture_source import MixtureSource
-from concurrent_loader.plan import LastBatch
+from concurrent_loader.plan import PlanOptions
 from concurrent_loader.proportions import check_weights, largest_remainder
 from concurrent_loader.shuffle import derive_key
 from concurrent_loader.source import LoadableDataset
@@ -168,25 +168,15 @@ class Mixture:
         other.__dict__.update(self.__dict__, _children=tuple(children))
         return other
 
-    def plan(
-        self,
-        *,
-        epoch: int,
-        global_batch_size: int,
-        seed: int,
-        groups: int,
-        shuffle: bool,
-        shuffle_window: Size,
-        last_batch: LastBatch,
-    ) -> MixturePlan:
+    def plan(self, options: PlanOptions, epoch: int) -> MixturePlan:
         """Makes the order of an epoch.
 
         Raises:
             ConfigurationError: A data set would have no sample in a batch, or no batch in an epoch.
         """
-        sizes = [global_batch_size] * len(self._children)
+        sizes = [options.global_batch_size] * len(self._children)
         if self._per == "sample":
-            sizes = largest_remainder(self._shares, global_batch_size)
+            sizes = largest_remainder(self._shares, options.global_batch_size)
             if min(sizes) == 0:
                 raise ConfigurationError(
                     "a data set of the mixture would have no sample in a batch; give it more weight, or make batches "
@@ -195,13 +185,7 @@ class Mixture:
         return MixturePlan(
             children=tuple(
                 child.plan(
-                    epoch=0,
-                    global_batch_size=size,
-                    seed=derive_key("mixture", seed, number),
-                    groups=groups,
-                    shuffle=shuffle,
-                    shuffle_window=shuffle_window,
-                    last_batch=last_batch,
+                    replace(options, global_batch_size=size, seed=derive_key("mixture", options.seed, number)), epoch=0
                 )
                 for number, (child, size) in enumerate(zip(self._children, sizes, strict=True))
             ),
@@ -209,8 +193,8 @@ class Mixture:
             per=self._per,
             stop=self._stop,
             epoch=epoch,
-            seed=seed,
-            shuffle=shuffle,
+            seed=options.seed,
+            shuffle=options.shuffle,
         )
 
 

@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from concurrent_loader.plan_options import LastBatch, PlanOptions
 from concurrent_loader.plan_state import PlanState
 from concurrent_loader.shuffle import (
     MAX_ITEMS,
@@ -38,12 +38,12 @@ __all__ = [
     "BatchIndex",
     "EpochPlan",
     "LastBatch",
+    "PlanOptions",
     "PlanState",
     "first_uses",
     "parse_window",
 ]
 
-LastBatch = Literal["drop", "short", "pad"]
 Indices = npt.NDArray[np.int64]
 
 DEFAULT_GROUPS = 8  # one a GPU of the usual node

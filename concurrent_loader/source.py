@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from concurrent_loader.plan import BatchIndex, LastBatch
+from concurrent_loader.plan import BatchIndex, PlanOptions
 from storage.cache import CacheStats
 from storage.fetch import FetchStats
 from storage.shards.columns import Schema
@@ -184,17 +184,7 @@ class LoadableDataset(Protocol):
     @property
     def cache_stats(self) -> CacheStats: ...
 
-    def plan(
-        self,
-        *,
-        epoch: int,
-        global_batch_size: int,
-        seed: int,
-        groups: int,
-        shuffle: bool,
-        shuffle_window: Size,
-        last_batch: LastBatch,
-    ) -> Plan:
+    def plan(self, options: PlanOptions, epoch: int) -> Plan:
         """Makes the order of an epoch.
 
         Raises:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from concurrent_loader.plan import EpochPlan, LastBatch
+from concurrent_loader.plan import EpochPlan, PlanOptions
 from concurrent_loader.proportions import divide
 from concurrent_loader.selection import Selection
 from concurrent_loader.shuffle import derive_key, permutation
@@ -129,31 +129,21 @@ class Selectable(ABC):
         """Whose columns batches have: its own."""
         return (self,)
 
-    def plan(
-        self,
-        *,
-        epoch: int,
-        global_batch_size: int,
-        seed: int,
-        groups: int,
-        shuffle: bool,
-        shuffle_window: Size,
-        last_batch: LastBatch,
-    ) -> EpochPlan:
+    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan:
         """Makes the order of an epoch; see `concurrent_loader.plan.EpochPlan`."""
         per_unit = np.diff(self.unit_bounds)
-        window = parse_window(shuffle_window, self.mean_sample_bytes)
+        window = parse_window(options.shuffle_window, self.mean_sample_bytes)
         if window > 1 and per_unit.max(initial=0) <= 1:
             window = 1  # units of one sample each are permuted, and that is all that there is to shuffle
         return EpochPlan(
             samples_per_shard=per_unit,
-            global_batch_size=global_batch_size,
-            seed=seed,
+            global_batch_size=options.global_batch_size,
+            seed=options.seed,
             epoch=epoch,
-            groups=groups,
-            shuffle=shuffle,
+            groups=options.groups,
+            shuffle=options.shuffle,
             window=window,
-            last_batch=last_batch,
+            last_batch=options.last_batch,
             fingerprint=self.fingerprint,
         )
 

@@ -14,6 +14,7 @@ from concurrent_loader.broken import OnError
 from concurrent_loader.decode import Decoder
 from concurrent_loader.errors import WorkerTraceback
 from concurrent_loader.pipeline import END, Failure
+from concurrent_loader.plan import PlanOptions
 from concurrent_loader.source import LoadableDataset
 from concurrent_loader.waiting import Trail, Whereabouts
 from storage.cache import CacheStats
@@ -32,7 +33,7 @@ class Job:
 
     Attributes:
         dataset: What to load.
-        plan: Arguments of `LoadableDataset.plan`, without the epoch.
+        plan: Of `LoadableDataset.plan`.
         decode: As given to the loader.
         transform: The same.
         collate_fn: The same.
@@ -52,7 +53,7 @@ class Job:
     """
 
     dataset: LoadableDataset
-    plan: Mapping[str, Any]
+    plan: PlanOptions
     decode: Mapping[str, str | Decoder | Crop]
     transform: Callable[[dict[str, Any]], Any] | None
     collate_fn: Callable[[list[Any]], Any] | None

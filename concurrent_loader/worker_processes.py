@@ -232,9 +232,9 @@ def _needed_bytes(job: Job) -> int:
     stored = job.dataset.stored
     sizes = np.concatenate([each.unit_sizes for each in stored])
     total, largest = int(sizes.sum()), int(sizes.max(initial=0))
-    window = job.dataset.plan(epoch=0, **job.plan).window * len(stored)
+    window = job.dataset.plan(job.plan, 0).window * len(stored)
     window_bytes = window * total // max(1, sum(map(len, stored)))
-    ends = int(job.plan["groups"]) + 2 * job.num_workers
+    ends = job.plan.groups + 2 * job.num_workers
     wanted = 2 * window_bytes + job.prefetch_bytes + ends * largest
     return max(1, min(total + largest, wanted))
 

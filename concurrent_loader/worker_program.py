@@ -204,7 +204,7 @@ class _Work:
 
         self._pipeline = Pipeline(
             source=self._dataset.source,
-            plan=self._dataset.plan(epoch=order.epoch, **job.plan),
+            plan=self._dataset.plan(job.plan, order.epoch),
             recipe=replace(self._recipe, before=before),
             start_step=order.step,
             rank=job.rank,

@@ -13,6 +13,7 @@ import pytest
 from concurrent_loader import ShardDataset
 from concurrent_loader.errors import LoaderError, WorkerTraceback
 from concurrent_loader.pipeline import END, Failure
+from concurrent_loader.plan import PlanOptions
 from concurrent_loader.waiting import Whereabouts
 from concurrent_loader.worker_job import Job, Outcome, Sealed, _Rehearsal, check_job
 from storage import ShardWriter
@@ -31,9 +32,12 @@ def dataset(tmp_path: Path) -> Iterator[ShardDataset]:
         yield dataset
 
 
+PLAN = PlanOptions(global_batch_size=1, seed=0, groups=1, shuffle=False, shuffle_window="1MiB", last_batch="short")
+
+
 def job_of(dataset: ShardDataset, **changes: Any) -> Job:
     given: dict[str, Any] = {
-        "dataset": dataset, "plan": {}, "decode": {}, "transform": None, "collate_fn": None, "worker_init_fn": None,
+        "dataset": dataset, "plan": PLAN, "decode": {}, "transform": None, "collate_fn": None, "worker_init_fn": None,
         "seed": 0, "rank": 0, "world_size": 1, "num_workers": 2, "num_threads": 1, "prefetch_batches": 4,
         "prefetch_bytes": 100,
     }  # fmt: skip
