@@ -240,15 +240,22 @@ def test_leaving_ends_the_stage_and_then_who_makes_batches(
 def test_a_device_that_does_not_answer_is_left_behind(
     made: Made, fake: FakeDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go = threading.Event()
+    go, reached = threading.Event(), threading.Event()
     copy = fake.copy
-    monkeypatch.setattr(fake, "copy", lambda host: copy(host) if go.wait(30) else None)
+
+    def hang(host: torch.Tensor) -> torch.Tensor:
+        reached.set()
+        assert go.wait(30)
+        return copy(host)
+
+    monkeypatch.setattr(fake, "copy", hang)
     batches = DeviceBatches(
         made, torch.device("cuda", 0), pinned=True, clock=StageClock(), open_device=lambda device, pinned: fake
     )
     made.ready = [batch(0)]
     with pytest.raises(TimeoutError):
         batches.take(0.01)
+    assert reached.wait(30)
     batches.stop(0.01)
     assert "left behind" in caplog.text
     assert made.stopped == [0.01]
