@@ -6,7 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from concurrent_loader.augment import CenterCrop, RandomResizedCrop
+    from concurrent_loader.augment import (
+        Augment,
+        CenterCrop,
+        ColorJitter,
+        CutMix,
+        GaussianBlur,
+        MixUp,
+        MixUpOrCutMix,
+        Normalize,
+        RandomGrayscale,
+        RandomHorizontalFlip,
+        RandomResizedCrop,
+        RandomVerticalFlip,
+        ToDtype,
+    )
     from concurrent_loader.batch import Batch, collate
     from concurrent_loader.dataset import ShardDataset
     from concurrent_loader.drop_in import DropInDataLoader
@@ -27,21 +41,32 @@ if TYPE_CHECKING:
     from concurrent_loader.views import DatasetView
 
 __all__ = [
+    "Augment",
     "Batch",
     "CenterCrop",
     "CollateError",
+    "ColorJitter",
     "ConcurrentDataLoader",
+    "CutMix",
     "DatasetView",
     "DecodeError",
     "DropInDataLoader",
+    "GaussianBlur",
     "LoaderError",
     "LoaderStateError",
     "LoaderStats",
     "LoaderTimeout",
+    "MixUp",
+    "MixUpOrCutMix",
     "Mixture",
+    "Normalize",
     "ObjectDataset",
+    "RandomGrayscale",
+    "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "RandomVerticalFlip",
     "ShardDataset",
+    "ToDtype",
     "TooManyDecodeErrors",
     "TransformError",
     "WorkerDied",
@@ -49,21 +74,32 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Augment": "augment",
     "Batch": "batch",
     "CenterCrop": "augment",
     "CollateError": "errors",
+    "ColorJitter": "augment",
     "ConcurrentDataLoader": "loader",
+    "CutMix": "augment",
     "DatasetView": "views",
     "DecodeError": "errors",
     "DropInDataLoader": "drop_in",
+    "GaussianBlur": "augment",
     "LoaderError": "errors",
     "LoaderStateError": "errors",
     "LoaderStats": "stats",
     "LoaderTimeout": "errors",
+    "MixUp": "augment",
+    "MixUpOrCutMix": "augment",
     "Mixture": "mixture",
+    "Normalize": "augment",
     "ObjectDataset": "object_dataset",
+    "RandomGrayscale": "augment",
+    "RandomHorizontalFlip": "augment",
     "RandomResizedCrop": "augment",
+    "RandomVerticalFlip": "augment",
     "ShardDataset": "dataset",
+    "ToDtype": "augment",
     "TooManyDecodeErrors": "errors",
     "TransformError": "errors",
     "WorkerDied": "errors",

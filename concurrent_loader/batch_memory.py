@@ -36,16 +36,24 @@ class BatchMemory:
         self._lock = threading.Lock()
         self._pictures: dict[str, torch.Tensor] = {}
 
-    def pictures(self, column: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Returns a column's memory: (N, *shape) uint8, not initialised."""
+    def pictures(
+        self,
+        column: str,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype = torch.uint8,
+        *,
+        channels_last: bool = False,
+    ) -> torch.Tensor:
+        """Returns a column's memory: (N, *shape), not initialised; the same to all who ask."""
         with self._lock:
             if column not in self._pictures:
-                whole = (self._num_samples, *shape)
-                num_bytes = torch.Size(whole).numel()
+                whole = _as_it_lies((self._num_samples, *shape), channels_last)
+                num_bytes = torch.Size(whole).numel() * dtype.itemsize
                 if self.blocks is None:
-                    self._pictures[column] = torch.empty(whole, dtype=torch.uint8)
+                    memory = torch.empty(whole, dtype=dtype)
                 else:
-                    self._pictures[column] = self.blocks.empty(whole, torch.uint8, num_bytes)
+                    memory = self.blocks.empty(whole, dtype, num_bytes)
+                self._pictures[column] = _as_pictures(memory, channels_last)
             return self._pictures[column]
 
     def close(self) -> None:
@@ -59,7 +67,7 @@ class Placed:
     """A slice's pictures, each written where it belongs.
 
     Attributes:
-        pictures: (N, C, H, W) uint8, of the whole batch.
+        pictures: (N, C, H, W), of the whole batch.
         positions: (n,) int64, where this slice's are.
         broken: Those that are not there, by their place in the slice.
     """
@@ -69,7 +77,7 @@ class Placed:
     broken: dict[int, Broken] = field(default_factory=dict)
 
     def blank(self, place: int) -> None:
-        """Makes a picture black."""
+        """Makes a picture all zeros: black, unless it is normalised."""
         self.pictures[int(self.positions[place])] = 0
 
 
@@ -84,6 +92,18 @@ def gathered(parts: Sequence[Placed], back: npt.NDArray[np.intp]) -> torch.Tenso
     rows = np.concatenate([part.positions for part in parts])[back]
     if np.array_equal(rows, np.arange(len(pictures))):
         return pictures
-    some = empty((len(rows), *pictures.shape[1:]), pictures.dtype)
-    np.take(pictures.numpy(), rows, axis=0, out=some.numpy())
+    channels_last = not pictures.is_contiguous()
+    shape = _as_it_lies((len(rows), *pictures.shape[1:]), channels_last)
+    some = _as_pictures(empty(shape, pictures.dtype), channels_last)
+    for place, row in zip(some, rows.tolist(), strict=True):
+        place.copy_(pictures[row])
     return some
+
+
+def _as_it_lies(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
+    num, channels, height, width = shape
+    return (num, height, width, channels) if channels_last else shape
+
+
+def _as_pictures(memory: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    return memory.permute(0, 3, 1, 2) if channels_last else memory

@@ -28,6 +28,7 @@ _TORCH_ONLY = {
 }
 # Arguments of the native loader that torch's does not have.
 _NATIVE_ONLY = {
+    "batch_transform": "call it in the loop",
     "decode": "decode in the data set's __getitem__",
     "decoder": "decode in the data set's __getitem__",
     "device": "move batches to the device in the loop, with pin_memory=True",

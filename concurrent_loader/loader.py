@@ -27,7 +27,7 @@ from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock, WallTime
 from concurrent_loader.tolerance import ErrorPolicy, Tolerance
 from concurrent_loader.waiting import always
-from concurrent_loader.work import make_recipe
+from concurrent_loader.work import make_recipe, transformed
 from concurrent_loader.worker_job import Job
 from concurrent_loader.worker_processes import WorkerProcesses, check_worker_arguments
 from storage.cache import CacheStats
@@ -53,8 +53,9 @@ class ConcurrentDataLoader:
         shuffle: A new order each epoch; otherwise the order of writing.
         seed: Of the order.
         decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a `RandomResizedCrop` or `CenterCrop` (one size,
-            (N, 3, H, W) uint8; the fastest way, see docs/decoding.md), or a callable (bytes → tensor). Columns that
-            are not named stay encoded: lists of bytes.
+            (N, 3, H, W) uint8; the fastest way, see docs/decoding.md), an `Augment` that begins with one of them (see
+            docs/augmentation.md), or a callable (bytes → tensor). Columns that are not named stay encoded: lists of
+            bytes.
         decoder: The library that decodes: ``"torchcodec"``, ``"torchvision"``, ``"simplejpeg"``, ``"pillow"``; by
             default the best one that is installed. Crops of JPEGs take the native module in any case, where it was
             built.
@@ -67,6 +68,8 @@ class ConcurrentDataLoader:
         transform: Called with each sample (a dict of this data set's columns; images (C, H, W) uint8), in a thread;
             what it returns is collated.
         collate_fn: Called with the list of a batch's samples instead of `collate`; the batch is what it returns.
+        batch_transform: Called with each batch, last of all: `MixUp`, `CutMix`, or a function of yours. It gets batches
+            on the CPU where they are made, in a thread or worker process; those for a device when they are there.
         drop_last: Leave out the last batch where it would be smaller; short for ``last_batch="drop"``.
         last_batch: ``"short"`` (the default), ``"drop"``, or ``"pad"`` with the epoch's first samples. With each,
             all ranks have the same number of steps; see docs/training.md.
@@ -123,6 +126,7 @@ class ConcurrentDataLoader:
         max_errors: float = 0.01,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        batch_transform: Callable[[Any], Any] | None = None,
         drop_last: bool = False,
         last_batch: LastBatch | None = None,
         device: str | torch.device | None = None,
@@ -169,6 +173,8 @@ class ConcurrentDataLoader:
             last_batch="drop" if drop_last else last_batch or "short",
         )
         self._clock = StageClock()
+        on_cpu = self.device is None or self.device.type == "cpu"
+        self._batch_transform = None if on_cpu else batch_transform
         self._tolerance = Tolerance(ErrorPolicy(on_error, max_errors))
         decoding = {"backend": decoder, "max_pixels": _positive("max_pixels", max_pixels)}
         self._recipe = make_recipe(
@@ -177,6 +183,7 @@ class ConcurrentDataLoader:
             seed=seed,
             transform=transform,
             collate_fn=collate_fn,
+            batch_transform=batch_transform if on_cpu else None,
             clock=self._clock,
             device_codecs=device_codecs(self.device),
             on_error=on_error,
@@ -195,6 +202,7 @@ class ConcurrentDataLoader:
                 decode=decode or {},
                 transform=transform,
                 collate_fn=collate_fn,
+                batch_transform=batch_transform if on_cpu else None,
                 worker_init_fn=worker_init_fn,
                 seed=seed,
                 rank=self.rank,
@@ -272,7 +280,7 @@ class ConcurrentDataLoader:
                     self._step = step
                 self._num_batches += 1
                 self._num_samples += _num_samples(item)
-                given = self._to_device(item)
+                given = transformed(self._batch_transform, self._to_device(item))
                 wall.spend("device")
                 try:
                     yield given

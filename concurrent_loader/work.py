@@ -33,7 +33,7 @@ from concurrent_loader.stats import StageClock
 from storage.errors import ConfigurationError
 from storage.shards.columns import ColumnKind, Schema
 
-__all__ = ["BATCH", "SAMPLES", "Recipe", "Slice", "cut", "make_batch", "make_recipe", "make_samples"]
+__all__ = ["BATCH", "SAMPLES", "Recipe", "Slice", "cut", "make_batch", "make_recipe", "make_samples", "transformed"]
 
 SAMPLES, BATCH = range(2)
 
@@ -51,6 +51,7 @@ class Recipe:
             prepares them for the device.
         transform: Sample dict → sample dict, or None.
         collate_fn: List of samples → batch, or None for `concurrent_loader.collate`.
+        batch_transform: Batch → batch, or None.
         clock: Where the time goes.
         children: For a mixture whose batches are each of one data set: that one's schema, columns and decoders;
             otherwise none.
@@ -67,6 +68,7 @@ class Recipe:
     decoders: Mapping[str, Decoder | CroppingDecoder | DeferredDecoder] = field(default_factory=dict)
     transform: Callable[[dict[str, Any]], Any] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
+    batch_transform: Callable[[Any], Any] | None = None
     clock: StageClock = field(default_factory=StageClock)
     before: Callable[[int, int], object] | None = None
     ship: Callable[[Callable[[], Any], SharedBlocks], Any] | None = None
@@ -101,6 +103,7 @@ def make_recipe(
     transform: Callable[[dict[str, Any]], Any] | None,
     collate_fn: Callable[[list[Any]], Any] | None,
     clock: StageClock,
+    batch_transform: Callable[[Any], Any] | None = None,
     device_codecs: Sequence[str] = (),
     on_error: OnError = "raise",
     decoding: Mapping[str, Any] | None = None,
@@ -126,6 +129,7 @@ def make_recipe(
             transform=transform,
             collate_fn=collate_fn,
             clock=clock,
+            batch_transform=batch_transform,
             on_error=on_error,
             blanks={name: shape for name, how in decode.items() if (shape := _blank_shape(how)) is not None},
         )
@@ -264,6 +268,7 @@ def make_batch(
 
     Raises:
         CollateError: The samples do not fit together.
+        TransformError: The batch transform failed, ``from`` the cause.
         DecodeError: All pictures of the batch are broken, and there is nothing to put in their place.
     """
     if recipe.before is not None:
@@ -313,12 +318,18 @@ def _blanked(recipe: Recipe, part: Slice, made: dict[str, Any] | list[Any]) -> d
     if isinstance(made, dict):
         return {name: _blanked_column(values) if name in recipe.decoders else values for name, values in made.items()}
     samples: list[Any] = [
-        {name: blank_picture(value) if isinstance(value, Broken) else value for name, value in sample.items()}
+        {name: _blank(recipe, name, value) if isinstance(value, Broken) else value for name, value in sample.items()}
         for sample in made
     ]
     if recipe.transform is None:
         return samples
     return [_transformed(recipe.transform, sample, part, place) for place, sample in enumerate(samples)]
+
+
+def _blank(recipe: Recipe, name: str, broken: Broken) -> torch.Tensor:
+    decoder = recipe.decoders[name]
+    picture = blank_picture(broken)
+    return picture.to(decoder.dtype) if isinstance(decoder, CroppingDecoder) else picture
 
 
 def _blanked_column(values: Any) -> Any:
@@ -329,7 +340,37 @@ def _blanked_column(values: Any) -> Any:
     return values
 
 
+def transformed(transform: Callable[[Any], Any] | None, batch: Any) -> Any:
+    """Returns what a batch transform makes of a batch.
+
+    Raises:
+        TransformError: It failed, ``from`` the cause; errors of the loader and of its configuration come as they are.
+    """
+    if transform is None:
+        return batch
+    try:
+        return transform(batch)
+    except (LoaderError, ConfigurationError):
+        raise
+    except Exception as error:
+        raise TransformError(f"the batch transform failed: {type(error).__name__}: {error}") from error
+
+
 def _put_together(
+    recipe: Recipe,
+    index: BatchIndex,
+    epoch: int,
+    parts: Sequence[tuple[Slice, dict[str, Any] | list[Any]]],
+    back: npt.NDArray[np.intp],
+) -> Any:
+    batch = _collated(recipe, index, epoch, parts, back)
+    if recipe.batch_transform is None:
+        return batch
+    with recipe.clock.measure("transform"):
+        return transformed(recipe.batch_transform, batch)
+
+
+def _collated(
     recipe: Recipe,
     index: BatchIndex,
     epoch: int,
@@ -406,7 +447,7 @@ def _placed(
     memory: BatchMemory,
 ) -> Placed:
     """Decodes a slice's pictures straight into the batch's memory."""
-    pictures = memory.pictures(name, decoder.shape)
+    pictures = memory.pictures(name, decoder.shape, decoder.dtype, channels_last=decoder.channels_last)
     into = [pictures[row] for row in part.positions.tolist()]
     broken = {}
     for place, (each, data) in enumerate(zip(decoder.decoders(part.epoch, part.samples, into), encoded, strict=True)):

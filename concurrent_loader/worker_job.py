@@ -37,6 +37,7 @@ class Job:
         decode: As given to the loader.
         transform: The same.
         collate_fn: The same.
+        batch_transform: The same, if workers are to call it.
         worker_init_fn: Called with the worker's number before it does anything else.
         seed: Of the random streams.
         rank: Of the loader.
@@ -66,6 +67,7 @@ class Job:
     prefetch_batches: int
     prefetch_bytes: int
     device_codecs: tuple[str, ...] = ()
+    batch_transform: Callable[[Any], Any] | None = None
     on_error: OnError = "raise"
     decoding: Mapping[str, Any] = field(default_factory=dict)
     private_cache: tuple[str, int] | None = None
@@ -155,7 +157,7 @@ def check_job(job: Job) -> None:
     for stored in job.dataset.stored:
         if stored.url.startswith("memory://"):
             raise ConfigurationError("a data set in this process's memory cannot be seen by workers", url=stored.url)
-    for name in ("transform", "collate_fn", "decode", "worker_init_fn", "dataset"):
+    for name in ("transform", "collate_fn", "batch_transform", "decode", "worker_init_fn", "dataset"):
         before = get_spawning_popen()
         set_spawning_popen(_Rehearsal())  # type: ignore[arg-type]  # it does all that pickling asks for
         try:

@@ -164,6 +164,7 @@ class _Work:
                     decode=self._job.decode,
                     seed=self._job.seed,
                     transform=self._job.transform,
+                    batch_transform=self._job.batch_transform,
                     collate_fn=self._job.collate_fn,
                     clock=self._clock,
                     device_codecs=self._job.device_codecs,

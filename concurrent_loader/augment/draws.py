@@ -17,7 +17,9 @@ __all__ = ["MAX_DRAWS", "uniforms"]
 MAX_DRAWS = 64  # of one sample
 
 
-def uniforms(seed: int, epoch: int, samples: npt.NDArray[np.int64], num_draws: int) -> npt.NDArray[np.float64]:
+def uniforms(
+    seed: int, epoch: int, samples: npt.NDArray[np.int64], num_draws: int, *, use: str = "augment"
+) -> npt.NDArray[np.float64]:
     """Draws numbers for some samples.
 
     Args:
@@ -25,6 +27,7 @@ def uniforms(seed: int, epoch: int, samples: npt.NDArray[np.int64], num_draws: i
         epoch: From 0.
         samples: (n,) int64, numbers of samples in the data set, below 2**57.
         num_draws: Numbers for each, at most 64; more of them leave the first ones as they are.
+        use: What they are for, in at most 8 ASCII letters; different uses have different numbers.
 
     Returns:
         (n, num_draws) float64, uniform in [0, 1).
@@ -34,5 +37,5 @@ def uniforms(seed: int, epoch: int, samples: npt.NDArray[np.int64], num_draws: i
     counters: npt.NDArray[np.uint64] = np.arange(num_draws, dtype=np.uint64) + (
         samples.astype(np.uint64) * np.uint64(MAX_DRAWS)
     ).reshape(-1, 1)
-    hashes = hash_counters(derive_key("augment", seed, epoch), counters)
+    hashes = hash_counters(derive_key(use, seed, epoch), counters)
     return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53

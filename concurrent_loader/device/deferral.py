@@ -7,12 +7,13 @@ the rest is decoded here, so that no thread waits for the device and the device 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from concurrent_loader.augment import Crop, uniforms
+from concurrent_loader.augment import Augment, Crop, uniforms
 from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Box, make_crop_decoder, make_decoder, parse_header
 from concurrent_loader.decode.header import Buffer
 from concurrent_loader.decode.registry import check_header, formats_of
@@ -21,7 +22,7 @@ from concurrent_loader.device.screening import CODECS, screen
 
 __all__ = ["DeferredDecoder"]
 
-Draw = Callable[[int, int], Box]
+Row = tuple[float, ...]
 
 
 class DeferredDecoder:
@@ -29,9 +30,9 @@ class DeferredDecoder:
 
     Args:
         name: Of the column.
-        how: A crop, or ``"rgb"``, ``"gray"``, ``"unchanged"``.
+        how: A crop, an `Augment`, or ``"rgb"``, ``"gray"``, ``"unchanged"``.
         column_type: As for `concurrent_loader.decode.make_decoder`.
-        seed: Of the crop's draws.
+        seed: Of the draws.
         codecs: Names of the encodings that the device decodes.
         backend: Of the decoders for all others.
         max_pixels: A larger picture is refused.
@@ -52,6 +53,7 @@ class DeferredDecoder:
     ) -> None:
         self._name = name
         self._crop = None if isinstance(how, str) else how
+        self._augment = how if isinstance(how, Augment) and how.operations else None
         self._mode = how if isinstance(how, str) else "rgb"
         self._column_type = column_type
         self._formats = formats_of(column_type)
@@ -65,42 +67,46 @@ class DeferredDecoder:
         self, epoch: int, samples: npt.NDArray[np.int64], keys: Sequence[str]
     ) -> list[Callable[[Buffer], StagedPicture]]:
         """Makes for each sample what prepares its picture; what it draws depends on nothing else."""
-        draws: list[Draw | None] = [None] * len(samples)
-        crop = self._crop
-        if crop is not None:
-            rows = (
-                uniforms(self._seed, epoch, samples, crop.num_draws).tolist() if crop.num_draws else [()] * len(samples)
-            )
-            draws = [lambda height, width, row=row: crop.box(height, width, row) for row in rows]  # type: ignore[misc]
+        num_draws = 0 if self._crop is None else self._crop.num_draws
+        rows = uniforms(self._seed, epoch, samples, num_draws).tolist() if num_draws else [()] * len(samples)
         return [
-            lambda data, draw=draw, sample=sample, key=key: self._prepare(data, draw, sample, key)  # type: ignore[misc]
-            for draw, sample, key in zip(draws, samples.tolist(), keys, strict=True)
+            partial(self._prepare, row=tuple(row), sample=sample, key=key)
+            for row, sample, key in zip(rows, samples.tolist(), keys, strict=True)
         ]
 
     def column(self, pictures: Sequence[StagedPicture | torch.Tensor]) -> StagedColumn:
         """Puts a batch's pictures together; one that is pixels already stands in for broken ones."""
         size = None if self._crop is None else self._crop.size
         staged = (each if isinstance(each, StagedPicture) else self._made(each, -1, "") for each in pictures)
-        return StagedColumn(self._name, self._column_type, self._mode, size, tuple(staged))
+        return StagedColumn(self._name, self._column_type, self._mode, size, tuple(staged), self._augment)
 
-    def _prepare(self, data: Buffer, draw: Draw | None, sample: int, key: str) -> StagedPicture:
+    def _prepare(self, data: Buffer, *, row: Row, sample: int, key: str) -> StagedPicture:
         header = parse_header(data)
         check_header(header, self._formats, self._max_pixels)
         codec = screen(data, header, self._mode, self._codecs)
         if codec is None:
-            return self._decode(data, draw, sample, key)
+            return self._decode(data, row, sample, key)
         height, width = header.upright
-        box = None if draw is None else draw(height, width)
-        return StagedPicture(sample, key, height, width, codec.name, data, orientation=header.orientation, box=box)
+        box = None if self._crop is None else self._crop.box(height, width, row)
+        return StagedPicture(
+            sample, key, height, width, codec.name, data, orientation=header.orientation, box=box, draws=self._kept(row)
+        )
 
-    def _decode(self, data: Buffer, draw: Draw | None, sample: int, key: str) -> StagedPicture:
-        if draw is None or self._crop is None:
+    def _decode(self, data: Buffer, row: Row, sample: int, key: str) -> StagedPicture:
+        crop = self._crop
+        if crop is None:
             return self._made(self._whole(data), sample, key)
-        picture = torch.empty((3, *self._crop.size), dtype=torch.uint8)
-        self._part(data, draw, picture.numpy())
-        return self._made(picture, sample, key)
+        picture = torch.empty((3, *crop.size), dtype=torch.uint8)
+        self._part(data, lambda height, width: crop.box(height, width, row), picture.numpy())
+        return self._made(picture, sample, key, row)
 
-    def _made(self, picture: torch.Tensor, sample: int, key: str) -> StagedPicture:
+    def _made(self, picture: torch.Tensor, sample: int, key: str, row: Row = ()) -> StagedPicture:
         _, height, width = picture.shape
         box = None if self._crop is None else Box(0, 0, height, width)
-        return StagedPicture(sample, key, height, width, picture=picture, box=box)
+        return StagedPicture(sample, key, height, width, picture=picture, box=box, draws=self._kept(row))
+
+    def _kept(self, row: Row) -> Row:
+        """Of a sample's numbers what the device needs to know; zeros for what stands in for a picture."""
+        if self._augment is None:
+            return ()
+        return row or (0.0,) * self._augment.num_draws

@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from concurrent_loader.batch import Batch
+from concurrent_loader.augment import Normalize
+from concurrent_loader.augment.fused import boxes_and_flips, crop_resize
+from concurrent_loader.batch import Batch, collate_columns
 from concurrent_loader.broken import OnError, plain_error, rows_shown
 from concurrent_loader.decode import Box
 from concurrent_loader.device.backend import Ticket
@@ -72,6 +75,38 @@ class Pictures:
         """Of all samples but those that only fill the batch up, which are counted where they are not padding."""
         num_real = self.num_samples - batch.num_padded
         return tuple(plain_error(self.broken[row]) for row in sorted(self.broken) if row < num_real)
+
+
+def finished(
+    column: StagedColumn, pictures: Pictures, rows: Sequence[int] | None, device: torch.device
+) -> torch.Tensor:
+    """Makes a column's tensor, (N, C, H, W): crops of one size, augmented; or the pictures as they are.
+
+    Raises:
+        CollateError: Pictures that are not to be cropped, of different sizes.
+    """
+    made = pictures.of(column, rows, device)
+    pixels = [each for each, _ in made]
+    if column.size is None:
+        whole: torch.Tensor = collate_columns({column.name: pixels})[column.name]
+        return whole
+    boxes, flips = boxes_and_flips([box for _, box in made if box is not None])
+    augment = column.augment
+    if augment is None:
+        return crop_resize(pixels, boxes, flips, column.size)
+    shown = range(len(column)) if rows is None else rows
+    finish = augment.finish if len(augment.operations) == 1 else None
+    if finish is not None:  # the kernel does that as well
+        mean, std = (finish.mean, finish.std) if isinstance(finish, Normalize) else (None, None)
+        result = crop_resize(
+            pixels, boxes, flips, column.size,
+            mean=mean, std=std, dtype=finish.dtype, channels_last=finish.channels_last,
+        )  # fmt: skip
+    else:
+        draws = np.array([column.pictures[row].draws for row in shown], np.float64).reshape(len(shown), -1)
+        result = augment.apply(crop_resize(pixels, boxes, flips, column.size), draws)
+    nobody = len(pictures.broken) == pictures.num_samples or all(column.pictures[row].sample < 0 for row in shown)
+    return result.zero_() if nobody else result  # as on the CPU: what stands in is all zeros, whatever is done to it
 
 
 def mended(

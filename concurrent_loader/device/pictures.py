@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from concurrent_loader.augment import Augment
 from concurrent_loader.decode import Box
 from concurrent_loader.decode.header import Buffer
 from concurrent_loader.shared_memory import empty
@@ -31,6 +32,7 @@ class StagedPicture:
         orientation: By EXIF; 1 where nothing is to be turned.
         picture: (C, H, W) on the CPU if it was decoded there, cropped to its final size if there is a box.
         box: Of the upright picture, that becomes the sample's; None for all of it.
+        draws: What the sample has drawn for its column's augmentation; nothing without one.
     """
 
     sample: int
@@ -44,6 +46,7 @@ class StagedPicture:
     orientation: int = 1
     picture: torch.Tensor | None = None
     box: Box | None = None
+    draws: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class StagedColumn:
         mode: ``"rgb"``, ``"gray"`` or ``"unchanged"``.
         size: Height and width that boxes are resized to; None where pictures stay as they are.
         pictures: In the batch's order.
+        augment: What is done to the crops; None where nothing is.
         block: (n,) uint8, the encoded bytes of all of them if they came from another process.
     """
 
@@ -64,6 +68,7 @@ class StagedColumn:
     mode: str
     size: tuple[int, int] | None
     pictures: tuple[StagedPicture, ...]
+    augment: Augment | None = None
     block: torch.Tensor | None = None
 
     def __len__(self) -> int:

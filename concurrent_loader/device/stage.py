@@ -17,15 +17,14 @@ from typing import Any
 
 import torch
 
-from concurrent_loader.augment.fused import boxes_and_flips, crop_resize
-from concurrent_loader.batch import Batch, collate_columns
+from concurrent_loader.batch import Batch
 from concurrent_loader.broken import OnError
 from concurrent_loader.decode import Box, make_crop_decoder, make_decoder
 from concurrent_loader.device.backend import DeviceBackend, Undecodable
 from concurrent_loader.device.decoding import decode_each
 from concurrent_loader.device.layout import lay_out
 from concurrent_loader.device.loads import Load, Piece, restore
-from concurrent_loader.device.outcomes import Pictures, Staged, mended
+from concurrent_loader.device.outcomes import Pictures, Staged, finished, mended
 from concurrent_loader.device.pictures import StagedColumn, StagedPicture
 from concurrent_loader.device.slots import Slot, SlotRing
 from concurrent_loader.errors import DecodeError
@@ -200,7 +199,7 @@ class DeviceStage:
         data: dict[str, Any] = {}
         for name, value in batch.items():
             if isinstance(value, StagedColumn):
-                data[name] = _crops(value, pictures.of(value, rows, self.device))
+                data[name] = finished(value, pictures, rows, self.device)
                 continue
             if name in columns:
                 data[name] = restore(columns[name], value, whole_bytes)
@@ -209,16 +208,6 @@ class DeviceStage:
             if rows is not None:
                 data[name] = data[name][rows] if isinstance(value, torch.Tensor) else [value[row] for row in rows]
         return mended(batch, data, rows, pictures, self._on_error)
-
-
-def _crops(column: StagedColumn, made: Sequence[tuple[torch.Tensor, Box | None]]) -> torch.Tensor:
-    """A column's tensor: (N, C, H, W)."""
-    pixels = [each for each, _ in made]
-    if column.size is None:
-        whole: torch.Tensor = collate_columns({column.name: pixels})[column.name]
-        return whole
-    boxes, flips = boxes_and_flips([box for _, box in made if box is not None])
-    return crop_resize(pixels, boxes, flips, column.size)
 
 
 def _fill(memory: torch.Tensor, pieces: Iterable[tuple[Piece, ByteRange]]) -> None:
