@@ -12,7 +12,19 @@ from uuid import uuid4
 import pytest
 import torch
 
-from concurrent_loader import Batch, ConcurrentDataLoader, Mixture, RandomResizedCrop, ShardDataset
+from concurrent_loader import (
+    Augment,
+    Batch,
+    ColorJitter,
+    ConcurrentDataLoader,
+    Mixture,
+    MixUp,
+    Normalize,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    ShardDataset,
+    ToDtype,
+)
 from concurrent_loader.device import opening
 from concurrent_loader.errors import DecodeError, DeviceMemoryError, TooManyDecodeErrors
 from concurrent_loader.waiting import CAUSES
@@ -62,6 +74,50 @@ def test_the_device_gives_what_the_cpu_gives(dataset: ShardDataset, cuda: FakeDe
     same(epoch(dataset, decode={"image": how}, device="cuda"), epoch(dataset, decode={"image": how}))
     assert sum(cuda.calls) == NUM_SAMPLES
     assert cuda.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "tolerance"),
+    [
+        (Augment(CROP, RandomVerticalFlip(0.5)), 1.0),
+        (Augment(CROP, Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))), 0.02),
+        (Augment(CROP, Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.25), torch.bfloat16, channels_last=True)), 0.03),
+        (Augment(CROP, ToDtype(torch.float16)), 0.005),
+        (Augment(CROP, ColorJitter(0.4, 0.4), ToDtype(torch.float32)), 0.01),
+        (Augment(CROP), 1.0),
+    ],
+)
+def test_augmentations_are_drawn_as_on_the_cpu(
+    dataset: ShardDataset, cuda: FakeDevice, how: Augment, tolerance: float
+) -> None:
+    one, other = (epoch(dataset, decode={"image": how}, device=device) for device in ("cuda", None))
+    for left, right in zip(one, other, strict=True):
+        assert left["image"].dtype == right["image"].dtype
+        assert left["image"].is_contiguous() == right["image"].is_contiguous()
+        assert float((left["image"].float() - right["image"].float()).abs().mean()) < tolerance
+
+
+def test_pictures_that_the_cpu_decoded_are_augmented_to_the_bit(
+    cuda: FakeDevice, make_jpeg: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("concurrent_loader.device.deferral.screen", lambda *_: None)
+    url = f"memory://{uuid4().hex}"
+    with ShardWriter(url, columns={"image": "jpeg", "label": "int64"}) as writer:
+        for number in range(16):
+            writer.write({"image": make_jpeg(number), "label": number})
+    how = Augment(CROP, ColorJitter(0.4, 0.4), Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.25)))
+    with ShardDataset(url) as dataset:
+        one, other = (epoch(dataset, decode={"image": how}, device=device) for device in ("cuda", None))
+    for left, right in zip(one, other, strict=True):
+        assert torch.equal(left["image"], right["image"])
+
+
+def test_batches_are_mixed_on_the_device(dataset: ShardDataset, cuda: FakeDevice) -> None:
+    arguments: dict[str, Any] = {"decode": {"image": CROP}, "batch_transform": MixUp(num_classes=NUM_SAMPLES)}
+    one, other = (epoch(dataset, device=device, **arguments) for device in ("cuda", None))
+    for left, right in zip(one, other, strict=True):
+        assert torch.equal(left["label"], right["label"])
+        assert float((left["image"].float() - right["image"].float()).abs().mean()) < 1.0
 
 
 def test_all_numbers_of_stats_add_up(dataset: ShardDataset, cuda: FakeDevice) -> None:
@@ -181,6 +237,8 @@ def test_a_broken_picture_is_an_error_that_names_it(cuda: FakeDevice, broken_url
 def test_broken_pictures_are_put_up_with_as_on_the_cpu(cuda: FakeDevice, broken_url: str, on_error: Any) -> None:
     arguments: dict[str, Any] = {"decode": {"image": CROP}, "on_error": on_error, "max_errors": 2}
     with ShardDataset(broken_url) as dataset:
+        same(epoch(dataset, device="cuda", **arguments), epoch(dataset, **arguments))
+        arguments["decode"] = {"image": Augment(CROP, Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.25)))}
         same(epoch(dataset, device="cuda", **arguments), epoch(dataset, **arguments))
         with pytest.raises(TooManyDecodeErrors):
             epoch(dataset, device="cuda", **{**arguments, "max_errors": 1})

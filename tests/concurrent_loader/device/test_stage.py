@@ -12,7 +12,7 @@ import torch
 from fake_device import FakeDevice, as_of
 from PIL import Image
 
-from concurrent_loader.augment import CenterCrop, CroppingDecoder, RandomResizedCrop
+from concurrent_loader.augment import Augment, CenterCrop, CroppingDecoder, Normalize, RandomResizedCrop
 from concurrent_loader.batch import Batch
 from concurrent_loader.decode import make_decoder
 from concurrent_loader.device import CODECS, Codec, DeferredDecoder, DeviceStage, screening
@@ -202,7 +202,10 @@ def test_broken_pictures_are_left_out_or_replaced(
 
 
 @pytest.mark.parametrize(("on_error", "num_samples"), [("skip", 1), ("replace", 3)])
-@pytest.mark.parametrize(("how", "shape"), [(CROP, (3, 16, 16)), ("gray", (1, 1, 1))])
+@pytest.mark.parametrize(
+    ("how", "shape"),
+    [(CROP, (3, 16, 16)), ("gray", (1, 1, 1)), (Augment(CROP, Normalize((0.5,) * 3, (0.2,) * 3)), (3, 16, 16))],
+)
 def test_a_batch_of_broken_pictures_is_blank(
     fake: FakeDevice, encode: Callable[..., bytes], on_error: Any, num_samples: int, how: Any, shape: tuple[int, ...]
 ) -> None:
