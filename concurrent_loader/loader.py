@@ -177,6 +177,7 @@ class ConcurrentDataLoader:
         self._batch_transform = None if on_cpu else batch_transform
         self._tolerance = Tolerance(ErrorPolicy(on_error, max_errors))
         decoding = {"backend": decoder, "max_pixels": _positive("max_pixels", max_pixels)}
+        codecs = device_codecs(self.device)
         self._recipe = make_recipe(
             dataset,
             decode=decode or {},
@@ -185,7 +186,7 @@ class ConcurrentDataLoader:
             collate_fn=collate_fn,
             batch_transform=batch_transform if on_cpu else None,
             clock=self._clock,
-            device_codecs=device_codecs(self.device),
+            device_codecs=codecs,
             on_error=on_error,
             decoding=decoding,
         )
@@ -211,7 +212,7 @@ class ConcurrentDataLoader:
                 num_threads=max(1, self._num_threads // num_workers),
                 prefetch_batches=self._prefetch_batches,
                 prefetch_bytes=self._prefetch_bytes,
-                device_codecs=device_codecs(self.device),
+                device_codecs=codecs,
                 on_error=on_error,
                 decoding=decoding,
             )
