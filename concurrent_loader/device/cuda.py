@@ -30,7 +30,7 @@ __all__ = ["CudaBackend", "resolve_cuda"]
 T = TypeVar("T")
 
 # (payloads on the CPU, orientations, mode, device) → pictures, upright
-_DecodeJpegs = Callable[[list[torch.Tensor], Sequence[int], str, torch.device], list[torch.Tensor]]
+_Decode = Callable[[list[torch.Tensor], Sequence[int], str, torch.device], list[torch.Tensor]]
 
 _TORCHVISION_MODES = {"unchanged": 0, "gray": 1, "rgb": 3}
 # NVJPEG_STATUS_ALLOCATOR_FAILURE is 5; both libraries print the status at the end of what they say.
@@ -80,12 +80,14 @@ class CudaBackend:
         self._pinned = pinned
         with _translated("opening the device", device):
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._decode_jpegs = _find_decoder(device)
+            decode_jpegs = _find_decoder(device)
+        # What else a GPU learns to decode is added here, and to `concurrent_loader.device.screening.CODECS`.
+        self._decoders = {} if decode_jpegs is None else {"nvjpeg": decode_jpegs}
 
     @property
     def codecs(self) -> Sequence[str]:
         """What it decodes."""
-        return ("nvjpeg",) if self._decode_jpegs is not None else ()
+        return tuple(self._decoders)
 
     def host_memory(self, num_bytes: int) -> torch.Tensor:
         """Returns memory from which the GPU copies by itself."""
@@ -100,10 +102,8 @@ class CudaBackend:
     def decode(
         self, codec: str, payloads: Sequence[torch.Tensor], orientations: Sequence[int], mode: str
     ) -> list[torch.Tensor]:
-        """Decodes pictures by nvJPEG; see `DeviceBackend.decode`."""
-        decode = self._decode_jpegs
-        if codec != "nvjpeg" or decode is None:
-            raise Undecodable(f"this device has no {codec}")
+        """Decodes pictures; see `DeviceBackend.decode`."""
+        decode = self._decoders[codec]
         with _translated(f"decoding {len(payloads)} pictures", self.device), torch.cuda.stream(self._stream):
             try:
                 return decode(list(payloads), orientations, mode, self.device)
@@ -152,7 +152,7 @@ class CudaBackend:
 
 
 @cache
-def _find_decoder(device: torch.device) -> _DecodeJpegs | None:
+def _find_decoder(device: torch.device) -> _Decode | None:
     """Chooses the library, once, by having it decode a picture: builds without nvJPEG say so only then."""
     buffer = io.BytesIO()
     Image.new("RGB", (64, 64), (200, 100, 50)).save(buffer, "JPEG")
@@ -174,7 +174,7 @@ def _find_decoder(device: torch.device) -> _DecodeJpegs | None:
     return None
 
 
-def _load_torchcodec() -> _DecodeJpegs:
+def _load_torchcodec() -> _Decode:
     decode_jpeg = import_module("torchcodec.decoders").decode_jpeg
 
     def decode(
@@ -186,7 +186,7 @@ def _load_torchcodec() -> _DecodeJpegs:
     return decode
 
 
-def _load_torchvision() -> _DecodeJpegs:
+def _load_torchvision() -> _Decode:
     import_module("torchvision.io")  # registers the operator; the function around it warns of its deprecation
     operator = torch.ops.image.decode_jpegs_cuda
 
