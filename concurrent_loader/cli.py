@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from concurrent_loader.commands import cache, ingest, s3
+from concurrent_loader.commands.doctor import doctor
 from concurrent_loader.commands.info import info
 from concurrent_loader.commands.verify import verify
 from concurrent_loader.errors import LoaderError
@@ -47,6 +48,7 @@ app = typer.Typer(
 app.add_typer(ingest.app, name="ingest")
 app.command("info")(info)
 app.command("verify")(verify)
+app.command("doctor")(doctor)
 app.add_typer(cache.app, name="cache")
 app.add_typer(s3.app, name="s3")
 

@@ -41,6 +41,8 @@ class Tool:
         module_sum: Go's ``h1:`` digest of the module's source. Go writes it into every binary and the build is refused
             where it differs, so that a proxy without a checksum database cannot slip in other source.
         typical_build_s: On two cores with an empty Go cache, to tell the person who waits.
+        pins: A folder with a ``go.mod`` and a ``go.sum`` that pin every module of the build, for packages that
+            ``go install`` refuses (their own go.mod replaces modules) or cannot look up by itself.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Tool:
     version: str
     module_sum: str
     typical_build_s: int
+    pins: Path | None = None
 
     @property
     def path(self) -> Path:
@@ -146,16 +149,24 @@ def _build_lock(tool: Tool, progress: Progress) -> Iterator[None]:
 def _build(tool: Tool, go: str, progress: Progress) -> None:
     with tempfile.TemporaryDirectory(prefix=".build-", dir=tool.path.parent) as folder:
         _go_install(tool, go, Path(folder), progress)
-        built = Path(folder, tool.package.rsplit("/", 1)[-1])
+        built = next(path for path in Path(folder).iterdir() if os.access(path, os.X_OK))
         _check_source(tool, go, built)
         built.replace(tool.path)
     _LOG.info("built %s at %s", tool.name, tool.path)
 
 
 def _go_install(tool: Tool, go: str, folder: Path, progress: Progress) -> None:
-    """Runs ``go install`` outside any Go module, with one line of progress for what may be minutes of silence."""
+    """Runs ``go install`` outside any Go module, or in one of nothing but pins.
+
+    It says one line of progress now and then, for what may be minutes of silence.
+    """
     begun = time.monotonic()
-    command = [go, "install", "-v", "-trimpath", "-ldflags=-s -w", f"{tool.package}@{tool.version}"]
+    if tool.pins is None:
+        command = [go, "install", "-v", "-trimpath", "-ldflags=-s -w", f"{tool.package}@{tool.version}"]
+    else:
+        for name in ("go.mod", "go.sum"):
+            shutil.copy(tool.pins / name, folder)
+        command = [go, "install", "-v", "-trimpath", "-ldflags=-s -w", "-mod=readonly", tool.package]
     title = f"building {tool.name} {tool.version}, once, about {tool.typical_build_s} s on two cores"
     progress(title)
     lines: list[str] = []

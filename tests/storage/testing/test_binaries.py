@@ -75,6 +75,21 @@ def test_it_is_built_once_under_the_name_of_its_pin(go, cache):
     assert hidden(cache) == ["teapot-v1.2.3"]
 
 
+def test_pins_of_ones_own_take_the_place_of_a_version(go, cache, tmp_path):
+    pins = tmp_path / "pins"
+    pins.mkdir()
+    (pins / "go.mod").write_text("module pins\n")
+    (pins / "go.sum").write_text("example.org/kettle v1.2.3 h1:abc=\n")
+    log = go(script='cat go.mod go.sum >> "$FAKE_LOG"')
+    assert find_tool(replace(TOOL, pins=pins)) == cache / "teapot-v1.2.3"
+    assert log.read_text().splitlines() == [
+        "install -v -trimpath -ldflags=-s -w -mod=readonly example.org/kettle/cmd/server",
+        "module pins",
+        "example.org/kettle v1.2.3 h1:abc=",
+    ]
+    assert hidden(cache) == ["teapot-v1.2.3"]
+
+
 def test_a_changed_pin_is_another_file():
     assert replace(TOOL, version="v1.2.4").path != TOOL.path
 

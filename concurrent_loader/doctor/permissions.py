@@ -1,0 +1,133 @@
+"""What these keys may do with this bucket: by doing it, each thing once and under a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from concurrent_loader.doctor.finding import Finding, Level
+from storage.errors import (
+    AccessDenied,
+    ConfigurationError,
+    ConnectionFailed,
+    CredentialsExpired,
+    DeadlineExceeded,
+    NotFound,
+    StorageError,
+)
+from storage.stores.protocol import ObjectMeta, Store
+
+__all__ = ["PROBE_KEY", "Permissions", "advice_for", "try_permissions"]
+
+# One key for all runs: who may write but not delete leaves one small object behind, however often he asks.
+PROBE_KEY = "doctor-probe"
+_MAX_LISTED = 1000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What was found.
+
+    Attributes:
+        findings: list, get and, if asked for, put.
+        objects: Up to a thousand objects of the data set; the first in the order of their keys.
+    """
+
+    findings: tuple[Finding, ...]
+    objects: tuple[ObjectMeta, ...]
+
+
+async def try_permissions(store: Store, *, put: bool, deadline_s: float) -> Permissions:
+    """Lists, gets one byte, and puts and deletes a small object if ``put``.
+
+    Args:
+        store: Whose keys are meant.
+        put: Whether writing is wanted.
+        deadline_s: For each request.
+
+    Cancellation: At any await; an object that was put may stay.
+    """
+    objects: list[ObjectMeta] = []
+
+    async def fill() -> None:
+        async for meta in store.list():
+            objects.append(meta)
+            if len(objects) >= _MAX_LISTED:
+                return
+
+    findings = [await _try("list", fill, "s3:ListBucket on the bucket, for this prefix", deadline_s)]
+    if findings[0].level is Level.OK and not objects:
+        findings[0] = Finding(
+            "list", Level.WARN, "allowed, and there is nothing", "ingest a data set, or check the prefix"
+        )
+    findings.append(await _try_get(store, objects, deadline_s))
+    if put:
+        findings.append(await _try_put(store, deadline_s))
+    return Permissions(tuple(findings), tuple(objects))
+
+
+async def _try_get(store: Store, objects: list[ObjectMeta], deadline_s: float) -> Finding:
+    readable = next((meta for meta in objects if meta.size > 0), None)
+    if readable is None:
+        return Finding("get", Level.WARN, "not tried: no object is known", "see list")
+
+    async def get() -> None:
+        await store.get_range(readable.key, 0, 1)
+
+    return await _try("get", get, "s3:GetObject on the objects, and kms:Decrypt where a key encrypts them", deadline_s)
+
+
+async def _try_put(store: Store, deadline_s: float) -> Finding:
+    async def put() -> None:
+        await store.put(PROBE_KEY, b"written by concurrent-loader doctor; it may be deleted\n")
+
+    async def delete() -> None:
+        await store.delete(PROBE_KEY)
+
+    tried = await _try("put", put, "s3:PutObject on the objects", deadline_s)
+    if tried.level is not Level.OK:
+        return tried
+    deleted = await _try("delete", delete, "s3:DeleteObject", deadline_s)
+    if deleted.level is not Level.OK:
+        return Finding("put", Level.OK, f"allowed; {PROBE_KEY} stays there, deleting is not", facts={"deleted": False})
+    return Finding("put", Level.OK, "allowed", facts={"deleted": True})
+
+
+async def _try(name: str, call: Callable[[], Awaitable[None]], right: str, deadline_s: float) -> Finding:
+    try:
+        async with asyncio.timeout(deadline_s):
+            await call()
+    except TimeoutError:
+        error: StorageError = DeadlineExceeded(f"no complete answer within {deadline_s:.3g} s")
+    except StorageError as refused:
+        error = refused
+    else:
+        return Finding(name, Level.OK, "allowed")
+    return Finding(name, Level.FAIL, error.what, advice_for(error, right=right), {"error": type(error).__name__})
+
+
+def advice_for(error: StorageError, *, right: str) -> str:
+    """What to do about a request that failed.
+
+    Args:
+        error: How it failed.
+        right: The permission that the request needs.
+    """
+    match error:
+        case CredentialsExpired():
+            return "get new keys: these are unknown to the server, or expired"
+        case AccessDenied() if "clock" in error.what or "secret key" in error.what:
+            return "see clock" if "clock" in error.what else "check the secret key"
+        case AccessDenied():
+            return f"it needs {right}"
+        case NotFound():
+            return "check the bucket's name and the region"
+        case ConfigurationError():
+            return "see region and endpoint"
+        case ConnectionFailed() | DeadlineExceeded():
+            return "see endpoint"
+        case _:
+            return f"got {error.got}; it needs {right}" if error.got is not None else f"it needs {right}"
