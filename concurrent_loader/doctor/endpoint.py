@@ -49,6 +49,7 @@ class Place:
         region: None where nobody says.
         path_style: As the option; None leaves it to the endpoint.
         verify_tls: As the option.
+        ca_bundle: Path of certificates to trust, as AWS_CA_BUNDLE names it; None for the system's.
     """
 
     bucket: str
@@ -56,6 +57,7 @@ class Place:
     region: str | None = None
     path_style: bool | None = None
     verify_tls: bool = True
+    ca_bundle: str | None = None
 
     @property
     def server_url(self) -> str:
@@ -106,8 +108,12 @@ async def ask(
 ) -> Answer | Failure:
     """Sends one unsigned HEAD for the bucket.
 
+    Raises:
+        OSError: The file of certificates cannot be read.
+
     Cancellation: The connection is released.
     """
+    trusted = ssl.create_default_context(cafile=place.ca_bundle) if place.verify_tls and place.ca_bundle else None
     begun = clock()
 
     def failed(kind: Literal["name", "refused", "tls", "late", "broken"]) -> Failure:
@@ -117,7 +123,9 @@ async def ask(
         async with (
             asyncio.timeout(deadline_s),
             aiohttp.ClientSession(trust_env=True) as session,
-            session.head(f"{place.server_url}/{place.bucket}", allow_redirects=False, ssl=place.verify_tls) as answer,
+            session.head(
+                f"{place.server_url}/{place.bucket}", allow_redirects=False, ssl=trusted or place.verify_tls
+            ) as answer,
         ):
             return Answer(
                 answer.status,

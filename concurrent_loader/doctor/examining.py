@@ -80,24 +80,7 @@ async def examine(
         for finding in new:
             on_finding(finding)
 
-    store_bytes_s: float | None = None
-    async with open_store(url, client=client, **options) as store:
-        is_reached = True
-        if url.partition("://")[0].lower() in _S3:
-            is_reached = await _look_at_s3(url, options, wishes, found)
-        if is_reached:
-            permissions = await try_permissions(store, put=wishes.put, deadline_s=wishes.deadline_s)
-            found(*permissions.findings)
-            objects = [meta for meta in permissions.objects if meta.size > 0]
-            may_get = any(finding.name == "get" and finding.level is Level.OK for finding in permissions.findings)
-            if may_get and objects:
-                found(await measure_round_trip(store, objects[0], deadline_s=wishes.deadline_s))
-                if wishes.probe_bytes:
-                    finding, throughput = await measure_throughput(
-                        store, objects, num_bytes=wishes.probe_bytes, deadline_s=wishes.deadline_s
-                    )
-                    found(finding)
-                    store_bytes_s = throughput.bytes_s if throughput is not None else None
+    store_bytes_s = await _look_at_store(url, options, wishes, client, found)
     drive_bytes_s = None
     if wishes.cache_dir is not None:
         finding, drive_bytes_s = await asyncio.to_thread(_look_at_drive, wishes.cache_dir, wishes)
@@ -117,6 +100,30 @@ async def examine(
     )
 
 
+async def _look_at_store(
+    url: str, options: Mapping[str, Any], wishes: Wishes, client: str, found: Callable[..., None]
+) -> float | None:
+    """All that concerns the store; returns the bytes a second that it brought, if that could be measured."""
+    async with open_store(url, client=client, **options) as store:
+        # fsspec has options of its own, and says nothing of an endpoint.
+        is_s3 = url.partition("://")[0].lower() in _S3 and client != "fsspec"
+        if is_s3 and not await _look_at_s3(url, options, wishes, found):
+            return None
+        permissions = await try_permissions(store, put=wishes.put, deadline_s=wishes.deadline_s)
+        found(*permissions.findings)
+        objects = [meta for meta in permissions.objects if meta.size > 0]
+        if not any(finding.name == "get" and finding.level is Level.OK for finding in permissions.findings):
+            return None
+        found(await measure_round_trip(store, objects[0], deadline_s=wishes.deadline_s))
+        if not wishes.probe_bytes:
+            return None
+        finding, throughput = await measure_throughput(
+            store, objects, num_bytes=wishes.probe_bytes, deadline_s=wishes.deadline_s
+        )
+        found(finding)
+        return None if throughput is None else throughput.bytes_s
+
+
 async def _look_at_s3(url: str, options: Mapping[str, Any], wishes: Wishes, found: Callable[..., None]) -> bool:
     """Endpoint, TLS, path style, region, clock and credentials; whether anybody is there to be asked for more."""
     from storage.stores.aws_chain import AwsSettings
@@ -131,6 +138,7 @@ async def _look_at_s3(url: str, options: Mapping[str, Any], wishes: Wishes, foun
         region=settings.region,
         path_style=parsed.path_style,
         verify_tls=parsed.verify_tls,
+        ca_bundle=settings.ca_bundle,
     )
     answer = await endpoint.ask(place, deadline_s=wishes.deadline_s)
     found(

@@ -97,7 +97,7 @@ def test_json(filled: Filled) -> None:
     assert filled.server.secret_access_key not in result.output
 
 
-@pytest.mark.parametrize("client", ["obstore", "aiobotocore"])
+@pytest.mark.parametrize("client", ["obstore", "aiobotocore", "fsspec"])
 def test_any_client(filled: Filled, client: str) -> None:
     assert filled.findings("--client", client)["throughput"]["facts"]["num_bytes"] == 2 << 20
 

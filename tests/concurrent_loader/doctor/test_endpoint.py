@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -105,9 +106,12 @@ class TestAsk:
             place = Place("photos", endpoint_url=f"https://127.0.0.1:{port}")
             failure = await ask(place, deadline_s=5)
             unchecked = await ask(Place("photos", place.endpoint_url, verify_tls=False), deadline_s=5)
+            wanted = Place("photos", place.endpoint_url, ca_bundle=str(certificate))
+            trusted = await ask(wanted, deadline_s=5)
         assert isinstance(failure, Failure)
         assert failure.kind == "tls"
         assert isinstance(unchecked, Answer)
+        assert isinstance(trusted, Answer)
 
     async def test_can_be_cancelled(self, no_leaks: None) -> None:
         heard = asyncio.Event()
@@ -141,6 +145,7 @@ def certificate(tmp_path: Path) -> Path:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=1))
         .sign(key, hashes.SHA256())
