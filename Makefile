@@ -19,17 +19,23 @@ WHEEL := $(VENV)/.wheel
 SOURCES := pyproject.toml README.md LICENSE $(shell find storage concurrent_loader -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name '*.[ch]' -o -name '*.pyi' -o -name py.typed \) -print)
 ARGS ?=
 
-.PHONY: help demo test check bench soak lock clean
+.PHONY: help demo test test-gpu check bench soak lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*##/\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*##/\t/' | expand -t 10
 
 demo: $(WHEEL)  ## train from a bucket and from the local drive, side by side (ARGS="--latency 0" …)
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
 test: $(WHEEL)  ## all tests, against the wheel (ARGS="-k cache" …)
 	$(BIN)/pytest $(ARGS)
+
+# Where there is no GPU that is an error and no success: somebody wanted to know whether the device stage works.
+test-gpu: $(WHEEL)  ## the tests that need a GPU, against the wheel
+	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
+	|| { echo "make test-gpu: no CUDA device can be used here; nothing was tested" >&2; exit 2; }
+	$(BIN)/pytest -m gpu $(ARGS)
 
 check: $(DEPENDENCIES)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

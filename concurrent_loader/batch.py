@@ -58,7 +58,12 @@ class Batch(dict[str, Any]):
         return self._mapped(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
 
     def _mapped(self, change: Any) -> Self:
-        data = {name: change(value) if isinstance(value, torch.Tensor) else value for name, value in self.items()}
+        return self.with_columns(
+            {name: change(value) if isinstance(value, torch.Tensor) else value for name, value in self.items()}
+        )
+
+    def with_columns(self, data: Mapping[str, Any]) -> Self:
+        """Returns a batch of other columns in the same place of the order."""
         return type(self)(
             data,
             epoch=self.epoch,

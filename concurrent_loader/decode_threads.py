@@ -35,12 +35,14 @@ class DecodeThreads(Executor):
 
     Args:
         num_threads: How many.
+        name: Of each, with its number.
 
     Thread-safety: All methods may be called from any thread; `leave` is the loop's.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, *, name: str = "decode") -> None:
         self._num_threads = num_threads
+        self._name = name
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -75,6 +77,18 @@ class DecodeThreads(Executor):
         if wait:
             for thread in self._threads:
                 thread.join()
+
+    def join(self, patience_s: float) -> bool:
+        """Tells the threads to end and waits until they have; as `leave`, for those who have no loop.
+
+        Returns:
+            Whether they are gone.
+        """
+        self._close()
+        deadline = time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     async def leave(self, patience_s: float) -> bool:
         """Tells the threads to end and waits until they have.
@@ -117,7 +131,7 @@ class DecodeThreads(Executor):
         self._num_running = self._num_threads
         _pools.add(self)
         for number in range(self._num_threads):
-            thread = threading.Thread(target=self._serve, name=f"decode_{number}", daemon=True)
+            thread = threading.Thread(target=self._serve, name=f"{self._name}_{number}", daemon=True)
             self._threads.append(thread)
             thread.start()
 

@@ -7,6 +7,8 @@
     ├── TooManyDecodeErrors  more of them than ``max_errors`` allows
     ├── TransformError     the user's transform raised
     ├── CollateError       samples that do not fit into one batch
+    ├── DeviceError        the accelerator or its driver refused something
+    │   └── DeviceMemoryError  … for want of memory
     ├── LoaderTimeout      no batch arrived in time
     ├── LoaderStateError   a saved state that does not belong to this loader
     └── WorkerDied         a worker process ended before its work did
@@ -22,6 +24,8 @@ from typing import ClassVar, Self
 __all__ = [
     "CollateError",
     "DecodeError",
+    "DeviceError",
+    "DeviceMemoryError",
     "LoaderError",
     "LoaderStateError",
     "LoaderTimeout",
@@ -115,6 +119,16 @@ class CollateError(LoaderError):
     """Samples that do not fit into one batch."""
 
     default_stage = "collate"
+
+
+class DeviceError(LoaderError):
+    """The accelerator, or its driver, refused something that the device stage asked for; the cause is what it said."""
+
+    default_stage = "device"
+
+
+class DeviceMemoryError(DeviceError):
+    """There is not enough memory on the device, or not enough that can be page-locked, for a batch."""
 
 
 class LoaderTimeout(LoaderError):

@@ -16,6 +16,8 @@ from concurrent_loader.batch import Batch
 from concurrent_loader.broken import OnError
 from concurrent_loader.choosing import MISSING, choose_class, has_native_loader, not_native
 from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder
+from concurrent_loader.device import device_codecs, has_stage, resolve_device
+from concurrent_loader.device_batches import DeviceBatches
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
 from concurrent_loader.errors import LoaderTimeout
 from concurrent_loader.patience import Patience, describe
@@ -71,7 +73,8 @@ class ConcurrentDataLoader:
         drop_last: Leave out the last batch where it would be smaller; short for ``last_batch="drop"``.
         last_batch: ``"short"`` (the default), ``"drop"``, or ``"pad"`` with the epoch's first samples. With each,
             all ranks have the same number of steps; see docs/training.md.
-        device: Batches are moved there; ``None`` leaves them on the CPU.
+        device: Batches are made there: on ``"cuda"`` or ``"cuda:1"`` by the device stage, which also decodes there what
+            ``decode`` names (see docs/device.md). ``"cpu"`` and None leave them on the CPU, and touch no GPU.
         pin_memory: Put batches into page-locked memory; the default when ``device`` is a CUDA device.
         rank: Of this process; torch.distributed's when it is initialised, else 0.
         world_size: Number of processes that share each epoch; torch.distributed's when it is initialised, else 1.
@@ -148,7 +151,7 @@ class ConcurrentDataLoader:
         self.batch_size = _positive("batch_size", batch_size)
         self.rank, self.world_size = _place(rank, world_size)
         self._place_is_given = rank is not None
-        self.device = None if device is None else torch.device(device)
+        self.device = resolve_device(device)
         self._pin_memory = pin_memory if pin_memory is not None else self._on_cuda
         check_worker_arguments(num_workers, multiprocessing_context, persistent_workers)
         usual_threads, usual_batches = (num_workers, 2 * num_workers) if num_workers else (_num_cores(), None)
@@ -174,6 +177,7 @@ class ConcurrentDataLoader:
         self._batch_transform = None if on_cpu else batch_transform
         self._tolerance = Tolerance(ErrorPolicy(on_error, max_errors))
         decoding = {"backend": decoder, "max_pixels": _positive("max_pixels", max_pixels)}
+        codecs = device_codecs(self.device)
         self._recipe = make_recipe(
             dataset,
             decode=decode or {},
@@ -182,6 +186,7 @@ class ConcurrentDataLoader:
             collate_fn=collate_fn,
             batch_transform=batch_transform if on_cpu else None,
             clock=self._clock,
+            device_codecs=codecs,
             on_error=on_error,
             decoding=decoding,
         )
@@ -207,6 +212,7 @@ class ConcurrentDataLoader:
                 num_threads=max(1, self._num_threads // num_workers),
                 prefetch_batches=self._prefetch_batches,
                 prefetch_bytes=self._prefetch_bytes,
+                device_codecs=codecs,
                 on_error=on_error,
                 decoding=decoding,
             )
@@ -288,6 +294,10 @@ class ConcurrentDataLoader:
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
         made = self._host_batches(epoch, start_step)
+        if self.device is not None and has_stage(self.device):
+            made = DeviceBatches(
+                made, self.device, pinned=self._pin_memory, clock=self._clock, on_error=self._tolerance.policy.on_error
+            )
         num_samples = self.batch_size * self._plan(epoch).num_steps(self.rank, self.world_size)
         return self._tolerance.watch(made, num_samples)
 
@@ -308,8 +318,8 @@ class ConcurrentDataLoader:
         )
 
     def _to_device(self, batch: Any) -> Any:
-        if not isinstance(batch, Batch):
-            return batch
+        if not isinstance(batch, Batch) or (self.device is not None and has_stage(self.device)):
+            return batch  # or it is there
         if self._pin_memory:
             batch = batch.pin_memory()
         return batch if self.device is None else batch.to(self.device, non_blocking=self._pin_memory)
@@ -370,6 +380,12 @@ class ConcurrentDataLoader:
             decode_s=clock["decode"],
             transform_s=clock["transform"],
             collate_s=clock["collate"],
+            fill_s=clock["fill"],
+            device_decode_s=clock["device decode"],
+            device_augment_s=clock["device augment"],
+            num_device_decoded=int(clock["pictures decoded by the device"]),
+            num_cpu_decoded=int(clock["pictures decoded by the CPU"]),
+            device_bytes=int(clock["device bytes"]),
             fetch=fetch,
             cache=cache,
         )

@@ -20,7 +20,7 @@ __all__ = ["LoaderStats", "StageClock", "WallTime"]
 class LoaderStats:
     """What a loader has done since it was built.
 
-    Wall time adds up: ``total_s = wait_s + device_s + consumer_s``, and ``wait_s`` is the sum of the six ``wait_…_s``.
+    Wall time adds up: ``total_s = wait_s + device_s + consumer_s``; ``wait_s`` is the sum of the seven ``wait_…_s``.
 
     Attributes:
         num_batches: Delivered.
@@ -37,11 +37,19 @@ class LoaderStats:
         wait_decode_s: While threads decoded.
         wait_transform_s: While they were in the caller's transform.
         wait_collate_s: While they put batches together.
+        wait_device_s: While the device stage copied the batch to the device and decoded it there, or was busy with the
+            one before it.
         wait_other_s: The rest: planning, starting, handing over between threads, and the end of an epoch.
         read_s: Thread-seconds spent on reading and verifying samples.
         decode_s: Thread-seconds spent on decoding.
         transform_s: Thread-seconds spent in the caller's transform.
         collate_s: Thread-seconds spent on making batches of samples.
+        fill_s: Seconds that the device stage spent on putting batches into page-locked memory.
+        device_decode_s: Seconds that it spent on decoding pictures on the device.
+        device_augment_s: Seconds that it spent on cropping and augmenting them, as far as the CPU waits for that.
+        num_device_decoded: Pictures that the device decoded.
+        num_cpu_decoded: Pictures of the same columns that CPU threads decoded, because the device could not.
+        device_bytes: What was copied to the device, compressed pictures included.
         fetch: Requests and bytes of the data set's engine.
         cache: Hits and misses of its cache.
     """
@@ -60,11 +68,18 @@ class LoaderStats:
     wait_decode_s: float = 0.0
     wait_transform_s: float = 0.0
     wait_collate_s: float = 0.0
+    wait_device_s: float = 0.0
     wait_other_s: float = 0.0
     read_s: float = 0.0
     decode_s: float = 0.0
     transform_s: float = 0.0
     collate_s: float = 0.0
+    fill_s: float = 0.0
+    device_decode_s: float = 0.0
+    device_augment_s: float = 0.0
+    num_device_decoded: int = 0
+    num_cpu_decoded: int = 0
+    device_bytes: int = 0
     fetch: FetchStats = field(default_factory=FetchStats)
     cache: CacheStats = field(default_factory=CacheStats)
 

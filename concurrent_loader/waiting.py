@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 __all__ = ["CAUSES", "Journey", "Span", "Trail", "Whereabouts", "always", "divide", "whereabouts"]
 
-CAUSES = ("store", "disk", "decode", "transform", "collate", "other")
+CAUSES = ("store", "disk", "decode", "transform", "collate", "device", "other")
 _CAUSE_OF_STAGE = {"read": "disk", "decode": "decode", "transform": "transform", "collate": "collate"}
 _DOING = {
     "read": "reading and verifying samples",

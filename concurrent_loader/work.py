@@ -24,6 +24,7 @@ from concurrent_loader.broken import (
     rows_shown,
 )
 from concurrent_loader.decode import Decoder, make_decoder
+from concurrent_loader.device import DeferredDecoder, StagedColumn
 from concurrent_loader.errors import DecodeError, LoaderError, TransformError
 from concurrent_loader.plan import BatchIndex
 from concurrent_loader.shared_memory import SharedBlocks
@@ -46,7 +47,8 @@ class Recipe:
     Attributes:
         schema: Of the data set.
         columns: The columns that a batch has.
-        decoders: Column → decoder of its encoded bytes, the same for all samples, or one that depends on them.
+        decoders: Column → decoder of its encoded bytes, the same for all samples, or one that depends on them, or what
+            prepares them for the device.
         transform: Sample dict → sample dict, or None.
         collate_fn: List of samples → batch, or None for `concurrent_loader.collate`.
         batch_transform: Batch → batch, or None.
@@ -63,7 +65,7 @@ class Recipe:
 
     schema: Schema
     columns: tuple[str, ...]
-    decoders: Mapping[str, Decoder | CroppingDecoder] = field(default_factory=dict)
+    decoders: Mapping[str, Decoder | CroppingDecoder | DeferredDecoder] = field(default_factory=dict)
     transform: Callable[[dict[str, Any]], Any] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     batch_transform: Callable[[Any], Any] | None = None
@@ -102,14 +104,19 @@ def make_recipe(
     collate_fn: Callable[[list[Any]], Any] | None,
     clock: StageClock,
     batch_transform: Callable[[Any], Any] | None = None,
+    device_codecs: Sequence[str] = (),
     on_error: OnError = "raise",
     decoding: Mapping[str, Any] | None = None,
 ) -> Recipe:
     """Makes a data set's recipe of a loader's arguments, in its process or in a worker's.
 
+    Pictures that the device decodes (``device_codecs``) are left as they are, unless samples must exist one by one.
+
     Raises:
         ConfigurationError: A column to decode is not there, or not to be decoded so.
     """
+    by_sample = transform is not None or collate_fn is not None
+    codecs = () if by_sample else tuple(device_codecs)
     known = list(dict.fromkeys(name for part in dataset.parts for name in part.columns))
     for name in decode:
         if name not in known:
@@ -118,7 +125,7 @@ def make_recipe(
         Recipe(
             schema=part.schema,
             columns=part.columns,
-            decoders=_decoders(part, decode, seed, decoding or {}),
+            decoders=_decoders(part, decode, seed, decoding or {}, codecs),
             transform=transform,
             collate_fn=collate_fn,
             clock=clock,
@@ -132,16 +139,22 @@ def make_recipe(
 
 
 def _decoders(
-    part: LoadableDataset, decode: Mapping[str, str | Decoder | Crop], seed: int, decoding: Mapping[str, Any]
-) -> dict[str, Decoder | CroppingDecoder]:
-    decoders: dict[str, Decoder | CroppingDecoder] = {}
+    part: LoadableDataset,
+    decode: Mapping[str, str | Decoder | Crop],
+    seed: int,
+    decoding: Mapping[str, Any],
+    codecs: Sequence[str],
+) -> dict[str, Decoder | CroppingDecoder | DeferredDecoder]:
+    decoders: dict[str, Decoder | CroppingDecoder | DeferredDecoder] = {}
     for name, how in decode.items():
         if name not in part.columns:
             continue  # of another data set of a mixture
         column = part.schema[name]
         if column.kind is not ColumnKind.PAYLOAD:
             raise ConfigurationError("decode is for image and bytes columns", column=name, got=column.type)
-        if isinstance(how, Crop):
+        if codecs and isinstance(how, str | Crop):
+            decoders[name] = DeferredDecoder(name, how, column.type, seed=seed, codecs=codecs, **decoding)
+        elif isinstance(how, Crop):
             decoders[name] = CroppingDecoder(how, column.type, seed=seed, **decoding)
         else:
             decoders[name] = make_decoder(how, column.type, **decoding)
@@ -178,6 +191,10 @@ class Slice:
     step: int = 0
     epoch: int = 0
     memory: BatchMemory | None = None
+
+    def keys(self) -> list[str]:
+        """Of the shard of each sample."""
+        return [shard.key for shard, rows in zip(self.shards, self.rows, strict=True) for _ in range(len(rows))]
 
     def facts(self, place: int) -> dict[str, Any]:
         """Says, for an error, which sample stands at a place of this slice."""
@@ -370,9 +387,14 @@ def _collated(
                 return recipe.collate_fn(ordered)
             data = collate(ordered)
         else:
-            data = collate_columns(
-                {name: _gather([values[name] for _, values in parts], back) for name in recipe.columns}  # type: ignore[call-overload]
-            )
+            columns = {name: _gather([values[name] for _, values in parts], back) for name in recipe.columns}  # type: ignore[call-overload]
+            deferred = {
+                name: _deferred(recipe, each, columns[name])
+                for name, each in recipe.decoders.items()
+                if isinstance(each, DeferredDecoder)
+            }
+            made = collate_columns({name: values for name, values in columns.items() if name not in deferred})
+            data = Batch({name: deferred[name] if name in deferred else made[name] for name in columns})
         return Batch(
             data,
             epoch=epoch,
@@ -397,7 +419,10 @@ def _read_column(recipe: Recipe, part: Slice, name: str) -> Any:
     with recipe.clock.measure("decode"):
         if isinstance(decoder, CroppingDecoder) and part.memory is not None and not recipe.by_sample:
             return _placed(recipe, decoder, encoded, name, part, part.memory)
-        if isinstance(decoder, CroppingDecoder):
+        decoders: Sequence[Callable[[bytes | memoryview], Any]]
+        if isinstance(decoder, DeferredDecoder):
+            decoders = decoder.decoders(part.epoch, part.samples, part.keys())
+        elif isinstance(decoder, CroppingDecoder):
             decoders = decoder.decoders(part.epoch, part.samples)
         else:
             decoders = [decoder] * len(encoded)
@@ -405,6 +430,12 @@ def _read_column(recipe: Recipe, part: Slice, name: str) -> Any:
             _tolerated(recipe, each, data, name, part, place)
             for place, (each, data) in enumerate(zip(decoders, encoded, strict=True))
         ]
+
+
+def _deferred(recipe: Recipe, decoder: DeferredDecoder, pictures: Sequence[Any]) -> StagedColumn:
+    """Pictures that are still encoded, in one block where they go to another process."""
+    column = decoder.column(pictures)
+    return column if recipe.ship is None else column.packed()
 
 
 def _placed(
@@ -427,8 +458,13 @@ def _placed(
 
 
 def _tolerated(
-    recipe: Recipe, decoder: Decoder, data: bytes | memoryview, column: str, part: Slice, place: int
-) -> torch.Tensor | Broken:
+    recipe: Recipe,
+    decoder: Callable[[bytes | memoryview], Any],
+    data: bytes | memoryview,
+    column: str,
+    part: Slice,
+    place: int,
+) -> Any:
     try:
         return _decoded(decoder, data, column, part, place)
     except DecodeError as error:
@@ -441,7 +477,9 @@ def _runs(part: Slice) -> zip[tuple[OpenUnit, npt.NDArray[np.int64]]]:
     return zip(part.shards, part.rows, strict=True)
 
 
-def _decoded(decoder: Decoder, data: bytes | memoryview, column: str, part: Slice, place: int) -> torch.Tensor:
+def _decoded(
+    decoder: Callable[[bytes | memoryview], Any], data: bytes | memoryview, column: str, part: Slice, place: int
+) -> Any:
     try:
         return decoder(data)
     except DecodeError as error:

@@ -46,6 +46,7 @@ class Job:
         num_threads: Of each worker, for reading, decoding and transforming.
         prefetch_batches: Of all workers together.
         prefetch_bytes: The same.
+        device_codecs: Names of the encodings that the loader's device decodes; their pictures stay as they are.
         on_error: As given to the loader.
         decoding: Arguments of its decoders.
         private_cache: Folder that is deleted with the workers, and its budget in bytes; None where the data set has a
@@ -65,6 +66,7 @@ class Job:
     num_threads: int
     prefetch_batches: int
     prefetch_bytes: int
+    device_codecs: tuple[str, ...] = ()
     batch_transform: Callable[[Any], Any] | None = None
     on_error: OnError = "raise"
     decoding: Mapping[str, Any] = field(default_factory=dict)

@@ -167,6 +167,7 @@ class _Work:
                     batch_transform=self._job.batch_transform,
                     collate_fn=self._job.collate_fn,
                     clock=self._clock,
+                    device_codecs=self._job.device_codecs,
                     on_error=self._job.on_error,
                     decoding=self._job.decoding,
                 ),

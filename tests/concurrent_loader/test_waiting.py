@@ -160,7 +160,7 @@ def test_wall_time_has_no_gap(clock: Clock) -> None:
         {
             "total_s": 11.5, "wait_s": 4.0, "device_s": 0.5, "consumer_s": 7.0,
             "wait_store_s": 2.0, "wait_disk_s": 0.0, "wait_decode_s": 0.0, "wait_transform_s": 0.0,
-            "wait_collate_s": 0.0, "wait_other_s": 2.0,
+            "wait_collate_s": 0.0, "wait_device_s": 0.0, "wait_other_s": 2.0,
         }
     )  # fmt: skip
 

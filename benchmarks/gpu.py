@@ -1,0 +1,426 @@
+"""From a bucket to a GPU: ``python -m benchmarks.gpu [--json FILE] [--quick]``; without a GPU it ends with status 2.
+
+*Decoding*: batches of 32, 128 and 512 photographs, from page-locked memory to pictures on the device (``decode``), and
+to a batch of 224 × 224 crops (``stage``: all that the device stage does). Neither torchcodec nor torchvision lets its
+caller choose nvJPEG's backend: baseline pictures go to the hardware engine where the GPU has one. ``software`` is the
+same pictures as progressive JPEGs, which nvJPEG decodes one by one with its software (CPU and kernels together).
+
+*Training*: ResNet-50 in bf16, from shards in a bucket behind an S3-like latency with a cold cache, decoded and cropped
+on the device; against the same steps over one batch that is on the device already (``synthetic``: the most that the
+network can take), and against torch's DataLoader with a worker a core that decodes and crops the same files from the
+local drive on the CPU. The GPU's waiting is measured on the GPU: from the end of each step to the beginning of the
+next, by events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.models import resnet50
+from torchvision.transforms import v2
+
+from benchmarks.bucket import open_bucket
+from benchmarks.console import bar, ends_with_one_line
+from benchmarks.filling import ingest
+from benchmarks.machine import Bystanders, cpu_of_tree_s, describe_machine, num_cores, versions
+from benchmarks.photos import CLASSES, PhotoFolder, make_photos, replicate_photos
+from benchmarks.training import decode_rgb
+from concurrent_loader import Batch, ConcurrentDataLoader, RandomResizedCrop, ShardDataset
+from concurrent_loader.device import DeferredDecoder, DeviceBackend, DeviceStage, open_backend, resolve_device
+from concurrent_loader.stats import StageClock
+
+__all__ = ["FULL", "NO_GPU", "QUICK", "Event", "Load", "Run", "figures_of", "main", "run_benchmark", "time_steps"]
+
+NO_GPU = 2  # exit status
+SIDE = 224
+CROP = RandomResizedCrop(SIDE)
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is measured.
+
+    Attributes:
+        batch_sizes: To decode.
+        num_calls: Of each, and as many before they count.
+        num_photos: Different photographs.
+        epoch_bytes: Of the training set, which repeats them.
+        train_batch: Pictures a step.
+        num_rounds: Epochs of each side.
+        latency_ms: To the bucket's first byte.
+    """
+
+    batch_sizes: tuple[int, ...]
+    num_calls: int
+    num_photos: int
+    epoch_bytes: int
+    train_batch: int
+    num_rounds: int
+    latency_ms: int = 30
+
+
+FULL = Load((32, 128, 512), 20, 1600, 2_000_000_000, 256, 3)
+QUICK = Load((32,), 3, 64, 8_000_000, 32, 1)
+
+
+class Event(Protocol):
+    """What `torch.cuda.Event` can do."""
+
+    def record(self) -> None: ...
+    def elapsed_time(self, end: Any) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One epoch of one side.
+
+    Attributes:
+        num_samples: Trained on.
+        wall_s: From asking for the first batch until the device has done the last step.
+        gpu_wait_s: Between steps, on the device.
+        cpu_s: Processor time of this process and its workers.
+        first_batch_s: Until the first batch.
+    """
+
+    num_samples: int
+    wall_s: float
+    gpu_wait_s: float
+    cpu_s: float
+    first_batch_s: float
+
+
+def time_steps(
+    batches: Iterable[tuple[Tensor, Tensor]],
+    step: Callable[[Tensor, Tensor], object],
+    *,
+    make_event: Callable[[], Event],
+    finish: Callable[[], object],
+) -> Run:
+    """Trains on what comes.
+
+    Args:
+        batches: Pictures and labels.
+        step: What is done with them; it does not wait for the device.
+        make_event: Makes an event of the current stream.
+        finish: Waits for the device.
+    """
+    cpu_s, began = cpu_of_tree_s(), perf_counter()
+    num_samples, first_batch_s = 0, 0.0
+    begins: list[Event] = []
+    ends: list[Event] = []
+    for images, labels in batches:
+        first_batch_s = first_batch_s or perf_counter() - began
+        begins.append(_recorded(make_event))
+        step(images, labels)
+        ends.append(_recorded(make_event))
+        num_samples += len(labels)
+    finish()
+    wall_s = perf_counter() - began
+    waits_ms = [end.elapsed_time(begin) for end, begin in zip(ends, begins[1:], strict=False)]
+    return Run(num_samples, wall_s, first_batch_s + sum(waits_ms) / 1000, cpu_of_tree_s() - cpu_s, first_batch_s)
+
+
+def _recorded(make_event: Callable[[], Event]) -> Event:
+    event = make_event()
+    event.record()
+    return event
+
+
+def figures_of(runs: dict[str, list[Run]]) -> dict[str, Any]:
+    """Sums up the sides: medians over rounds; ratios are to ``synthetic`` and to ``torch`` in the same round.
+
+    Args:
+        runs: ``"synthetic"``, ``"bucket"``, ``"torch"``, each with as many rounds.
+    """
+    rows = [
+        {
+            "side": side,
+            "images_s": round(_median(run.num_samples / run.wall_s for run in made), 1),
+            "gpu_wait_share": round(_median(run.gpu_wait_s / run.wall_s for run in made), 4),
+            "cpu_s_per_1000": round(_median(1000 * run.cpu_s / run.num_samples for run in made), 4),
+            "first_batch_s": round(_median(run.first_batch_s for run in made), 4),
+        }
+        for side, made in runs.items()
+    ]
+    pairs = list(zip(runs["bucket"], runs["synthetic"], runs["torch"], strict=True))
+    of_synthetic = _median((a.num_samples / a.wall_s) / (b.num_samples / b.wall_s) for a, b, _ in pairs)
+    # What decoding and loading cost beside the training step itself, which all sides make.
+    cpu = _median(_beside(a, b) / max(1e-9, _beside(c, b)) for a, b, c in pairs)
+    return {
+        "rows": rows,
+        "gpu_wait_share": next(row["gpu_wait_share"] for row in rows if row["side"] == "bucket"),
+        "ratio_to_synthetic": round(of_synthetic, 4),
+        "cpu_ratio_to_torch": round(cpu, 4),
+        "targets": {"gpu_wait_share": 0.03, "ratio_to_synthetic": 0.95, "cpu_ratio_to_torch": 0.2},
+    }
+
+
+def _beside(run: Run, synthetic: Run) -> float:
+    return run.cpu_s / run.num_samples - synthetic.cpu_s / synthetic.num_samples
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+
+
+def measure_decoding(jpegs: Sequence[bytes], load: Load, backend: DeviceBackend) -> list[dict[str, Any]]:
+    """Decodes batches of each size: baseline, progressive, and by the whole stage."""
+    progressive = [_as_progressive(data) for data in jpegs]
+    rows = []
+    for size in load.batch_sizes:
+        for path, pictures in (("hardware", jpegs), ("software", progressive)):
+            batch = [_locked(backend, pictures[number % len(pictures)]) for number in range(size)]
+
+            def decode(batch: list[Tensor] = batch) -> None:
+                backend.drain()
+                backend.decode("nvjpeg", batch, [1] * len(batch), "rgb")
+
+            rows.append(_row("decode", path, size, _call_s(decode, load.num_calls)))
+        rows.append(_row("stage", "hardware", size, _call_s(_staging(jpegs, size, backend), load.num_calls)))
+    return rows
+
+
+def _staging(jpegs: Sequence[bytes], size: int, backend: DeviceBackend) -> Callable[[], None]:
+    decoder = DeferredDecoder("image", CROP, "jpeg", seed=0, codecs=backend.codecs)
+    prepared = decoder.decoders(0, np.arange(size), [""] * size)
+    pictures = [prepare(jpegs[number % len(jpegs)]) for number, prepare in enumerate(prepared)]
+    batch = Batch({"image": decoder.column(pictures), "label": torch.arange(size)})
+    stage = DeviceStage(backend, clock=StageClock())
+
+    def run() -> None:
+        stage.hand_over(stage.stage(batch))
+        backend.drain()
+
+    return run
+
+
+def _row(what: str, path: str, size: int, seconds: float) -> dict[str, Any]:
+    return {"what": what, "path": path, "batch_size": size, "images_s": round(size / seconds, 1)}
+
+
+def _call_s(call: Callable[[], None], num_calls: int) -> float:
+    for _ in range(num_calls):
+        call()
+    times = []
+    for _ in range(num_calls):
+        began = perf_counter()
+        call()
+        times.append(perf_counter() - began)
+    return statistics.median(times)
+
+
+def _locked(backend: DeviceBackend, data: bytes) -> Tensor:
+    host = backend.host_memory(len(data))
+    host.numpy()[:] = np.frombuffer(data, np.uint8)
+    return host
+
+
+def _as_progressive(data: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(data)) as image:
+        image.save(buffer, "JPEG", quality="keep", progressive=True)
+    return buffer.getvalue()
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+class Training:
+    """A network in bf16, step by step, without waiting for the device.
+
+    Args:
+        network: ResNet-50, for the figures.
+        device: Where.
+    """
+
+    def __init__(self, network: nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._optimizer = torch.optim.SGD(self._network.parameters(), lr=0.1, momentum=0.9)
+        self._loss = nn.CrossEntropyLoss()
+        self._mean = torch.tensor(_MEAN, device=device).mul(255).view(1, 3, 1, 1)
+        self._std = torch.tensor(_STD, device=device).mul(255).view(1, 3, 1, 1)
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        """One step of gradient descent; ``images`` (N, 3, 224, 224) uint8, ``labels`` (N,) int64."""
+        images = images.to(self._device, non_blocking=True)
+        labels = labels.to(self._device, non_blocking=True)
+        images = ((images.float() - self._mean) / self._std).to(memory_format=torch.channels_last)
+        with torch.autocast(self._device.type, dtype=torch.bfloat16):
+            loss = self._loss(self._network(images), labels)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self._optimizer.step()
+
+
+def _synthetic(load: Load, num_samples: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    images = torch.randint(0, 256, (load.train_batch, 3, SIDE, SIDE), dtype=torch.uint8, device=device)
+    labels = torch.randint(0, len(CLASSES), (load.train_batch,), device=device)
+    for _ in range(num_samples // load.train_batch):
+        yield images, labels
+
+
+def _from_bucket(
+    url: str, options: dict[str, str], load: Load, device: torch.device, cache_dir: str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    with ShardDataset(url, columns=("image", "label"), storage_options=options, cache_dir=cache_dir) as dataset:
+        loader = ConcurrentDataLoader(
+            dataset, load.train_batch, shuffle=True, decode={"image": CROP}, drop_last=True, device=device
+        )
+        for batch in loader:
+            yield batch["image"], batch["label"]
+
+
+class _CpuRecipe:
+    """Decode and crop on the CPU, in torch's workers."""
+
+    def __init__(self) -> None:
+        self._augment = v2.Compose([v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip()])
+
+    def __call__(self, path: str) -> Tensor:
+        picture: Tensor = self._augment(decode_rgb(Path(path).read_bytes()))
+        return picture
+
+
+def _from_torch(photos: PhotoFolder, load: Load) -> Iterator[tuple[Tensor, Tensor]]:
+    folder = ImageFolder(str(photos.root), loader=_CpuRecipe())
+    yield from DataLoader(
+        folder, load.train_batch, shuffle=True, num_workers=num_cores(), drop_last=True, pin_memory=True
+    )
+
+
+def measure_training(photos: PhotoFolder, load: Load, device: torch.device, console: Console) -> dict[str, Any]:
+    """Trains an epoch a side and round, sides in turns."""
+    runs: dict[str, list[Run]] = {"synthetic": [], "bucket": [], "torch": []}
+    torch.manual_seed(0)
+    training = Training(resnet50(num_classes=1000), device)
+
+    def timed(batches: Iterable[tuple[Tensor, Tensor]]) -> Run:
+        return time_steps(
+            batches,
+            training.step,
+            make_event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+            finish=lambda: torch.cuda.synchronize(device),
+        )
+
+    with (
+        tempfile.TemporaryDirectory(prefix="gpu-") as folder,
+        open_bucket(Path(folder) / "s3", latency_ms=load.latency_ms) as bucket,
+    ):
+        url = f"s3://{bucket.name}/photos"
+        ingest(photos, url, bucket.direct)
+        timed(_synthetic(load, 20 * load.train_batch, device))  # algorithms are chosen, memory is allocated
+        with bar(console, "Epochs", 3 * load.num_rounds) as progress:
+            for number in range(load.num_rounds):
+                with tempfile.TemporaryDirectory(prefix=f"cold-{number}-", dir=folder) as cache:
+                    runs["bucket"].append(timed(_from_bucket(url, dict(bucket.remote), load, device, cache)))
+                progress.advance()
+                runs["synthetic"].append(timed(_synthetic(load, photos.count, device)))
+                progress.advance()
+                runs["torch"].append(timed(_from_torch(photos, load)))
+                progress.advance()
+        return {**figures_of(runs), "server": bucket.server, "latency": bucket.latency}
+
+
+@contextmanager
+def _photos(load: Load, console: Console) -> Iterator[tuple[PhotoFolder, PhotoFolder]]:
+    """Different photographs, and as many copies of them as an epoch has."""
+    with tempfile.TemporaryDirectory(prefix="gpu-photos-") as folder:
+        with bar(console, "Photographs", load.num_photos) as progress:
+            photos = make_photos(Path(folder), count=load.num_photos, on_photo=progress.advance)
+        yield photos, replicate_photos(photos, min_bytes=load.epoch_bytes)
+
+
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
+    """Runs everything; returns the figures, as they are written to the JSON file."""
+    device = resolve_device("cuda")
+    assert device is not None
+    with _photos(load, console) as (photos, epoch):
+        others = Bystanders()
+        jpegs = [path.read_bytes() for path in photos.paths()]
+        backend = open_backend(device, pinned=True)
+        decoding = measure_decoding(jpegs, load, backend)
+        backend.close()
+        return {
+            "machine": describe_machine(),
+            "device": torch.cuda.get_device_name(device),
+            "versions": {**versions(), "cuda": torch.version.cuda},
+            "mean_bytes": round(photos.mean_bytes),
+            "backend_selectable": False,
+            "decode": decoding,
+            "training": measure_training(epoch, load, device, console),
+            "other_programs_share": round(others.share(), 3),
+        }
+
+
+def show(figures: dict[str, Any], console: Console) -> None:
+    """Prints the tables."""
+    table = Table(title=f"{figures['device']}: decoding, images/s", box=box.SIMPLE_HEAD)
+    for title in ("what", "path", "batch", "images/s"):
+        table.add_column(title)
+    for row in figures["decode"]:
+        table.add_row(row["what"], row["path"], str(row["batch_size"]), f"{row['images_s']:,.0f}")
+    console.print(table)
+    training = figures["training"]
+    table = Table(title="training ResNet-50 in bf16", box=box.SIMPLE_HEAD)
+    for title in ("side", "images/s", "GPU waits", "CPU s / 1,000", "first batch"):
+        table.add_column(title)
+    for row in training["rows"]:
+        table.add_row(
+            row["side"], f"{row['images_s']:,.0f}", f"{row['gpu_wait_share']:.1%}", f"{row['cpu_s_per_1000']:.2f}",
+            f"{row['first_batch_s']:.2f} s",
+        )  # fmt: skip
+    console.print(table)
+    for name, target in training["targets"].items():
+        console.print(f"{name}: {training[name]} (target {target})")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it works")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        Console(stderr=True).print(
+            "benchmarks.gpu: no CUDA device can be used here; nothing was measured", soft_wrap=True
+        )
+        return NO_GPU
+
+    def run() -> None:
+        console = Console()
+        figures = run_benchmark(QUICK if options.quick else FULL, console)
+        show(figures, console)
+        if options.json is not None:
+            options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+    return ends_with_one_line(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

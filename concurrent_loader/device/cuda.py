@@ -1,0 +1,234 @@
+"""The device stage's backend for NVIDIA GPUs: the one place where CUDA is called. Imported only where it is wanted.
+
+JPEGs are decoded by nvJPEG, through torchcodec (0.16 and later), or through torchvision's operator where torchcodec is
+absent or was built without it. Both want the encoded bytes in the host's memory, decode a batch in one call, give its
+baseline pictures to the hardware engine where the GPU has one, and wait for the device before they return. Neither lets
+its caller choose between the engine and nvJPEG's software.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from typing import TypeVar
+
+import torch
+from PIL import Image
+
+from concurrent_loader.device.backend import Ticket, Undecodable
+from concurrent_loader.device.upright import turn_upright
+from concurrent_loader.errors import DeviceError, DeviceMemoryError
+from storage.errors import ConfigurationError
+
+__all__ = ["CudaBackend", "resolve_cuda"]
+
+T = TypeVar("T")
+
+# (payloads on the CPU, orientations, mode, device) → pictures, upright
+_Decode = Callable[[list[torch.Tensor], Sequence[int], str, torch.device], list[torch.Tensor]]
+
+_TORCHVISION_MODES = {"unchanged": 0, "gray": 1, "rgb": 3}
+# NVJPEG_STATUS_ALLOCATOR_FAILURE is 5; both libraries print the status at the end of what they say.
+_ALLOCATOR_FAILURE = re.compile(r"(decode|nvjpeg)[^\n]*: 5\b", re.IGNORECASE)
+_ADVICE = "give the loader a smaller batch_size, smaller crops or fewer columns, or leave more memory to it"
+
+_log = logging.getLogger(__name__)
+
+
+def resolve_cuda(device: torch.device) -> torch.device:
+    """Says which GPU is meant.
+
+    Args:
+        device: ``cuda``, which is the current one, or ``cuda:N``.
+
+    Raises:
+        ConfigurationError: There is no such GPU here.
+    """
+    if not torch.cuda.is_available():
+        built = torch.version.cuda is not None
+        raise ConfigurationError(
+            "no CUDA device can be used here: leave device= out, or give 'cpu', to get batches on the CPU",
+            got=f"{device}; torch {torch.__version__}"
+            + (", which finds no GPU or driver" if built else ", built without CUDA"),
+        )
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise ConfigurationError(
+            "there is no such CUDA device", expected=f"cuda:0 … cuda:{torch.cuda.device_count() - 1}", got=str(device)
+        )
+    return torch.device("cuda", index)
+
+
+class CudaBackend:
+    """One GPU and one stream of it; see `concurrent_loader.device.backend.DeviceBackend`.
+
+    Args:
+        device: The GPU, with its number.
+        pinned: Whether host memory is page-locked; otherwise copies wait.
+
+    Raises:
+        DeviceError: The GPU cannot be used.
+    """
+
+    def __init__(self, device: torch.device, *, pinned: bool = True) -> None:
+        self.device = device
+        self._pinned = pinned
+        with _translated("opening the device", device):
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            decode_jpegs = _find_decoder(device)
+        # What else a GPU learns to decode is added here, and to `concurrent_loader.device.screening.CODECS`.
+        self._decoders = {} if decode_jpegs is None else {"nvjpeg": decode_jpegs}
+
+    @property
+    def codecs(self) -> Sequence[str]:
+        """What it decodes."""
+        return tuple(self._decoders)
+
+    def host_memory(self, num_bytes: int) -> torch.Tensor:
+        """Returns memory from which the GPU copies by itself."""
+        with _translated(f"page-locking {num_bytes:,} bytes of the host's memory", self.device):
+            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+
+    def drain(self) -> None:
+        """Waits until everything on the stream is done."""
+        with _translated("what was launched before", self.device):
+            self._stream.synchronize()
+
+    def decode(
+        self, codec: str, payloads: Sequence[torch.Tensor], orientations: Sequence[int], mode: str
+    ) -> list[torch.Tensor]:
+        """Decodes pictures; see `DeviceBackend.decode`."""
+        decode = self._decoders[codec]
+        with _translated(f"decoding {len(payloads)} pictures", self.device), torch.cuda.stream(self._stream):
+            try:
+                return decode(list(payloads), orientations, mode, self.device)
+            except (torch.OutOfMemoryError, torch.AcceleratorError):
+                raise
+            except (RuntimeError, ValueError) as error:
+                if _is_memory(error) or _is_cuda(error):
+                    raise
+                raise Undecodable(str(error).strip().splitlines()[0][:200]) from error
+
+    def copy(self, host: torch.Tensor) -> torch.Tensor:
+        """Starts a copy to the GPU."""
+        what = f"copying {host.numel():,} bytes to it"
+        with _translated(what, self.device), torch.cuda.stream(self._stream):
+            return host.to(self.device, non_blocking=True)
+
+    def run(self, work: Callable[[], T], *, what: str) -> T:
+        """Launches kernels."""
+        with _translated(what, self.device), torch.cuda.stream(self._stream):
+            return work()
+
+    def ticket(self) -> Ticket:
+        """Records an event."""
+        with _translated("recording an event", self.device):
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+            return Ticket(event)
+
+    def wait(self, ticket: Ticket) -> None:
+        """Waits for an event."""
+        with _translated("what was launched before", self.device):
+            ticket.event.synchronize()
+
+    def hand_over(self, ticket: Ticket, tensors: Sequence[torch.Tensor]) -> None:
+        """Has the caller's current stream wait; the memory is nobody else's before that stream is through."""
+        with _translated("what was launched before", self.device):
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(ticket.event)
+            for tensor in tensors:
+                if tensor.device == self.device:
+                    tensor.record_stream(stream)
+
+    def close(self) -> None:
+        """Waits for the stream; pinned memory and blocks of the GPU go back to torch's pools with their tensors."""
+        self.drain()
+
+
+@cache
+def _find_decoder(device: torch.device) -> _Decode | None:
+    """Chooses the library, once, by having it decode a picture: builds without nvJPEG say so only then."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 64), (200, 100, 50)).save(buffer, "JPEG")
+    probe = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    for load in (_load_torchcodec, _load_torchvision):
+        try:
+            decode = load()
+            with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+                torch.cuda.current_stream(device).synchronize()
+                (picture,) = decode([probe], [1], "rgb", device)
+        except torch.OutOfMemoryError:
+            raise
+        except (ImportError, AttributeError, OSError, RuntimeError, ValueError) as error:
+            _log.info("nvJPEG is not used through %s: %s", load.__name__.removeprefix("_load_"), error)
+            continue
+        if tuple(picture.shape) == (3, 64, 64):
+            return decode
+    _log.warning("no library here decodes JPEGs on %s; CPU threads do it", device)
+    return None
+
+
+def _load_torchcodec() -> _Decode:
+    decode_jpeg = import_module("torchcodec.decoders").decode_jpeg
+
+    def decode(
+        payloads: list[torch.Tensor], orientations: Sequence[int], mode: str, device: torch.device
+    ) -> list[torch.Tensor]:
+        pictures: list[torch.Tensor] = decode_jpeg(payloads, mode=mode.upper(), device=device)  # turns them itself
+        return pictures
+
+    return decode
+
+
+def _load_torchvision() -> _Decode:
+    import_module("torchvision.io")  # registers the operator; the function around it warns of its deprecation
+    operator = torch.ops.image.decode_jpegs_cuda
+
+    def decode(
+        payloads: list[torch.Tensor], orientations: Sequence[int], mode: str, device: torch.device
+    ) -> list[torch.Tensor]:
+        pictures = operator(payloads, _TORCHVISION_MODES[mode], device)
+        return [turn_upright(each, orientation) for each, orientation in zip(pictures, orientations, strict=True)]
+
+    return decode
+
+
+@contextmanager
+def _translated(what: str, device: torch.device) -> Iterator[None]:
+    """Turns what torch and CUDA raise into this package's errors."""
+    try:
+        yield
+    except RuntimeError as error:  # OutOfMemoryError and AcceleratorError are two of them
+        said = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        if _is_memory(error):
+            raise DeviceMemoryError(
+                f"{device} has not enough memory for {what}; {_ADVICE}", got=f"{said}; {_memory(device)}"
+            ) from error
+        if isinstance(error, torch.AcceleratorError) or _is_cuda(error):
+            raise DeviceError(f"{device} failed at {what}", got=said) from error
+        raise
+
+
+def _is_memory(error: Exception) -> bool:
+    said = str(error)
+    known = "out of memory" in said or "cudaErrorMemoryAllocation" in said or _ALLOCATOR_FAILURE.search(said)
+    return isinstance(error, torch.OutOfMemoryError) or bool(known)
+
+
+def _is_cuda(error: Exception) -> bool:
+    return "CUDA error" in str(error) or "cudaError" in str(error) or "CUDA driver" in str(error)
+
+
+def _memory(device: torch.device) -> str:
+    """How full the device is, as far as it still answers."""
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:
+        return "the device does not say how much is free"
+    return f"{free:,} of {total:,} bytes free, {torch.cuda.memory_allocated(device):,} held by this process's tensors"

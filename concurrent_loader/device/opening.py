@@ -1,0 +1,54 @@
+"""Opens the device that a loader was asked for, and touches none that it was not asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from concurrent_loader.device.backend import DeviceBackend
+
+__all__ = ["device_codecs", "has_stage", "open_backend", "resolve_device"]
+
+_CUDA = "concurrent_loader.device.cuda"
+
+
+def has_stage(device: torch.device | None) -> bool:
+    """Whether batches for a device take the device stage; for others they are made on the CPU, and moved."""
+    return device is not None and device.type == "cuda"
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device | None:
+    """Makes sure that a device is there, without touching any other.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if device is None:
+        return None
+    wanted = torch.device(device)
+    return _cuda().resolve_cuda(wanted) if wanted.type == "cuda" else wanted
+
+
+def device_codecs(device: torch.device | None) -> tuple[str, ...]:
+    """Names what a device decodes; nothing for those without a device stage.
+
+    Raises:
+        DeviceError: It cannot be used.
+    """
+    return tuple(open_backend(device, pinned=False).codecs) if device is not None and has_stage(device) else ()
+
+
+def open_backend(device: torch.device, *, pinned: bool) -> DeviceBackend:
+    """Opens a device for one iteration; on the thread that will use it.
+
+    Raises:
+        DeviceError: It cannot be used.
+    """
+    return _cuda().CudaBackend(device, pinned=pinned)  # type: ignore[no-any-return]
+
+
+def _cuda() -> Any:
+    # Not before it is wanted: a process that asks for no GPU must not wake a driver.
+    return import_module(_CUDA)
