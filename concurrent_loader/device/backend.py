@@ -1,7 +1,8 @@
 """What the device stage asks of an accelerator: everything that a vendor's library does lies behind this protocol.
 
-One backend has one stream. Whatever `copy` and `run` are given is done there in order, later; `decode` is done when it
-returns. A `Ticket` is a point in that order.
+One backend has one stream. Whatever `copy` and `run` are given is done there in order, later; so are decoders that read
+from the device's memory. Those that read from the host's are done when `decode` returns. A `Ticket` is a point in that
+order.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
+
+from concurrent_loader.lossless import TilePlan
 
 __all__ = ["DeviceBackend", "Ticket", "Undecodable"]
 
@@ -53,7 +56,12 @@ class DeviceBackend(Protocol):
         """Waits until everything on the stream is done."""
 
     def decode(
-        self, codec: str, payloads: Sequence[torch.Tensor], orientations: Sequence[int], mode: str
+        self,
+        codec: str,
+        payloads: Sequence[torch.Tensor],
+        orientations: Sequence[int],
+        mode: str,
+        plans: Sequence[TilePlan | None] = (),
     ) -> list[torch.Tensor]:
         """Decodes pictures, and turns them upright.
 
@@ -62,6 +70,7 @@ class DeviceBackend(Protocol):
             payloads: (n,) uint8 each, where the codec reads them.
             orientations: By EXIF, of each.
             mode: ``"rgb"``, ``"gray"`` or ``"unchanged"``.
+            plans: Of each, where the codec prepares pictures.
 
         Returns:
             (C, H, W) uint8 on the device, each.
@@ -69,8 +78,9 @@ class DeviceBackend(Protocol):
         Raises:
             Undecodable: Some picture is broken.
 
-        Ordering: A decoder may write into memory that was freed on the stream as soon as it is called, whatever the
-            stream still has to do with it. Call `drain` first.
+        Ordering: A decoder that reads from the host may write into memory that was freed on the stream as soon as it
+            is called, whatever the stream still has to do with it. Call `drain` first. One that reads on the device is
+            launched on the stream, like what `run` is given.
         """
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,8 @@
 JPEGs are decoded by nvJPEG, through torchcodec (0.16 and later), or through torchvision's operator where torchcodec is
 absent or was built without it. Both want the encoded bytes in the host's memory, decode a batch in one call, give its
 baseline pictures to the hardware engine where the GPU has one, and wait for the device before they return. Neither lets
-its caller choose between the engine and nvJPEG's software.
+its caller choose between the engine and nvJPEG's software. Lossless pictures are decoded by this package's own kernel,
+where Triton is installed and works.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import TypeVar
 
+import numpy as np
 import torch
 from PIL import Image
 
 from concurrent_loader.device.backend import Ticket, Undecodable
 from concurrent_loader.device.upright import turn_upright
 from concurrent_loader.errors import DeviceError, DeviceMemoryError
+from concurrent_loader.lossless import TilePlan, decode_prepared, prepare_picture
 from storage.errors import ConfigurationError
+from storage.lossless import encode
 
 __all__ = ["CudaBackend", "resolve_cuda"]
 
@@ -81,13 +85,15 @@ class CudaBackend:
         with _translated("opening the device", device):
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             decode_jpegs = _find_decoder(device)
+            decodes_tiles = _decodes_tiles(device)
         # What else a GPU learns to decode is added here, and to `concurrent_loader.device.screening.CODECS`.
         self._decoders = {} if decode_jpegs is None else {"nvjpeg": decode_jpegs}
+        self._own = ("lossless",) if decodes_tiles else ()
 
     @property
     def codecs(self) -> Sequence[str]:
         """What it decodes."""
-        return tuple(self._decoders)
+        return (*self._decoders, *self._own)
 
     def host_memory(self, num_bytes: int) -> torch.Tensor:
         """Returns memory from which the GPU copies by itself."""
@@ -100,13 +106,22 @@ class CudaBackend:
             self._stream.synchronize()
 
     def decode(
-        self, codec: str, payloads: Sequence[torch.Tensor], orientations: Sequence[int], mode: str
+        self,
+        codec: str,
+        payloads: Sequence[torch.Tensor],
+        orientations: Sequence[int],
+        mode: str,
+        plans: Sequence[TilePlan | None] = (),
     ) -> list[torch.Tensor]:
         """Decodes pictures; see `DeviceBackend.decode`."""
-        decode = self._decoders[codec]
+        decode: Callable[[], list[torch.Tensor]]
+        if codec in self._own:
+            decode = partial(decode_prepared, payloads, [plan for plan in plans if plan is not None], mode)
+        else:
+            decode = partial(self._decoders[codec], list(payloads), orientations, mode, self.device)
         with _translated(f"decoding {len(payloads)} pictures", self.device), torch.cuda.stream(self._stream):
             try:
-                return decode(list(payloads), orientations, mode, self.device)
+                return decode()
             except (torch.OutOfMemoryError, torch.AcceleratorError):
                 raise
             except (RuntimeError, ValueError) as error:
@@ -172,6 +187,27 @@ def _find_decoder(device: torch.device) -> _Decode | None:
             return decode
     _log.warning("no library here decodes JPEGs on %s; CPU threads do it", device)
     return None
+
+
+@cache
+def _decodes_tiles(device: torch.device) -> bool:
+    """Whether the kernel for lossless pictures works, by having it decode one: it is compiled here, and only once."""
+    pixels = np.arange(3 * 64 * 64).reshape(3, 64, 64).astype(np.uint8)
+    content, plan = prepare_picture(encode(pixels), None, "rgb")
+    try:
+        import_module("concurrent_loader.lossless.kernel")
+        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+            payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+            (picture,) = decode_prepared([payload], [plan], "rgb")
+            is_right = bool((picture.cpu() == torch.from_numpy(pixels)).all())
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # noqa: BLE001 - Triton's compiler has errors of many kinds, its tools others
+        _log.info("lossless pictures are not decoded on %s: %s: %s", device, type(error).__name__, error)
+        return False
+    if not is_right:
+        _log.warning("the kernel for lossless pictures does not work on %s; CPU threads decode them", device)
+    return is_right
 
 
 def _load_torchcodec() -> _Decode:

@@ -1,7 +1,8 @@
 """Puts decoding off until the bytes are at the device: between augmentation and the decode threads.
 
-For each picture a decode thread reads the header, screens it and draws its box. What the device takes stays as it is;
-the rest is decoded here, so that no thread waits for the device and the device for no thread.
+For each picture a decode thread reads the header, screens it and draws its box. What the device takes stays as it is,
+or is prepared for it: of a lossless picture the box's groups are checked, zstd is undone, and tables are made. The rest
+is decoded here, so that no thread waits for the device and the device for no thread.
 """
 
 from __future__ import annotations
@@ -88,9 +89,15 @@ class DeferredDecoder:
             return self._decode(data, row, sample, key)
         height, width = header.upright
         box = None if self._crop is None else self._crop.box(height, width, row)
+        plan = None
+        if codec.prepare is not None:
+            data, plan = codec.prepare(data, box, self._mode)
+            _, height, width = plan.shape
+            box = None if box is None else Box(0, 0, height, width, box.flip)
         return StagedPicture(
-            sample, key, height, width, codec.name, data, orientation=header.orientation, box=box, draws=self._kept(row)
-        )
+            sample, key, height, width, codec.name, data,
+            orientation=header.orientation, box=box, draws=self._kept(row), plan=plan,
+        )  # fmt: skip
 
     def _decode(self, data: Buffer, row: Row, sample: int, key: str) -> StagedPicture:
         crop = self._crop

@@ -11,6 +11,7 @@ import torch
 from concurrent_loader.augment import Augment
 from concurrent_loader.decode import Box
 from concurrent_loader.decode.header import Buffer
+from concurrent_loader.lossless import TilePlan
 from concurrent_loader.shared_memory import empty
 
 __all__ = ["StagedColumn", "StagedPicture"]
@@ -23,16 +24,17 @@ class StagedPicture:
     Attributes:
         sample: Its number in the data set.
         key: Of the shard or object that it lies in.
-        height: Of the upright picture.
-        width: Of the upright picture.
+        height: Of the upright picture, or of the part of it that its plan has decoded.
+        width: Likewise.
         codec: The device's that decodes it; empty if it is decoded already.
         data: Its verified encoded bytes; None if it is decoded, or lies in its column's block.
         start: Where its bytes begin in the block.
         end: Where they end.
         orientation: By EXIF; 1 where nothing is to be turned.
         picture: (C, H, W) on the CPU if it was decoded there, cropped to its final size if there is a box.
-        box: Of the upright picture, that becomes the sample's; None for all of it.
+        box: Of what is decoded, upright, that becomes the sample's; None for all of it.
         draws: What the sample has drawn for its column's augmentation; nothing without one.
+        plan: Of a picture that was prepared for the device: what lies in its bytes.
     """
 
     sample: int
@@ -47,6 +49,7 @@ class StagedPicture:
     picture: torch.Tensor | None = None
     box: Box | None = None
     draws: tuple[float, ...] = ()
+    plan: TilePlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,15 @@ class StagedColumn:
         return len(self.pictures)
 
     def payload(self, picture: StagedPicture) -> npt.NDArray[np.uint8]:
-        """Returns a picture's encoded bytes, where they are."""
+        """Returns the bytes that go to a picture's decoder, where they are."""
         if picture.data is not None:
             return np.frombuffer(picture.data, np.uint8)
         assert self.block is not None
         return self.block.numpy()[picture.start : picture.end]
+
+    def encoded(self, picture: StagedPicture) -> npt.NDArray[np.uint8]:
+        """Returns of these the encoded picture, which is all of them unless it was prepared."""
+        return self.payload(picture)[0 if picture.plan is None else picture.plan.facts_bytes :]
 
     def packed(self) -> StagedColumn:
         """Returns the column with all encoded bytes in one block, in shared memory where a worker makes the batch."""

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from concurrent_loader.decode import ImageHeader
+from concurrent_loader.decode import Box, ImageHeader
 from concurrent_loader.decode.header import Buffer
+from concurrent_loader.lossless import TilePlan, prepare_picture
 
-__all__ = ["CODECS", "Codec", "screen", "why_not_nvjpeg"]
+__all__ = ["CODECS", "Codec", "screen", "why_not_lossless", "why_not_nvjpeg"]
 
 _TAIL_BYTES = 1024  # in which the end marker must lie: some cameras add bytes of their own after it
 _LUMA = frozenset({(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)})  # chroma being 1 x 1: 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1
@@ -28,14 +29,18 @@ class Codec:
     Attributes:
         name: As the backend knows it.
         format: Of `ImageHeader`.
-        reads: Where the decoder wants the encoded bytes: in page-locked memory of the host, or on the device.
+        reads: Where the decoder wants the encoded bytes: in page-locked memory of the host, or on the device. Those
+            that read there are kernels, which heed the stream.
         why_not: (bytes, header, mode) → why this picture is for the CPU; empty if the device takes it.
+        prepare: (bytes, box, mode) → what goes to the device in their place, and what the CPU keeps to know of it;
+            then no more than the box is decoded. None where the bytes go as they are.
     """
 
     name: str
     format: str
     reads: Literal["host", "device"]
     why_not: Callable[[Buffer, ImageHeader, str], str]
+    prepare: Callable[[Buffer, Box | None, str], tuple[Buffer, TilePlan]] | None = None
 
 
 def why_not_nvjpeg(data: Buffer, header: ImageHeader, mode: str) -> str:
@@ -62,8 +67,16 @@ def why_not_nvjpeg(data: Buffer, header: ImageHeader, mode: str) -> str:
     return ""
 
 
+def why_not_lossless(data: Buffer, header: ImageHeader, mode: str) -> str:
+    """Says why a lossless picture is for the CPU; what is damaged, preparing it finds."""
+    return "not 8 bits" if header.bits != 8 else ""
+
+
 # Whatever else a device learns to decode is added here, and to its backend.
-CODECS: Mapping[str, Codec] = {"nvjpeg": Codec("nvjpeg", "jpeg", "host", why_not_nvjpeg)}
+CODECS: Mapping[str, Codec] = {
+    "nvjpeg": Codec("nvjpeg", "jpeg", "host", why_not_nvjpeg),
+    "lossless": Codec("lossless", "lossless", "device", why_not_lossless, prepare_picture),
+}
 
 
 def screen(data: Buffer, header: ImageHeader, mode: str, codecs: Sequence[Codec]) -> Codec | None:

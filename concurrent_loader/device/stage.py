@@ -1,9 +1,10 @@
 """The device stage: takes a batch as the decode threads leave it, and makes the batch that the consumer gets.
 
 For each batch, on one thread: a slot of page-locked memory is filled with all that the device needs (compressed
-pictures, pictures that CPU threads had to decode, labels and other columns); the stream is drained and the pictures are
-decoded in one call; one copy takes the rest to the device; crops and augmentation are launched; a ticket marks when all
-of that will be done. Nothing after the decoding is waited for here.
+pictures, pictures that CPU threads had to decode, labels and other columns); the stream is drained and the JPEGs are
+decoded in one call; one copy takes the rest to the device; lossless pictures among it are decoded there by one launch;
+crops and augmentation are launched; a ticket marks when all of that will be done. Nothing after the JPEGs is waited for
+here.
 
 Why the stream is drained first: nvJPEG's hardware engine does not heed the stream. Memory of the pictures before, freed
 while their crops were still to be made, would be written to at once (pytorch/vision #9606, torchcodec #1634).
@@ -26,6 +27,7 @@ from concurrent_loader.device.layout import lay_out
 from concurrent_loader.device.loads import Load, Piece, restore
 from concurrent_loader.device.outcomes import Pictures, Staged, finished, mended
 from concurrent_loader.device.pictures import StagedColumn, StagedPicture
+from concurrent_loader.device.screening import CODECS
 from concurrent_loader.device.slots import Slot, SlotRing
 from concurrent_loader.errors import DecodeError
 from concurrent_loader.stats import StageClock
@@ -160,20 +162,27 @@ class DeviceStage:
     def _decode_many(
         self, codec: str, mode: str, members: Sequence[tuple[StagedPicture, int, torch.Tensor]]
     ) -> list[torch.Tensor]:
-        self._backend.drain()
+        if CODECS[codec].reads == "host":
+            self._backend.drain()
+        pictures = [picture for picture, _, _ in members]
         return self._backend.decode(
-            codec, [payload for _, _, payload in members], [picture.orientation for picture, _, _ in members], mode
+            codec,
+            [payload for _, _, payload in members],
+            [picture.orientation for picture in pictures],
+            mode,
+            [picture.plan for picture in pictures],
         )
 
     def _rescue(self, column: StagedColumn, picture: StagedPicture, position: int, into: Pictures, slot: Slot) -> None:
         """Decodes on the CPU what the device did not like: what a library there can read is a picture everywhere."""
-        data = column.payload(picture).data
+        data = column.encoded(picture).data
         box = picture.box
         try:
             if box is None or column.size is None:
                 pixels = make_decoder(column.mode, column.column_type)(data).contiguous()
             else:
-                drawn, box = box, Box(0, 0, *column.size)
+                drawn = box if picture.plan is None else picture.plan.located(box)
+                box = Box(0, 0, *column.size)
                 pixels = torch.empty((3, *column.size), dtype=torch.uint8)
                 make_crop_decoder(column.column_type)(data, lambda _, __: drawn, pixels.numpy())
         except DecodeError as error:
@@ -183,7 +192,7 @@ class DeviceStage:
             into.broken[position] = error.with_traceback(None)
             return
         self._clock.add("pictures decoded by the CPU", 1)
-        host = self._backend.host_memory(pixels.numel())  # JPEGs' only, so of 8 bits
+        host = self._backend.host_memory(pixels.numel())  # no device takes more than 8 bits
         host.numpy()[:] = pixels.numpy().reshape(-1)
         self._held[slot.number].append(host)
         into.made[column.name, position] = self._backend.copy(host).view(pixels.shape), box

@@ -21,12 +21,15 @@ from storage.lossless import PictureHeader, decode, parse_header
 from storage.lossless.decoder import index_units, plain_sections
 from storage.lossless.layout import BLOCK_SIDE, PACKED, TILE_SIDE, Groups, parse_groups
 
-__all__ = ["NUM_FACTS", "BatchPlan", "PlainPicture", "plan_batch"]
+__all__ = ["NUM_FACTS", "BatchPlan", "Place", "PlainPicture", "checked_place", "facts_of_tiles", "plan_batch"]
 
 NUM_FACTS = 24
 """Of a tile: mode, where its first samples and its widths are, blocks down and across, where its picture's output
 begins, height and width of that, the tile's first row and column there, channels in the file and wanted; then for each
 of four channels where its top planes, second planes and rest are."""
+
+Place = tuple[int, int, int, int]
+"""Of a part of a picture: top, left, height, width."""
 
 _HALF_BYTE_CODES = 2
 
@@ -112,7 +115,7 @@ class _Gathered:
             raise DecodeError("the image is too large", expected=max_pixels, got=(header.width, header.height))
         if header.bits != 8:
             raise DecodeError("lossless pictures of 16 bits are decoded by the processor", expected=8, got=header.bits)
-        place = _checked(box, header)
+        place = checked_place(box, header)
         channels = header.num_channels if alpha else header.num_channels - (header.num_channels + 1) % 2
         if header.mode == PACKED:
             self._add_packed(data, header, place, channels)
@@ -132,26 +135,26 @@ class _Gathered:
         self._pieces.append(piece)
         self._num_bytes += len(piece)
 
-    def _add_packed(self, data: Buffer, header: PictureHeader, place: tuple[int, int, int, int], channels: int) -> None:
+    def _add_packed(self, data: Buffer, header: PictureHeader, place: Place, channels: int) -> None:
         groups = parse_groups(data, header).touching(*place)
         coded = plain_sections(data, groups)
         units = index_units(data, header, groups, coded)
-        before = self._num_bytes
+        facts = facts_of_tiles(header, groups, units, coded, place, channels, first_byte=self._num_bytes)
+        facts[:, 5] = self._starts[-1]
+        self._facts.append(facts)
         whole = np.frombuffer(data, np.uint8)
         rests = (groups.start + groups.stored_bytes).tolist()
         for section, rest, rest_bytes in zip(coded, rests, groups.rest_bytes.tolist(), strict=True):
             self._append(np.frombuffer(section, np.uint8))
             self._append(whole[rest : rest + rest_bytes])
-        facts = _tile_facts(header, groups, units, coded, first_byte=before)
-        facts[:, 5:8] = self._starts[-1], place[2], place[3]
-        facts[:, 8:10] -= place[:2]
-        facts[:, 11] = channels
-        seen = (facts[:, 8] < place[2]) & (facts[:, 9] < place[3])
-        seen &= (facts[:, 8] > -TILE_SIDE) & (facts[:, 9] > -TILE_SIDE)
-        self._facts.append(facts[seen])
 
 
-def _checked(box: Box | None, header: PictureHeader) -> tuple[int, int, int, int]:
+def checked_place(box: Box | None, header: PictureHeader) -> Place:
+    """Says which part of a picture a box is; None is all of it.
+
+    Raises:
+        DecodeError: The box does not lie within the picture.
+    """
     if box is None:
         return 0, 0, header.height, header.width
     fits = min(box.top, box.left) >= 0 and min(box.height, box.width) >= 1
@@ -159,6 +162,39 @@ def _checked(box: Box | None, header: PictureHeader) -> tuple[int, int, int, int
         size = header.height, header.width
         raise DecodeError("the crop does not lie within the picture", expected=size, got=box)
     return box.top, box.left, box.height, box.width
+
+
+def facts_of_tiles(
+    header: PictureHeader,
+    groups: Groups,
+    units: npt.NDArray[np.int32],
+    coded: Sequence[Buffer],
+    place: Place,
+    channels: int,
+    *,
+    first_byte: int,
+) -> npt.NDArray[np.int64]:
+    """Says of the tiles that a part of a picture touches what the kernel has to know.
+
+    Args:
+        header: Of the picture.
+        groups: That the part touches.
+        units: Of `index_units`.
+        coded: Coded sections of the groups.
+        place: The part.
+        channels: That are wanted.
+        first_byte: Where the groups' coded sections and rests stand, in turns.
+
+    Returns:
+        (tiles, 24), see `NUM_FACTS`; the part's output begins at 0.
+    """
+    facts = _tile_facts(header, groups, units, coded, first_byte=first_byte)
+    facts[:, 6:8] = place[2:]
+    facts[:, 8:10] -= place[:2]
+    facts[:, 11] = channels
+    seen = (facts[:, 8] < place[2]) & (facts[:, 9] < place[3])
+    seen &= (facts[:, 8] > -TILE_SIDE) & (facts[:, 9] > -TILE_SIDE)
+    return facts[seen]
 
 
 def _tile_facts(

@@ -1,8 +1,8 @@
 """A device made of the CPU that does everything as late as it may, and notices what is done in a wrong order.
 
 A copy counts as made when somebody waits; what is copied must not have changed by then. What `run` makes is empty until
-the consumer's stream has been told to wait. Decoding while anything is still to be done is noted: a real device would
-write into memory that is in use.
+the consumer's stream has been told to wait. Decoding JPEGs while anything is still to be done is noted: a real device
+would write into memory that is in use.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
-from concurrent_loader.decode import make_decoder
+from concurrent_loader.decode import Box, make_decoder
+from concurrent_loader.decode.lossless_images import decode_box
 from concurrent_loader.device import Ticket, Undecodable
 from concurrent_loader.errors import DecodeError, DeviceMemoryError
+from concurrent_loader.lossless import TilePlan
 
 
 def as_of(payload: torch.Tensor) -> int:
@@ -30,7 +32,7 @@ class FakeDevice:
         memory_bytes: What its decoder and copies may take at once in one call.
     """
 
-    def __init__(self, *, codecs: Sequence[str] = ("nvjpeg",), memory_bytes: int = 1 << 40) -> None:
+    def __init__(self, *, codecs: Sequence[str] = ("nvjpeg", "lossless"), memory_bytes: int = 1 << 40) -> None:
         self.device = torch.device("cpu")
         self.codecs = tuple(codecs)
         self.memory_bytes = memory_bytes
@@ -113,21 +115,40 @@ class FakeDevice:
     # -- its decoder -----------------------------------------------------------------------------------------------
 
     def decode(
-        self, codec: str, payloads: Sequence[torch.Tensor], orientations: Sequence[int], mode: str
+        self,
+        codec: str,
+        payloads: Sequence[torch.Tensor],
+        orientations: Sequence[int],
+        mode: str,
+        plans: Sequence[TilePlan | None] = (),
     ) -> list[torch.Tensor]:
         assert self.block.wait(30)
         self.log.append(f"decode {codec}")
         self.calls.append(len(payloads))
-        if self._pending:
+        if self._pending and codec == "nvjpeg":
             self.wrong.append("decoded while something was still to be done on the stream")
         self._check_memory(sum(each.numel() for each in payloads))
         if any(as_of(each) in self.refused for each in payloads):
             raise Undecodable("status 3")
+        if codec == "lossless":
+            return self.decode_tiles(payloads, [plan for plan in plans if plan is not None], mode)
         decode = make_decoder(mode, "image")
         try:
             return [decode(each.numpy().data).contiguous() for each in payloads]
         except DecodeError as error:
             raise Undecodable(str(error)) from error
+
+    def decode_tiles(
+        self, payloads: Sequence[torch.Tensor], plans: Sequence[TilePlan], mode: str
+    ) -> list[torch.Tensor]:
+        """Decodes on the CPU, from the same bytes, what the kernel would."""
+        made = []
+        for payload, plan in zip(payloads, plans, strict=True):
+            part = Box(0, 0, *plan.shape[1:])
+            place = plan.located(part)
+            box = (place.top, place.left, place.height, place.width)
+            made.append(decode_box(payload.numpy().data[plan.facts_bytes :], box, mode.upper()))
+        return made
 
     def _check_memory(self, num_bytes: int) -> None:
         if num_bytes > self.memory_bytes:

@@ -226,7 +226,7 @@ def test_a_picture_of_another_size_than_its_header_said_is_not_believed(
 ) -> None:
     encoded = [encode(0), encode(1)]
     monkeypatch.setattr(
-        fake, "decode", lambda codec, payloads, orientations, mode: [torch.zeros(3, 8, 8, dtype=torch.uint8)] * 2
+        fake, "decode", lambda codec, payloads, orientations, mode, plans: [torch.zeros(3, 8, 8, dtype=torch.uint8)] * 2
     )
     assert torch.equal(delivered(stage, batch_of(encoded))["image"], on_the_cpu(encoded))
     assert clock["pictures decoded by the CPU"] == 2
@@ -250,7 +250,7 @@ def test_an_encoding_that_is_decoded_from_the_device_s_memory(
     """The place for other codecs: their bytes go along in the one copy, and are decoded there."""
     tiles = Codec("tiles", "png", "device", lambda data, header, mode: "")
     known = MappingProxyType({**CODECS, "tiles": tiles})
-    for module in ("deferral", "loads"):
+    for module in ("deferral", "loads", "stage"):
         monkeypatch.setattr(f"concurrent_loader.device.{module}.CODECS", known)
     assert screening.CODECS is CODECS
     decoder = DeferredDecoder("image", "rgb", "image", seed=0, codecs=("nvjpeg", "tiles"))

@@ -37,6 +37,16 @@ def pictures() -> list[np.ndarray]:
     return made
 
 
+def shifted(shape: tuple[int, int, int], number: int) -> list[np.ndarray]:
+    y, x = np.mgrid[: shape[1], : shape[2]]
+    return [
+        np.stack([100 + 60 * np.sin(x / 13 + each + at) + 40 * np.cos(y / 9 - at) for each in range(shape[0])]).astype(
+            np.uint8
+        )
+        for at in range(number)
+    ]
+
+
 def interpret() -> dict[str, Any]:
     from concurrent_loader.lossless import decode_batch, decode_crops
 
@@ -59,6 +69,53 @@ def interpret() -> dict[str, Any]:
     wanted = decode_crops(files[:3], boxes[:3], (8, 6), kernel=False)
     found = decode_crops(files[:3], boxes[:3], (8, 6), kernel=True)
     return {"same": same, "largest": (wanted.int() - found.int()).abs().max().item(), "shape": list(found.shape)}
+
+
+def stage() -> dict[str, Any]:
+    """A batch from decode threads' hands through the device stage, with the kernel in the place of a decoder."""
+    sys.path.append(str(Path(__file__).parents[1] / "device"))
+    from fake_device import FakeDevice
+
+    from concurrent_loader.augment import CroppingDecoder, RandomResizedCrop
+    from concurrent_loader.batch import Batch
+    from concurrent_loader.decode import make_decoder
+    from concurrent_loader.device import DeferredDecoder, DeviceStage
+    from concurrent_loader.lossless import decode_prepared
+    from concurrent_loader.stats import StageClock
+
+    class Device(FakeDevice):
+        decode_tiles = staticmethod(decode_prepared)
+
+    def made(how: Any, files: list[bytes]) -> torch.Tensor:
+        decoder = DeferredDecoder("image", how, "image/lossless", seed=3, codecs=("nvjpeg", "lossless"))
+        prepare = decoder.decoders(0, np.arange(len(files)), [""] * len(files))
+        staged = [each(file) for each, file in zip(prepare, files, strict=True)]
+        device = Device()
+        stage = DeviceStage(device, clock=StageClock())
+        batch = Batch({"image": decoder.column(staged), "label": torch.arange(len(files))})
+        images: torch.Tensor = stage.hand_over(stage.stage(batch))["image"]
+        assert not device.wrong
+        assert device.calls == [len(files)]
+        stage.close()
+        return images
+
+    same = []
+    noise = np.random.default_rng(9).integers(0, 256, (3, 9, 65)).astype(np.uint8)  # stored as it is
+    alike = [encode(image, compress=at % 2 == 0) for at, image in enumerate([*shifted((3, 9, 65), 2), noise])]
+    gray = [encode(image) for image in shifted((1, 9, 65), 1)]
+    alpha = [encode(image) for image in shifted((4, 9, 65), 2)]
+    for mode, files in (("rgb", alike + gray + alpha), ("gray", alike + gray + alpha), ("unchanged", alpha)):
+        decode = make_decoder(mode, "image/lossless")
+        same += [torch.equal(one, decode(file)) for one, file in zip(made(mode, files), files, strict=True)]
+    files = [encode(image) for image in pictures() if image.shape[2] > 1]
+    crop = RandomResizedCrop(8)
+    expected = CroppingDecoder(crop, "image/lossless", seed=3).decoders(0, np.arange(len(files)))
+    difference = [
+        (one.int() - decode(file).int()).abs().max().item()
+        for one, decode, file in zip(made(crop, files), expected, files, strict=True)
+    ]
+    largest = max(difference)
+    return {"same": same, "largest": largest}
 
 
 def compile_for(capability: int) -> dict[str, int]:
@@ -85,4 +142,5 @@ def compile_for(capability: int) -> dict[str, int]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(interpret() if sys.argv[1] == "interpret" else compile_for(int(sys.argv[1]))))
+    programs = {"interpret": interpret, "stage": stage}
+    print(json.dumps(programs[sys.argv[1]]() if sys.argv[1] in programs else compile_for(int(sys.argv[1]))))

@@ -57,6 +57,13 @@ def test_the_kernel_makes_the_same_pixels_in_the_interpreter(tmp_path):
     assert said["largest"] <= 1  # of crop_resize, where a sum lies within rounding of a half
 
 
+def test_batches_of_the_device_stage_go_through_the_kernel_in_the_interpreter(tmp_path):
+    said = run(tmp_path, "stage", TRITON_INTERPRET="1")
+    assert len(said["same"]) == 6 + 6 + 2
+    assert all(said["same"])
+    assert said["largest"] <= 1  # of crop_resize
+
+
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_kernel_compiles_for_gpus_that_are_not_here(tmp_path, capability):
     used = run(tmp_path, str(capability))
