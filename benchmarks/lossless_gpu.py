@@ -1,4 +1,5 @@
-"""What a GPU makes of lossless pictures, for `benchmarks.lossless`: decoding, preparing data, a step of training.
+"""What a GPU makes of lossless pictures, for `benchmarks.lossless`: decoding, preparing data, a step of training, an
+epoch of the loader.
 
 All of it against PNG, decoded by torchcodec on every core and copied. Wall time, medians, the device waited for.
 """
@@ -11,20 +12,24 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
 
+from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.decode import make_decoder
 from concurrent_loader.lossless import decode_batch
+from storage import ShardWriter
 from storage.lossless import encode
 
-__all__ = ["GPU_KEYS", "measure_on_gpu"]
+__all__ = ["GPU_KEYS", "epoch_by_loader", "measure_on_gpu"]
 
-GPU_KEYS = ("gpu_decode_mpix_s", "gpu_prepare_vs_png", "gpu_train_vs_png")
+GPU_KEYS = ("gpu_decode_mpix_s", "gpu_prepare_vs_png", "gpu_train_vs_png", "gpu_loader_mpix_s", "gpu_loader_vs_png")
 _BATCH = 16
+_NUM_BATCHES = 4
 
 
 def measure_on_gpu(pictures: list[npt.NDArray[np.uint8]], num_rounds: int) -> dict[str, float]:
@@ -36,7 +41,8 @@ def measure_on_gpu(pictures: list[npt.NDArray[np.uint8]], num_rounds: int) -> di
 
     Returns:
         10^6 pixels a second from encoded bytes to pixels in device memory; how many times as many as by PNG on all
-        cores; and how many times as many steps of training a small segmentation network on them.
+        cores; how many times as many steps of training a small segmentation network on them; and the pixels a second of
+        an epoch of the loader with ``device="cuda"``, with the same comparison.
     """
     batch = [pictures[at % len(pictures)] for at in range(_BATCH)]
     files = [encode(np.ascontiguousarray(each.transpose(2, 0, 1)), compress=False) for each in batch]
@@ -57,11 +63,42 @@ def measure_on_gpu(pictures: list[npt.NDArray[np.uint8]], num_rounds: int) -> di
             raise RuntimeError("the pixels differ")
         prepare = _in_turns((by_png, by_ours), num_rounds)
         train = _in_turns((lambda: step(by_png()), lambda: step(by_ours())), num_rounds)
+    epochs = (epoch_by_loader(pngs, "png", "cuda"), epoch_by_loader(files, "image/lossless", "cuda"))
+    epoch = _in_turns(epochs, num_rounds)
     return {
         "gpu_decode_mpix_s": round(mpix / prepare[1], 1),
         "gpu_prepare_vs_png": round(prepare[0] / prepare[1], 3),
         "gpu_train_vs_png": round(train[0] / train[1], 3),
+        "gpu_loader_mpix_s": round(_NUM_BATCHES * mpix / epoch[1], 1),
+        "gpu_loader_vs_png": round(epoch[0] / epoch[1], 3),
     }
+
+
+def epoch_by_loader(files: list[bytes], column_type: str, device: str) -> Callable[[], int]:
+    """Stores pictures of one size in this process's memory, some times over.
+
+    Args:
+        files: A batch of them, encoded.
+        column_type: Of the column that they become.
+        device: Of the loader.
+
+    Returns:
+        What loads an epoch, and says how many pictures the device decoded.
+    """
+    url = f"memory://{uuid4().hex}"
+    with ShardWriter(url, columns={"image": column_type}) as writer:
+        for data in files * _NUM_BATCHES:
+            writer.write({"image": data})
+
+    def load() -> int:
+        with ShardDataset(url) as dataset:
+            loader = ConcurrentDataLoader(dataset, batch_size=len(files), decode={"image": "rgb"}, device=device)
+            for batch in loader:
+                if batch["image"].device.type != torch.device(device).type:
+                    raise RuntimeError("a batch is not where it was wanted")
+            return loader.stats.num_device_decoded
+
+    return load
 
 
 def _png(pixels: npt.NDArray[np.uint8]) -> bytes:

@@ -1,7 +1,7 @@
 """Lossless pictures decoded where the batch is: a whole batch in one launch, only tiles that are needed."""
 
 from concurrent_loader.lossless.arrived import decode_prepared
-from concurrent_loader.lossless.batches import decode_batch, decode_crops, has_kernel
+from concurrent_loader.lossless.batches import decode_batch, decode_crops
 from concurrent_loader.lossless.planning import BatchPlan, plan_batch
 from concurrent_loader.lossless.preparing import TilePlan, prepare_picture
 
@@ -11,7 +11,6 @@ __all__ = [
     "decode_batch",
     "decode_crops",
     "decode_prepared",
-    "has_kernel",
     "plan_batch",
     "prepare_picture",
 ]

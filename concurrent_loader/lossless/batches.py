@@ -22,12 +22,11 @@ from concurrent_loader.lossless.planning import BatchPlan, plan_batch
 from storage.errors import FormatError
 from storage.lossless import decode
 
-__all__ = ["decode_batch", "decode_crops", "has_kernel", "launch"]
+__all__ = ["decode_batch", "decode_crops", "launch"]
 
 
 @cache
-def has_kernel() -> bool:
-    """Whether there is a Triton that can be imported."""
+def _has_kernel() -> bool:
     try:
         import_module("concurrent_loader.lossless.kernel")
     except (ImportError, RuntimeError):
@@ -64,7 +63,7 @@ def decode_batch(
     Thread-safety: Yes.
     """
     device = torch.device(device)
-    if kernel is True or (kernel == "auto" and device.type == "cuda" and has_kernel()):
+    if kernel is True or (kernel == "auto" and device.type == "cuda" and _has_kernel()):
         return launch(plan_batch(files, boxes, alpha=alpha, max_pixels=max_pixels), device)
     made = []
     for at, data in enumerate(files):

@@ -8,7 +8,8 @@ import numpy as np
 
 from benchmarks.l3_scheme import decode_l3, encode_l3
 from benchmarks.lossless import main
-from benchmarks.lossless_gpu import GPU_KEYS
+from benchmarks.lossless_gpu import GPU_KEYS, epoch_by_loader
+from storage.lossless import encode
 
 
 def test_it_measures_every_codec_on_every_set(tmp_path):
@@ -25,6 +26,11 @@ def test_it_measures_every_codec_on_every_set(tmp_path):
     assert min(figures[name] for name in ("decode_vs_png", "decode_pack_vs_png", "encode_mpix_s")) > 0
     assert 0 < figures["crop_vs_full"] < 1
     assert set(GPU_KEYS) <= set(figures)
+
+
+def test_an_epoch_of_the_loader():
+    files = [encode(np.full((3, 70, 80), number, np.uint8)) for number in range(2)]
+    assert epoch_by_loader(files, "image/lossless", "cpu")() == 0
 
 
 def test_l3s_scheme_keeps_the_pixels():

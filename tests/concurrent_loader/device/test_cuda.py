@@ -18,7 +18,7 @@ from concurrent_loader.device import DeferredDecoder, DeviceStage, Undecodable
 from concurrent_loader.device.cuda import CudaBackend, resolve_cuda
 from concurrent_loader.errors import DeviceMemoryError
 from concurrent_loader.stats import StageClock
-from storage import ShardWriter
+from storage import ShardWriter, lossless
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,7 +63,7 @@ def rotated(orientation: int) -> bytes:
 
 @pytest.mark.parametrize("mode", ["rgb", "gray", "unchanged"])
 def test_nvjpeg_decodes_what_the_cpu_decodes(backend: CudaBackend, encode: Callable[..., bytes], mode: str) -> None:
-    assert backend.codecs == ("nvjpeg",)
+    assert backend.codecs == ("nvjpeg", "lossless")
     encoded = [
         encode(1, size=(500, 375)),
         encode(2, size=(333, 517), subsampling="4:4:4"),
@@ -149,6 +149,57 @@ def test_the_loader_gives_what_it_gives_on_the_cpu(stored_url: str, device: torc
         assert stats.wait_s == pytest.approx(
             sum(value for name, value in stats.to_dict().items() if name.startswith("wait_") and name != "wait_s")
         )
+
+
+def lossless_pixels(number: int, channels: int) -> np.ndarray:
+    y, x = np.mgrid[:200, :700]
+    soft = [120 + 60 * np.sin((x + number) / 13 + each) + 40 * np.cos(y / 9 - number) for each in range(channels)]
+    noise = np.random.default_rng(number).normal(0, number % 3, (channels, 200, 700))
+    return (np.stack(soft) + noise).clip(0, 255).astype(np.uint8)
+
+
+@pytest.fixture
+def lossless_url(tmp_path: Path) -> str:
+    noise = np.random.default_rng(0).integers(0, 256, (3, 200, 700)).astype(np.uint8)  # stored as it is
+    with ShardWriter(str(tmp_path / "lossless"), columns={"image": "image/lossless", "label": "int64"}) as writer:
+        for number in range(NUM_SAMPLES):
+            pixels = noise if number % 16 == 7 else lossless_pixels(number, 1 + number % 4)
+            writer.write({"image": lossless.encode(pixels, compress=number % 2 == 0), "label": number})
+    return str(tmp_path / "lossless")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("how", "difference"), [("rgb", 0), ("gray", 0), (CROP, 1)])
+def test_lossless_pictures_are_those_of_the_cpu(
+    lossless_url: str, device: torch.device, num_workers: int, how: str | RandomResizedCrop, difference: int
+) -> None:
+    arguments = {"batch_size": 16, "shuffle": True, "seed": 1, "decode": {"image": how}}
+    with ShardDataset(lossless_url) as dataset:
+        expected = list(ConcurrentDataLoader(dataset, **arguments))
+        loader = ConcurrentDataLoader(dataset, **arguments, device="cuda", num_workers=num_workers)
+        for one, other in zip(loader, expected, strict=True):
+            assert one["image"].device == device
+            assert one["label"].tolist() == other["label"].tolist()
+            assert int((one["image"].cpu().int() - other["image"].int()).abs().max()) <= difference
+        assert (loader.stats.num_device_decoded, loader.stats.num_cpu_decoded) == (NUM_SAMPLES, 0)
+
+
+def test_lossless_pictures_and_jpegs_in_one_column(backend: CudaBackend, encode: Callable[..., bytes]) -> None:
+    """nvJPEG heeds no stream, the kernel does: batch after batch, nothing may be written to too early."""
+    stage = DeviceStage(backend, clock=StageClock())
+    encoded = [encode(number, size=(700, 200)) for number in range(4)]
+    encoded += [lossless.encode(lossless_pixels(number, 3)) for number in range(4)]
+    decoder = DeferredDecoder("image", "rgb", "bytes", seed=0, codecs=backend.codecs)
+    staged = []
+    for step in range(20):
+        prepared = decoder.decoders(0, np.arange(8), [""] * 8)
+        pictures = [prepare(data) for prepare, data in zip(prepared, encoded, strict=True)]
+        staged.append(stage.hand_over(stage.stage(Batch({"image": decoder.column(pictures)}, step=step)))["image"])
+    decode = make_decoder("rgb", "jpeg")
+    for images in staged:
+        for number in range(4):
+            assert float((images[number].cpu().float() - decode(encoded[number]).float()).abs().mean()) < 1.5
+            assert np.array_equal(images[4 + number].cpu().numpy(), lossless_pixels(number, 3))
 
 
 def test_batches_are_whole_on_the_consumer_s_own_stream(stored_url: str, device: torch.device) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_device import FakeDevice
 
 from concurrent_loader.augment import Augment, Normalize, RandomResizedCrop
 from concurrent_loader.batch import Batch
@@ -16,7 +17,9 @@ from concurrent_loader.decode import make_decoder
 from concurrent_loader.device import DeferredDecoder, DeviceStage, Undecodable, cuda
 from concurrent_loader.device.cuda import CudaBackend, _translated
 from concurrent_loader.errors import DecodeError, DeviceError, DeviceMemoryError
+from concurrent_loader.lossless import TilePlan
 from concurrent_loader.stats import StageClock
+from storage import lossless
 
 CPU = torch.device("cpu")
 
@@ -64,8 +67,10 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1_000)
     monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
     cuda._find_decoder.cache_clear()
+    cuda._decodes_tiles.cache_clear()
     yield log
     cuda._find_decoder.cache_clear()
+    cuda._decodes_tiles.cache_clear()
 
 
 def test_a_batch_goes_all_the_way(log: list[str], encode: Callable[..., bytes]) -> None:
@@ -185,6 +190,58 @@ def test_what_else_cuda_refuses_and_what_is_not_its_fault() -> None:
         with pytest.raises(type(other)) as passed, _translated("a copy", device):
             raise other
         assert passed.value is other
+
+
+def on_the_cpu(payloads: list[torch.Tensor], plans: list[TilePlan], mode: str) -> list[torch.Tensor]:
+    """What the kernel makes."""
+    return FakeDevice().decode_tiles(payloads, plans, mode)
+
+
+def test_lossless_pictures_take_the_kernel_where_it_works(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "decode_prepared", on_the_cpu)
+    backend = CudaBackend(CPU, pinned=False)
+    assert backend.codecs == ("nvjpeg", "lossless")
+    log.clear()
+    pixels = np.random.default_rng(1).normal(100, 3, (3, 70, 90)).astype(np.uint8)
+    decoder = DeferredDecoder("image", "rgb", "image/lossless", seed=0, codecs=backend.codecs)
+    (prepare,) = decoder.decoders(0, np.arange(1), [""])
+    stage = DeviceStage(backend, clock=StageClock())
+    made = stage.hand_over(stage.stage(Batch({"image": decoder.column([prepare(lossless.encode(pixels))])})))
+    assert np.array_equal(made["image"][0].numpy(), pixels)
+    assert log[:4] == ["on ours", "on ours", "on ours", "event of ours"]  # copied, decoded, put together; not drained
+
+
+def wrong(payloads: list[torch.Tensor], plans: list[TilePlan], mode: str) -> list[torch.Tensor]:
+    return [torch.zeros(plan.shape, dtype=torch.uint8) for plan in plans]
+
+
+def absent(*_: Any) -> list[torch.Tensor]:
+    raise ImportError("no Triton")
+
+
+def uncompiled(*_: Any) -> list[torch.Tensor]:
+    raise AssertionError("a compiler's error")
+
+
+@pytest.mark.parametrize(("decode", "level"), [(wrong, "WARNING"), (absent, "INFO"), (uncompiled, "INFO")])
+def test_where_the_kernel_does_not_work_the_cpu_decodes_lossless_pictures(
+    log: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, decode: Any, level: str
+) -> None:
+    monkeypatch.setattr(cuda, "decode_prepared", decode)
+    with caplog.at_level("INFO", cuda.__name__):
+        assert CudaBackend(CPU, pinned=False).codecs == ("nvjpeg",)
+    assert [record.levelname for record in caplog.records if "lossless" in record.getMessage()] == [level]
+
+
+def test_a_gpu_that_fails_is_not_taken_for_one_without_a_kernel(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> list[torch.Tensor]:
+        raise torch.OutOfMemoryError("Allocation on device")
+
+    monkeypatch.setattr(cuda, "decode_prepared", fail)
+    with pytest.raises(DeviceMemoryError):
+        CudaBackend(CPU, pinned=False)
 
 
 def test_an_error_of_cuda_is_not_blamed_on_a_picture(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from concurrent_loader.augment import CenterCrop, CroppingDecoder, RandomResizedCrop
-from concurrent_loader.decode import make_decoder
+from concurrent_loader.augment import CenterCrop, CroppingDecoder, RandomResizedCrop, uniforms
+from concurrent_loader.decode import Box, make_decoder
 from concurrent_loader.device import DeferredDecoder, StagedPicture
 from concurrent_loader.errors import DecodeError
+from storage import lossless
 
 CROP = RandomResizedCrop(16)
 
@@ -49,6 +50,27 @@ def test_crops_are_those_of_the_cpu(encode: Callable[..., bytes], how: RandomRes
         else:
             assert picture.picture is None
             assert picture.codec == "nvjpeg"
+
+
+@pytest.mark.parametrize("how", ["rgb", CROP, CenterCrop(16)])
+def test_lossless_pictures_are_prepared(how: str | RandomResizedCrop | CenterCrop) -> None:
+    pixels = np.random.default_rng(0).normal(100, 3, (3, 150, 1200)).astype(np.uint8)
+    data = lossless.encode(pixels)
+    (picture,) = prepare(how, [data], codecs=("nvjpeg", "lossless"))
+    assert (picture.codec, picture.picture) == ("lossless", None)
+    assert picture.plan is not None
+    assert picture.plan.shape == (3, picture.height, picture.width)
+    if isinstance(how, str):
+        assert (picture.box, picture.height, picture.width) == (None, 150, 1200)
+        return
+    # Exactly the box that the CPU draws is decoded, and all of that is shown.
+    row = uniforms(3, 2, np.array([100]), how.num_draws)[0].tolist() if how.num_draws else ()
+    box = how.box(150, 1200, tuple(row))
+    assert picture.box == Box(0, 0, box.height, box.width, box.flip)
+    column = DeferredDecoder("image", how, "image", seed=3, codecs=()).column([picture])
+    place = picture.plan.located(picture.box)
+    found = lossless.decode(column.encoded(picture).data, box=(place.top, place.left, place.height, place.width))
+    assert np.array_equal(found, pixels[:, box.top : box.top + box.height, box.left : box.left + box.width])
 
 
 def test_without_a_codec_everything_is_decoded_here(encode: Callable[..., bytes]) -> None:

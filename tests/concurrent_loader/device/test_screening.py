@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from concurrent_loader.decode import parse_header
 from concurrent_loader.device import CODECS, Codec
 from concurrent_loader.device.screening import screen, why_not_nvjpeg
+from storage import lossless
 
 
 def why_not(data: bytes, **changes: Any) -> str:
@@ -70,6 +72,19 @@ def test_full_chroma_without_a_word_on_its_colours_is_for_the_cpu(encode: Callab
     bare = data[:2] + data[2 + 2 + int.from_bytes(data[4:6], "big") :]  # without the JFIF segment
     assert "RGB" in why_not(bare)
     assert not why_not(bare, transform=1)
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype", "codec"), [(3, np.uint8, "lossless"), (4, np.uint8, "lossless"), (1, np.uint16, None)]
+)
+@pytest.mark.parametrize("mode", ["rgb", "gray", "unchanged"])
+def test_lossless_pictures_of_8_bits_are_for_the_device(
+    channels: int, dtype: Any, codec: str | None, mode: str
+) -> None:
+    data = lossless.encode(np.zeros((channels, 70, 70), dtype))
+    found = screen(data, parse_header(data), mode, tuple(CODECS.values()))
+    assert (None if found is None else found.name) == codec
+    assert screen(data, parse_header(data), mode, (CODECS["nvjpeg"],)) is None
 
 
 def test_a_codec_is_found_by_format(encode: Callable[..., bytes]) -> None:
