@@ -68,8 +68,9 @@ $(WHEEL): $(SOURCES) $(DEPENDENCIES)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-index --no-deps --force-reinstall dist/*.whl
 	@rm -rf build *.egg-info
 	@# The benchmarks run from this folder, and find the package here first: native modules, if there are any, as well.
-	@rm -f concurrent_loader/*/*.so
+	@rm -f concurrent_loader/*/*.so storage/*/*.so
 	@cp $(VENV)/lib/python*/site-packages/concurrent_loader/decode/*.so concurrent_loader/decode/ 2>/dev/null || true
+	@cp $(VENV)/lib/python*/site-packages/storage/lossless/*.so storage/lossless/ 2>/dev/null || true
 	@touch $@
 
 lock:  ## constraints.txt anew from pyproject.toml, newest versions (needs uv)
@@ -81,5 +82,5 @@ lock:  ## constraints.txt anew from pyproject.toml, newest versions (needs uv)
 
 clean:  ## what can be made again, .venv included; built servers stay in the user's cache
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -f concurrent_loader/*/*.so
+	rm -f concurrent_loader/*/*.so storage/*/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

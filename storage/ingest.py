@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from storage.errors import CommitConflict, ConfigurationError, CorruptData, SchemaError
 from storage.importers.protocol import ImportedSample, Importer, ImportProblem
@@ -117,7 +117,7 @@ def ingest(
                 _check_unchanged(writer, onto, append=append)
                 run = _Run(writer, importer.url, on_error, scan.num_samples, on_progress)
                 run.drain(loop, _Source(importer.read()))
-                writer.update_metadata({"last_import": run.summary()})
+                writer.update_metadata({"last_import": run.summary(), **run.encoded(onto)})
         finally:
             loop.run(importer.close())
     return IngestReport(
@@ -148,6 +148,7 @@ class _Run:
         self._on_progress = on_progress
         self.num_bytes = 0
         self.skipped: list[ImportProblem] = []
+        self._encoded: dict[str, dict[str, int]] = {}
 
     def drain(self, loop: LoopThread, source: _Source) -> None:
         """Takes every item and writes it."""
@@ -170,6 +171,18 @@ class _Run:
         listed = [{"name": problem.name, "reason": problem.reason} for problem in self.skipped[:_MAX_LISTED]]
         return {"num_samples": self._writer.num_samples, "num_skipped": len(self.skipped), "skipped": listed}
 
+    def encoded(self, onto: Manifest | None) -> dict[str, Any]:
+        """What the manifest keeps about columns that were encoded anew: their bytes in the source, and as stored."""
+        if not self._encoded:
+            return {}
+        before = onto.metadata.get("encoded") if onto is not None else None
+        total = dict(before) if isinstance(before, dict) else {}
+        for column, counts in self._encoded.items():
+            earlier = total.get(column)
+            known = earlier if isinstance(earlier, dict) else {}
+            total[column] = {name: count + int(known.get(name, 0)) for name, count in counts.items()}
+        return {"encoded": total}
+
     def _write(self, item: ImportedSample | ImportProblem) -> None:
         if isinstance(item, ImportedSample):
             try:
@@ -178,6 +191,10 @@ class _Run:
                 item = ImportProblem(name=item.name, reason=str(error))
             else:
                 self.num_bytes += item.num_bytes
+                for column, num_bytes in item.encoded_from.items():
+                    counts = self._encoded.setdefault(column, {"source_bytes": 0, "stored_bytes": 0})
+                    counts["source_bytes"] += num_bytes
+                    counts["stored_bytes"] += len(cast("bytes", item.values[column]))
                 return
         if self._on_error == "fail":
             raise CorruptData(f"a file cannot be imported: {item.reason}", url=self._source, key=item.name)

@@ -27,6 +27,7 @@ __all__ = ["Url", "info"]
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The data set.")]
 _MAX_CLASSES = 20
+_COUNTS = ("source_bytes", "stored_bytes")
 
 
 def info(
@@ -77,8 +78,19 @@ def _facts(url: str, manifest: Manifest, snapshots: list[int]) -> dict[str, Any]
         "bundle_bytes": sum(bundle.size for bundle in manifest.bundles),
         "columns": manifest.schema,
         "statistics": manifest.statistics,
+        "encoded": _encoded(manifest.metadata.get("encoded")),
         "metadata": manifest.metadata,
     }
+
+
+def _encoded(kept: object) -> dict[str, dict[str, float]]:
+    """Of columns that were encoded anew: bytes in the source, as stored, and the second over the first."""
+    facts = {}
+    for column, counts in kept.items() if isinstance(kept, dict) else ():
+        source, stored = (counts.get(name) if isinstance(counts, dict) else None for name in _COUNTS)
+        if isinstance(source, int) and isinstance(stored, int) and source > 0:
+            facts[str(column)] = {"source_bytes": source, "stored_bytes": stored, "ratio": round(stored / source, 4)}
+    return facts
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
@@ -101,7 +113,10 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     for name, kind in facts["columns"].items():
         about = ", ".join(f"{fact} {value}" for fact, value in facts["statistics"].get(name, {}).items())
         lines.append(f"  {name:<{width}}  {kind}{f'  ({about})' if about else ''}")
-    rest = dict(facts["metadata"])
+    for name, counts in facts["encoded"].items():
+        sizes_of = " of ".join(format_size(int(counts[each])) for each in reversed(_COUNTS))
+        lines.append(f"encoded    {name}: {sizes_of} in the source, ratio {counts['ratio']:.3f}")
+    rest = {name: value for name, value in facts["metadata"].items() if name != "encoded"}
     classes = rest.pop("classes", None)
     if isinstance(classes, dict):
         for name, names in classes.items():

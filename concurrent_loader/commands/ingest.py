@@ -55,6 +55,13 @@ class ImageType(StrEnum):
     IMAGE = "image"
 
 
+class Encoding(StrEnum):
+    """What becomes of a column's images."""
+
+    LOSSLESS = "image=lossless"
+    LOSSLESS_PACK = "image=lossless-pack"
+
+
 @app.callback()
 def ingest() -> None:
     """Make a data set of shards from another format."""
@@ -75,6 +82,14 @@ def image_folder(
     shuffle: Annotated[bool, typer.Option(help="Mix the order of the files; without: sorted by path.")] = True,
     seed: Annotated[int, typer.Option(min=0, help="Of the shuffled order.")] = 0,
     image_type: Annotated[ImageType | None, typer.Option(help="Type of the image column, if not by the names.")] = None,
+    encode: Annotated[
+        Encoding | None,
+        typer.Option(
+            metavar="COLUMN=FORMAT",
+            help="image=lossless: PNG, lossless WebP, TIFF and BMP anew, pixel by "
+            "pixel; image=lossless-pack: without zstd, for decoding on an accelerator.",
+        ),
+    ] = None,
     verify: Annotated[Verify, typer.Option(help="Decode every image, read its header, or trust it.")] = Verify.DECODE,
     in_flight: InFlight = 32,
     uploads_in_flight: Annotated[int, typer.Option(min=1, help="Shards uploaded at once.")] = 4,
@@ -107,6 +122,7 @@ def image_folder(
         classes=classes,
         shuffle_seed=seed if shuffle else None,
         image_type=image_type.value if image_type else None,
+        encode=encode.value.partition("=")[2] if encode else None,
         verify=verify.value,
         in_flight=in_flight,
     )

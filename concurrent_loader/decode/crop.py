@@ -1,8 +1,8 @@
 """From encoded bytes to a crop at its final size, inside the batch's memory: the fast way of decoding for training.
 
-JPEGs take the native module (`jpeg_crop.c`) where it was built, which decodes only what the crop needs. Everything
-else, and whatever that module does not like, takes the library of `concurrent_loader.decode.registry`, is cropped and
-then resized: the same picture up to rounding.
+JPEGs take the native module (`jpeg_crop.c`) where it was built, which decodes only what the crop needs. Of lossless
+pictures only the tiles that the crop touches are decoded. Everything else, and whatever that module does not like,
+takes the library of `concurrent_loader.decode.registry`, is cropped and then resized: the same picture up to rounding.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.nn.functional import interpolate
 
 from concurrent_loader.decode.header import Buffer, ImageHeader, parse_header
 from concurrent_loader.decode.libraries import Backend, load_decode
+from concurrent_loader.decode.lossless_images import decode_box
 from concurrent_loader.decode.registry import DEFAULT_MAX_PIXELS, check_header, formats_of
 from concurrent_loader.errors import DecodeError
 from storage.errors import ConfigurationError
@@ -103,6 +104,11 @@ def make_crop_decoder(
             box = _checked(draw(*header.upright), *header.upright)
             if _crop_natively(module, data, header, box, out, max_pixels):
                 return box
+        if header.format == "lossless":
+            box = _checked(draw(header.height, header.width), header.height, header.width)
+            part = decode_box(data, (box.top, box.left, box.height, box.width), "RGB")
+            _resize(part, Box(0, 0, box.height, box.width, box.flip), out)
+            return box
         picture = decode(data, header, "RGB")
         box = _checked(draw(*picture.shape[1:]), *picture.shape[1:])
         _resize(picture, box, out)

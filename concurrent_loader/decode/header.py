@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from concurrent_loader.decode.avif_header import parse_avif
 from concurrent_loader.errors import DecodeError
+from storage.errors import FormatError
+from storage.lossless import MAGIC
+from storage.lossless import parse_header as parse_lossless_header
 
 __all__ = ["Buffer", "ImageHeader", "parse_header"]
 
@@ -30,7 +33,7 @@ class ImageHeader:
     """What the first bytes of an image say.
 
     Attributes:
-        format: ``"jpeg"``, ``"png"``, ``"webp"``, ``"avif"`` or ``"gif"``.
+        format: ``"jpeg"``, ``"png"``, ``"webp"``, ``"avif"``, ``"gif"`` or ``"lossless"``.
         width: As stored, before it is turned upright.
         height: As stored.
         num_channels: As stored: 1 gray or palette, 2 gray and alpha, 3 colour, 4 colour and alpha, or CMYK in a JPEG.
@@ -85,7 +88,7 @@ def parse_header(data: Buffer) -> ImageHeader:
     start = bytes(view[:12])
     parse = next((parse for shows, parse in _PARSERS if shows(start)), None)
     if parse is None:
-        raise DecodeError("the bytes are no JPEG, PNG, WebP, AVIF or GIF", got=start)
+        raise DecodeError("the bytes are no JPEG, PNG, WebP, AVIF or GIF, and no lossless picture", got=start)
     try:
         header = parse(view)
     except (struct.error, IndexError) as error:
@@ -214,6 +217,14 @@ def _parse_gif(view: memoryview) -> ImageHeader:
     return ImageHeader("gif", width, height, 4 if has_alpha else 1, palette=True, animated=num_frames > 1)
 
 
+def _parse_lossless(view: memoryview) -> ImageHeader:
+    try:
+        facts = parse_lossless_header(view)
+    except FormatError as error:
+        raise DecodeError(error.what, expected=error.expected, got=error.got) from error
+    return ImageHeader("lossless", facts.width, facts.height, facts.num_channels, facts.bits)
+
+
 def _palette_bytes(flags: int) -> int:
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
@@ -233,4 +244,5 @@ _PARSERS: tuple[tuple[Callable[[bytes], bool], _Parser], ...] = (
     (lambda start: start[:4] == b"RIFF" and start[8:12] == b"WEBP", _parse_webp),
     (lambda start: start[4:8] == b"ftyp" and start[8:12] in (b"avif", b"avis", b"mif1"), _parse_avif),
     (lambda start: start[:6] in (b"GIF87a", b"GIF89a"), _parse_gif),
+    (lambda start: start[: len(MAGIC)] == MAGIC, _parse_lossless),
 )

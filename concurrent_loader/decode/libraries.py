@@ -48,6 +48,7 @@ LIBRARIES: dict[str, Library] = {
     "torchvision": Library("torchvision_images", "pip install torchvision"),
     "simplejpeg": Library("simplejpeg_images", "pip install 'concurrent-loader[simplejpeg]'"),
     "pillow": Library("pillow_images", "pip install 'pillow>=11.3'"),
+    "lossless": Library("lossless_images", "nothing: it is part of the package"),
 }
 
 _NAMES: tuple[Backend, ...] = ("torchcodec", "torchvision", "simplejpeg", "pillow")
@@ -59,6 +60,7 @@ ENCODINGS: dict[str, tuple[str, ...]] = {
     "webp": ("torchcodec", "torchvision", "pillow"),
     "avif": ("torchcodec", "pillow"),
     "gif": ("pillow",),
+    "lossless": ("lossless",),
 }
 
 
@@ -81,8 +83,8 @@ def load_decode(formats: Iterable[str], backend: Backend) -> Decode:
     Raises:
         ConfigurationError: There is no such library, it cannot be used here, or nothing here decodes any of these.
     """
-    if backend != "auto" and backend not in LIBRARIES:
-        raise ConfigurationError("no such decoder", expected=["auto", *LIBRARIES], got=backend)
+    if backend != "auto" and backend not in _NAMES:
+        raise ConfigurationError("no such decoder", expected=["auto", *_NAMES], got=backend)
     if backend != "auto" and isinstance(error := _load(backend), Exception):
         raise ConfigurationError(
             "this image library cannot be used here", expected=LIBRARIES[backend].needs, got=f"{backend}: {error}"

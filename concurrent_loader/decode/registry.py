@@ -19,7 +19,12 @@ DEFAULT_MAX_PIXELS = 178_956_970  # Pillow's: half a GiB of RGB
 
 _MODES = {"rgb": "RGB", "gray": "GRAY", "unchanged": "UNCHANGED"}
 _ANY = frozenset(ENCODINGS)
-_FORMATS = {**{name: frozenset({name}) for name in ENCODINGS}, "image": _ANY, "bytes": _ANY}
+_FORMATS = {
+    **{name: frozenset({name}) for name in ENCODINGS},
+    "image": _ANY,
+    "bytes": _ANY,
+    "image/lossless": frozenset({"lossless"}),
+}
 
 
 def make_decoder(
@@ -39,8 +44,8 @@ def make_decoder(
     Args:
         spec: ``"rgb"`` (C = 3), ``"gray"`` (C = 1), ``"unchanged"`` (1 gray, 2 gray and alpha, 3 RGB, 4 RGBA or
             CMYK), or a function of the encoded bytes (bytes-like) that replaces all of this.
-        column_type: ``"jpeg"``, ``"png"``, ``"webp"``, ``"avif"``, ``"gif"``; or ``"image"``, ``"bytes"``, where the
-            first bytes tell.
+        column_type: ``"jpeg"``, ``"png"``, ``"webp"``, ``"avif"``, ``"gif"``, ``"image/lossless"``; or
+            ``"image"``, ``"bytes"``, where the first bytes tell.
         backend: As for `concurrent_loader.decode.libraries.load_decode`.
         max_pixels: A larger picture is refused before memory is allocated for it.
 

@@ -13,13 +13,13 @@ from PIL import Image
 from storage.errors import ConfigurationError, SchemaError
 from storage.shards.columns import Column
 
-__all__ = ["Verification", "check_verification", "image_fault"]
+__all__ = ["IMAGE_FAULTS", "Verification", "check_verification", "fault_text", "image_fault"]
 
 Verification = Literal["decode", "header", "none"]
 
 # What Pillow raises for damaged files, format by format; its own classes are OSErrors. A Warning is raised where the
 # caller's filters make errors of them.
-_FAULTS = (OSError, SyntaxError, ValueError, TypeError, EOFError, IndexError, KeyError, OverflowError, MemoryError,
+IMAGE_FAULTS = (OSError, SyntaxError, ValueError, TypeError, EOFError, IndexError, KeyError, OverflowError, MemoryError,
            struct.error, zlib.error, Image.DecompressionBombError, Warning)  # fmt: skip
 
 
@@ -36,6 +36,11 @@ def check_verification(verify: str) -> Verification:
         if verify == known:
             return known  # type: ignore[no-any-return]
     raise ConfigurationError("verify is 'decode', 'header' or 'none'", got=verify)
+
+
+def fault_text(error: BaseException) -> str:
+    """What Pillow said, in words that can be kept."""
+    return _BUFFER.sub("the data", str(error)) or type(error).__name__
 
 
 def image_fault(data: bytes, *, column: Column, verify: Verification) -> str | None:
@@ -58,6 +63,6 @@ def image_fault(data: bytes, *, column: Column, verify: Verification) -> str | N
         with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "AVIF", "GIF")) as image:
             if verify == "decode":
                 image.load()
-    except _FAULTS as error:
-        return f"it does not decode: {_BUFFER.sub('the data', str(error)) or type(error).__name__}"
+    except IMAGE_FAULTS as error:
+        return f"it does not decode: {fault_text(error)}"
     return None

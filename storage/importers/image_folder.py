@@ -15,6 +15,7 @@ import xxhash
 from storage.errors import ConfigurationError, InvalidRange, NotFound, ObjectChanged
 from storage.fetch import FetchEngine
 from storage.importers.image_check import check_verification, image_fault
+from storage.importers.lossless_encoding import LOSSLESS_EXTENSIONS, check_encoding, to_lossless
 from storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
 from storage.shards.columns import Column
 from storage.shards.manifest import Manifest
@@ -47,6 +48,8 @@ class ImageFolder:
         shuffle_seed: Order of the samples: by the hash of their path under this seed, so that neighbours in a shard are
             of different classes (a loader's window shuffle depends on it). None: sorted by path.
         image_type: ``"jpeg"`` or ``"image"`` (JPEG, PNG and WebP mixed); None: jpeg if all files are called so.
+        encode: ``"lossless"`` or ``"lossless-pack"``: PNG, lossless WebP, TIFF and BMP become lossless pictures
+            (`storage.importers.lossless_encoding.to_lossless`); JPEGs and lossy WebPs cannot be imported then.
         verify: ``"decode"`` every file, its ``"header"``, or ``"none"`` but its first bytes.
         in_flight: Files fetched at once.
         bytes_in_flight: Of files fetched and not yet taken; a larger single one works, alone.
@@ -59,18 +62,23 @@ class ImageFolder:
         classes: bool = True,
         shuffle_seed: int | None = 0,
         image_type: str | None = None,
+        encode: str | None = None,
         verify: str = "decode",
         in_flight: int = 32,
         bytes_in_flight: Size = "256MiB",
     ) -> None:
         if image_type not in (None, "jpeg", "image"):
             raise ConfigurationError("image_type is 'jpeg' or 'image'", got=image_type)
+        if encode is not None and image_type is not None:
+            raise ConfigurationError("encode decides the image type; give one of them", got=(encode, image_type))
         if shuffle_seed is not None and not 0 <= shuffle_seed < 2**64:
             raise ConfigurationError("shuffle_seed has 64 bits, without a sign", got=shuffle_seed)
         self._store = store
         self._with_classes = classes
         self._shuffle_seed = shuffle_seed
         self._image_type = image_type
+        self._encode = check_encoding(encode)
+        self._extensions = _IMAGES if encode is None else LOSSLESS_EXTENSIONS | _JPEG  # a JPEG is named, not ignored
         self._verify = check_verification(verify)
         self._in_flight = in_flight
         self._max_bytes = parse_size(bytes_in_flight, name="bytes_in_flight")
@@ -92,9 +100,9 @@ class ImageFolder:
             ConfigurationError: Images that lie in no class folder.
         """
         found = await self._engine.insist(self._list, "")
-        self._files = [file for file in found if _is_image(file.key)]
+        self._files = [file for file in found if _is_image(file.key, self._extensions)]
         if not self._files:
-            raise NotFound("no jpg, jpeg, png or webp file here", url=self.url)
+            raise NotFound(f"no {', '.join(sorted(self._extensions))} file here", url=self.url)
         self._column = Column("image", self._choose_type(onto))
         columns = {"image": self._column.type, "label": "int64", "path": "str"}
         metadata: dict[str, Any] = {}
@@ -150,6 +158,8 @@ class ImageFolder:
         ]
 
     def _choose_type(self, onto: Manifest | None) -> str:
+        if self._encode is not None:
+            return "image/lossless"
         if self._image_type is not None:
             return self._image_type
         if onto is not None and onto.schema.get("image") in ("jpeg", "image"):
@@ -185,24 +195,28 @@ class ImageFolder:
             return ImportProblem(name=file.key, reason=error.what)
         data = bytes(result.data)
         loop = asyncio.get_running_loop()
-        fault = await loop.run_in_executor(threads, self._fault, data)
-        if fault is not None:
-            return ImportProblem(name=file.key, reason=fault)
-        values: dict[str, object] = {"image": data, "path": file.key}
+        made = await loop.run_in_executor(threads, self._made, data)
+        if isinstance(made, str):
+            return ImportProblem(name=file.key, reason=made)
+        values: dict[str, object] = {"image": made, "path": file.key}
         if self._with_classes:
             values["label"] = self._labels[file.key.partition("/")[0]]
-        return ImportedSample(name=file.key, values=values, num_bytes=file.size)
+        encoded_from = {} if self._encode is None else {"image": file.size}
+        return ImportedSample(name=file.key, values=values, num_bytes=file.size, encoded_from=encoded_from)
 
-    def _fault(self, data: bytes) -> str | None:
-        return image_fault(data, column=self._column, verify=self._verify)
+    def _made(self, data: bytes) -> bytes | str:
+        """The value to store; or, in words, why there is none."""
+        if self._encode is not None:
+            return to_lossless(data, encoding=self._encode, verify=self._verify == "decode")
+        return image_fault(data, column=self._column, verify=self._verify) or data
 
 
 def _extension(key: str) -> str:
     return key.rpartition("/")[2].rpartition(".")[2].lower()
 
 
-def _is_image(key: str) -> bool:
-    return "." in key.rpartition("/")[2] and _extension(key) in _IMAGES
+def _is_image(key: str, extensions: frozenset[str]) -> bool:
+    return "." in key.rpartition("/")[2] and _extension(key) in extensions
 
 
 def _known_classes(onto: Manifest | None) -> list[str]:

@@ -38,11 +38,13 @@ class ImportedSample:
         name: Of what it was made from, for messages.
         values: Column → value.
         num_bytes: Of the source's object.
+        encoded_from: Column → bytes that its value had in the source, for columns that were encoded anew.
     """
 
     name: str
     values: dict[str, object]
     num_bytes: int
+    encoded_from: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

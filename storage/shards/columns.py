@@ -1,8 +1,8 @@
 """Columns: what the fields of a sample may be, and where in a shard each kind of them lives.
 
 Types are strings, because manifests and users write them: ``bytes``, ``str``, ``json``, ``jpeg``, ``png``, ``webp``,
-``avif``, ``gif``, ``image`` (any of the five), ``bool``, ``int8`` … ``uint64``, ``float16``, ``float32``, ``float64``,
-arrays of one shape ``float32[3,4]``, arrays of any shape ``float32[...]``.
+``avif``, ``gif``, ``image`` (any of the five), ``image/lossless`` (docs/lossless.md), ``bool``, ``int8`` … ``uint64``,
+``float16``, ``float32``, ``float64``, arrays of one shape ``float32[3,4]``, arrays of any shape ``float32[...]``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MAX_ARRAY_BYTES = 1 << 40
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ARRAY = re.compile(r"([a-z]+[0-9]*)\[([0-9, ]+|\.\.\.)\]")
 _FORMATS = ("jpeg", "png", "webp", "avif", "gif")
-_IMAGE_FORMATS = {**{name: (name,) for name in _FORMATS}, "image": _FORMATS}
+_IMAGE_FORMATS = {**{name: (name,) for name in _FORMATS}, "image": _FORMATS, "image/lossless": ("lossless",)}
 
 
 class ColumnKind(enum.Enum):

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from storage.errors import FormatError, SchemaError
+from storage.lossless.layout import MAGIC
 from storage.stores.protocol import Buffer
 
 __all__ = [
@@ -95,6 +96,8 @@ def _sniff_image(data: bytes) -> str | None:
         return "avif"
     if data[:6] in (b"GIF87a", b"GIF89a"):
         return "gif"
+    if data[: len(MAGIC)] == MAGIC:
+        return "lossless"
     return None
 
 
@@ -102,7 +105,7 @@ class ImageCodec(BytesCodec):
     """An encoded image, stored as it is once its first bytes agree with the column.
 
     Args:
-        formats: Of ``jpeg``, ``png``, ``webp``, ``avif``, ``gif``.
+        formats: Of ``jpeg``, ``png``, ``webp``, ``avif``, ``gif``, ``lossless``.
     """
 
     def __init__(self, formats: tuple[str, ...]) -> None:

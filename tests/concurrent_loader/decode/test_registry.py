@@ -345,7 +345,7 @@ def test_all_libraries_are_here() -> None:
 
 
 def test_every_encoding_has_a_library_here_for_every_name() -> None:
-    assert set(ENCODINGS) == {"jpeg", "png", "webp", "avif", "gif"}
+    assert set(ENCODINGS) == {"jpeg", "png", "webp", "avif", "gif", "lossless"}
     assert set(chain(*ENCODINGS.values())) == set(LIBRARIES)
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import FormatError, SchemaError
+from storage.lossless import encode
 from storage.shards.columns import Column
 from storage.shards.values import MAX_JSON_DEPTH, MAX_SMALL_VALUE_BYTES
 
@@ -274,3 +275,11 @@ def test_a_number_of_another_length_is_refused(type_: str) -> None:
         column(type_).decode(b"")
     with pytest.raises(FormatError):
         column(type_).decode(bytes(9))
+
+
+def test_a_lossless_column_takes_lossless_pictures_only() -> None:
+    file = encode(np.zeros((1, 3, 4), np.uint8))
+    assert column("image/lossless").encode(file) == file
+    for type_, data in (("image/lossless", b"\x89PNG\r\n\x1a\n...."), ("image", file), ("png", file)):
+        with pytest.raises(SchemaError, match="first bytes"):
+            column(type_).encode(data)

@@ -1,0 +1,104 @@
+"""What a GPU makes of lossless pictures, for `benchmarks.lossless`: decoding, preparing data, a step of training.
+
+All of it against PNG, decoded by torchcodec on every core and copied. Wall time, medians, the device waited for.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from concurrent_loader.decode import make_decoder
+from concurrent_loader.lossless import decode_batch
+from storage.lossless import encode
+
+__all__ = ["GPU_KEYS", "measure_on_gpu"]
+
+GPU_KEYS = ("gpu_decode_mpix_s", "gpu_prepare_vs_png", "gpu_train_vs_png")
+_BATCH = 16
+
+
+def measure_on_gpu(pictures: list[npt.NDArray[np.uint8]], num_rounds: int) -> dict[str, float]:
+    """Measures on the current CUDA device.
+
+    Args:
+        pictures: (H, W, 3) of one size, repeated to make a batch.
+        num_rounds: Turns.
+
+    Returns:
+        10^6 pixels a second from encoded bytes to pixels in device memory; how many times as many as by PNG on all
+        cores; and how many times as many steps of training a small segmentation network on them.
+    """
+    batch = [pictures[at % len(pictures)] for at in range(_BATCH)]
+    files = [encode(np.ascontiguousarray(each.transpose(2, 0, 1)), compress=False) for each in batch]
+    pngs = [_png(each) for each in batch]
+    mpix = sum(each.shape[0] * each.shape[1] for each in batch) / 1e6
+    decoder = make_decoder("rgb", "png")
+    step = _training_step()
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+
+        def by_png() -> torch.Tensor:
+            pixels = torch.stack([each.contiguous() for each in threads.map(decoder, pngs)])
+            return pixels.pin_memory().to("cuda", non_blocking=True)
+
+        def by_ours() -> torch.Tensor:
+            return torch.stack(decode_batch(files, device="cuda"))
+
+        if not torch.equal(by_png(), by_ours()):
+            raise RuntimeError("the pixels differ")
+        prepare = _in_turns((by_png, by_ours), num_rounds)
+        train = _in_turns((lambda: step(by_png()), lambda: step(by_ours())), num_rounds)
+    return {
+        "gpu_decode_mpix_s": round(mpix / prepare[1], 1),
+        "gpu_prepare_vs_png": round(prepare[0] / prepare[1], 3),
+        "gpu_train_vs_png": round(train[0] / train[1], 3),
+    }
+
+
+def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=6)
+    return file.getvalue()
+
+
+def _training_step() -> Callable[[torch.Tensor], object]:
+    """A few convolutions, a label for each pixel."""
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 32, 3, stride=2, padding=1), torch.nn.ReLU(),
+        torch.nn.Conv2d(32, 64, 3, stride=2, padding=1), torch.nn.ReLU(),
+        torch.nn.Conv2d(64, 19, 1), torch.nn.Upsample(scale_factor=4),
+    ).cuda()  # fmt: skip
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.01)
+
+    def step(pixels: torch.Tensor) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            scores = layers(pixels.half() / 255)
+            loss = torch.nn.functional.cross_entropy(scores.float(), pixels[:, 0].long() % 19)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def _in_turns(sides: tuple[Callable[[], object], ...], num_rounds: int) -> list[float]:
+    """Median seconds of each, after a first turn that is not counted."""
+    took: list[list[float]] = [[] for _ in sides]
+    for turn in range(num_rounds + 1):
+        for at, side in enumerate(sides):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            side()
+            torch.cuda.synchronize()
+            if turn:
+                took[at].append(time.perf_counter() - began)
+    return [statistics.median(each) for each in took]

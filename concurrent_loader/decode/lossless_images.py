@@ -1,0 +1,61 @@
+"""Lossless pictures behind the registry: whole, or the part of them that a crop touches. Format: docs/lossless.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from concurrent_loader.decode.header import Buffer, ImageHeader
+from concurrent_loader.errors import DecodeError
+from storage.errors import FormatError
+from storage.lossless import decode as decode_lossless
+
+__all__ = ["FORMATS", "decode", "decode_box"]
+
+FORMATS = ("lossless",)
+_ANY_SIZE = 1 << 62  # whoever read the header has held its size against the loader's cap
+
+
+def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
+    """Decodes a picture: (C, H, W) uint8, or uint16 as it is. ``mode`` is "RGB", "GRAY" or "UNCHANGED".
+
+    Raises:
+        DecodeError: The data is damaged.
+    """
+    return decode_box(data, None, mode)
+
+
+def decode_box(data: Buffer, box: tuple[int, int, int, int] | None, mode: str) -> torch.Tensor:
+    """Decodes the part of a picture within (top, left, height, width), as `decode` does; nothing beside its tiles.
+
+    Raises:
+        DecodeError: The data is damaged.
+    """
+    try:
+        pixels = decode_lossless(data, box=box, alpha=mode == "UNCHANGED", max_pixels=_ANY_SIZE)
+    except FormatError as error:
+        raise DecodeError(error.what, expected=error.expected, got=error.got) from error
+    if mode != "UNCHANGED":
+        pixels = _in_eight_bits(pixels)
+        if mode == "RGB" and len(pixels) == 1:
+            pixels = np.repeat(pixels, 3, axis=0)
+        elif mode == "GRAY" and len(pixels) == 3:
+            pixels = _gray(pixels)
+    return torch.from_numpy(pixels)
+
+
+def _in_eight_bits(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Scales 16 bits to 8, to the nearest."""
+    if pixels.dtype == np.uint16:
+        return ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    return pixels
+
+
+def _gray(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Brightness by ITU-R BT.601, in Pillow's arithmetic."""
+    red, green, blue = pixels.astype(np.uint32)
+    gray: npt.NDArray[np.uint8] = ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8)
+    return gray[np.newaxis]

@@ -1,0 +1,184 @@
+"""Foreign files as lossless pictures: pixel by pixel what Pillow reads, or the reason why not; and a folder of them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from storage.errors import ConfigurationError, CorruptData
+from storage.importers import ImageFolder
+from storage.importers.lossless_encoding import to_lossless
+from storage.ingest import ingest
+from storage.lossless import decode
+from storage.shards.manifest import load_manifest
+from storage.stores import LocalStore
+
+DICE = np.random.default_rng(0)
+
+
+def photo(mode: str = "RGB", size: tuple[int, int] = (40, 30)) -> Image.Image:
+    channels = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}[mode]
+    y, x = np.mgrid[: size[1], : size[0]]
+    pixels = np.stack([x * 3 + y * each for each in range(channels)], axis=2).astype(np.uint8)
+    return Image.fromarray(pixels[:, :, 0] if mode == "L" else pixels, mode=None)
+
+
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def as_planes(image: Image.Image) -> np.ndarray:
+    return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
+
+
+def pixels_of(file: bytes, **options: Any) -> np.ndarray:
+    made = to_lossless(file, **options)
+    assert isinstance(made, bytes), made
+    return decode(made)
+
+
+@pytest.mark.parametrize("encoding", ["lossless", "lossless-pack"])
+@pytest.mark.parametrize(
+    ("kind", "mode", "options"),
+    [
+        *(("PNG", mode, {}) for mode in ("L", "LA", "RGB", "RGBA")),
+        ("WEBP", "RGB", {"lossless": True}),
+        ("WEBP", "RGBA", {"lossless": True, "exact": True}),
+        *(("TIFF", mode, {}) for mode in ("L", "RGB", "RGBA")),
+        ("TIFF", "RGB", {"compression": "tiff_lzw"}),
+        ("TIFF", "RGB", {"compression": "tiff_adobe_deflate"}),
+        *(("BMP", mode, {}) for mode in ("L", "RGB")),
+    ],
+)
+def test_pixels_are_kept(kind, mode, options, encoding):
+    image = photo(mode)
+    assert np.array_equal(pixels_of(saved(image, kind, **options), encoding=encoding), as_planes(image))
+
+
+def test_sixteen_bits_of_gray_are_kept():
+    deep = DICE.integers(0, 65536, (30, 40)).astype(np.uint16)
+    for kind in ("PNG", "TIFF"):
+        assert np.array_equal(pixels_of(saved(Image.fromarray(deep), kind))[0], deep)
+    big_endian = Image.frombytes("I;16B", (40, 30), deep.astype(">u2").tobytes())
+    assert np.array_equal(pixels_of(saved(big_endian, "TIFF"))[0], deep)
+
+
+def test_palettes_and_bits_are_spread_out():
+    palette = photo().quantize(16)
+    assert np.array_equal(pixels_of(saved(palette, "PNG")), as_planes(palette.convert("RGB")))
+    assert np.array_equal(pixels_of(saved(palette, "BMP")), as_planes(palette.convert("RGB")))
+    with_key = saved(palette, "PNG", transparency=3)
+    wanted = Image.open(io.BytesIO(with_key)).convert("RGBA")
+    assert np.array_equal(pixels_of(with_key), as_planes(wanted))
+    bits = photo("L").convert("1")
+    assert np.array_equal(pixels_of(saved(bits, "PNG")), as_planes(bits.convert("L")))
+
+
+@pytest.mark.parametrize(("mode", "key"), [("RGB", (3, 3, 3)), ("L", 3)])
+def test_a_transparent_colour_becomes_alpha(mode, key):
+    found = pixels_of(saved(photo(mode), "PNG", transparency=key))
+    assert len(found) == 4
+    assert 0 < (found[3] == 0).sum() < found[3].size
+
+
+def test_pictures_are_turned_upright():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for kind, options in (("PNG", {}), ("WEBP", {"lossless": True}), ("TIFF", {})):
+        file = saved(photo(), kind, exif=exif, **options)
+        wanted = ImageOps.exif_transpose(Image.open(io.BytesIO(file)))
+        assert wanted.size == (30, 40)
+        assert np.array_equal(pixels_of(file), as_planes(wanted))
+
+
+def sixteen_bit_colour() -> bytes:
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = b"".join(b"\0" + bytes(range(12)) for _ in range(2))
+    header = struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (b"", "empty"),
+        (b"nothing", "does not decode"),
+        (saved(photo(), "JPEG"), "a JPEG"),
+        (saved(photo(), "PNG")[:-60], "does not decode"),
+        (saved(photo(), "WEBP", quality=90), "lossy WebP"),
+        (saved(photo(), "TIFF", compression="jpeg"), "lossy TIFF"),
+        (saved(photo(), "PNG", save_all=True, append_images=[photo("RGB", (40, 30)).rotate(90)]), "more than one"),
+        (saved(photo(), "TIFF", save_all=True, append_images=[photo()]), "more than one"),
+        (sixteen_bit_colour(), "16 bits"),
+        (saved(photo().convert("CMYK"), "TIFF"), "mode CMYK"),
+        (saved(Image.fromarray(np.zeros((4, 4), np.float32)), "TIFF"), "mode F"),
+    ],
+)
+def test_why_not(file, words):
+    made = to_lossless(file)
+    assert isinstance(made, str)
+    assert words in made
+
+
+# -- a folder ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, kind in (("a/1.png", "PNG"), ("a/2.tiff", "TIFF"), ("b/3.BMP", "BMP"), ("b/4.webp", "WEBP")):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(saved(photo(), kind, **({"lossless": True} if kind == "WEBP" else {})))
+    return tmp_path / "in"
+
+
+def run(folder: Path, to: Path, **options: Any):
+    encode = options.pop("encode", "lossless")
+    return ingest(ImageFolder(LocalStore(folder), encode=encode), to, **options)
+
+
+def test_a_folder_of_them(folder, tmp_path):
+    report = run(folder, tmp_path / "out")
+    assert (report.num_samples, report.num_ignored) == (4, 0)
+    assert report.manifest.schema["image"] == "image/lossless"
+    counts = report.manifest.metadata["encoded"]["image"]
+    assert counts["source_bytes"] == report.num_bytes == sum(path.stat().st_size for path in folder.rglob("*.*"))
+    assert 0 < counts["stored_bytes"] < counts["source_bytes"]
+
+    run(folder, tmp_path / "out", append=True)
+
+    async def newest() -> Any:
+        async with LocalStore(tmp_path / "out") as store:
+            return await load_manifest(store, 2)
+
+    twice = asyncio.run(newest()).metadata["encoded"]["image"]
+    assert twice == {name: 2 * count for name, count in counts.items()}
+
+
+def test_a_lossy_file_is_named(folder, tmp_path):
+    (folder / "a" / "5.jpg").write_bytes(saved(photo(), "JPEG"))
+    with pytest.raises(CorruptData, match=r"a JPEG.*a/5\.jpg"):
+        run(folder, tmp_path / "out")
+    report = run(folder, tmp_path / "out", on_error="skip")
+    assert report.num_samples == 4
+    assert [problem.name for problem in report.skipped] == ["a/5.jpg"]
+
+
+@pytest.mark.parametrize("options", [{"encode": "png"}, {"encode": "lossless", "image_type": "jpeg"}])
+def test_options_that_cannot_work(tmp_path, options):
+    with pytest.raises(ConfigurationError):
+        ImageFolder(LocalStore(tmp_path), **options)
