@@ -18,6 +18,12 @@ network with the same steps; rounds alternate, and figures are medians. Everythi
 
 from __future__ import annotations
 
+import os
+
+if __name__ == "__main__":
+    # Before torch is there: OpenMP's threads would spin while they wait, and take cores from those that decode.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import argparse
 import json
 import statistics

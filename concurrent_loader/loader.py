@@ -23,11 +23,12 @@ from concurrent_loader.errors import LoaderTimeout
 from concurrent_loader.patience import Patience, describe
 from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions, PlanState
+from concurrent_loader.recipe import make_recipe
 from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock, WallTime
 from concurrent_loader.tolerance import ErrorPolicy, Tolerance
+from concurrent_loader.transforms import transform_batch
 from concurrent_loader.waiting import always
-from concurrent_loader.work import make_recipe, transformed
 from concurrent_loader.worker_job import Job
 from concurrent_loader.worker_processes import WorkerProcesses, check_worker_arguments
 from storage.cache import CacheStats
@@ -281,7 +282,7 @@ class ConcurrentDataLoader:
                     self._step = step
                 self._num_batches += 1
                 self._num_samples += _num_samples(item)
-                given = transformed(self._batch_transform, self._to_device(item))
+                given = transform_batch(self._batch_transform, self._to_device(item))
                 wall.spend("device")
                 try:
                     yield given

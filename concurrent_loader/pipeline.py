@@ -29,13 +29,16 @@ from typing import Any
 
 import numpy as np
 
+from concurrent_loader.assembly import make_batch
 from concurrent_loader.batch_memory import BatchMemory
 from concurrent_loader.decode_threads import DecodeThreads
 from concurrent_loader.errors import LoaderError
 from concurrent_loader.plan import BatchIndex, first_uses
+from concurrent_loader.recipe import Recipe
+from concurrent_loader.slices import Slice, cut
 from concurrent_loader.source import OpenUnit, Plan, Source
 from concurrent_loader.waiting import Journey, Trail, Whereabouts, whereabouts
-from concurrent_loader.work import Recipe, Slice, cut, make_batch, make_samples
+from concurrent_loader.work import make_samples
 from storage.errors import CorruptData, StorageError, StoreClosed
 from storage.loop_thread import LoopThread
 

@@ -26,10 +26,10 @@ import torch
 from concurrent_loader.errors import CollateError, LoaderError
 from concurrent_loader.parcel import Parcel, pack
 from concurrent_loader.pipeline import Failure, Pipeline
+from concurrent_loader.recipe import make_recipe
 from concurrent_loader.shared_memory import SharedBlocks
 from concurrent_loader.stats import StageClock
 from concurrent_loader.waiting import Trail
-from concurrent_loader.work import make_recipe
 from concurrent_loader.worker_channel import Channel, Order, OrderKind
 from concurrent_loader.worker_job import ANY_RUN, Job, Outcome, Report, Sealed
 from storage.errors import ConfigurationError, StorageError
