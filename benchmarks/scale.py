@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -34,16 +35,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.growth import slopes
 from benchmarks.machine import describe_machine, versions
-from benchmarks.scale_points import OpenPoint, ReadPoint, Times, measure_opening, measure_reading, write_shards
+from benchmarks.scale_points import OpenPoint, ReadPoint, Times, measure_opening, measure_reading
 from benchmarks.simulated_nodes import simulate_nodes
-from benchmarks.synthetic import synthetic_manifest, write_manifest
+from benchmarks.synthetic import synthetic_manifest, write_manifest, write_noise
 
 __all__ = ["FULL", "QUICK", "Load", "in_own_process", "main", "measure"]
 
@@ -60,6 +60,7 @@ _SHOWN = {
     ),
     "sample_bytes": "num_shards first_batch_s samples_s mb_s cpu_s_per_1000 gets rss_added_mb",
 }
+_PREFIXES = {-2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G"}
 _DEFAULT_GROUPS, _GROUP_EACH = "nodes, groups by default", "nodes, a group each"
 
 
@@ -104,11 +105,11 @@ class Load:
 FULL = Load(
     samples=(1_000, 10_000, 100_000, 1_000_000, 10_000_000),
     shards=(1, 10, 100, 1_000),
-    shard_series_bytes=64 << 20,
+    shard_series_bytes=128 << 20,
     nodes=(1, 2, 4, 8, 16, 32, 64),
     node_samples=1_281_167,
     sample_sizes=(100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000),
-    sample_series_bytes=64_000_000,
+    sample_series_bytes=200_000_000,
     most_samples=100_000,
     num_rounds=5,
 )
@@ -192,12 +193,12 @@ def _opened(load: Load, num_samples: int, url: str) -> Row:
 
 
 def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes: int) -> Row:
-    num_shards = write_shards(url, num_samples=num_samples, sample_bytes=sample_bytes, shard_bytes=shard_bytes)
+    manifest = write_noise(url, num_samples=num_samples, sample_bytes=sample_bytes, shard_bytes=shard_bytes)
     batch_size = min(256, max(1, num_samples // 16))
     point: ReadPoint = in_own_process(measure_reading, url, batch_size, load.num_rounds)
     return _rounded(
         {
-            "num_shards": num_shards,
+            "num_shards": len(manifest.shards),
             "num_samples": num_samples,
             "sample_bytes": sample_bytes,
             "batch_size": batch_size,
@@ -253,20 +254,22 @@ def _series(found: Mapping[str, Sequence[Row]]) -> list[tuple[str, str, str, Seq
 
 def _show(found: Mapping[str, Sequence[Row]], fitted: Mapping[str, Mapping[str, Any]], console: Console) -> None:
     for name, kind, size, rows in _series(found):
-        table = Table(title=name, box=box.SIMPLE_HEAD)
-        table.add_column(size)
+        table = Table(title=name, title_justify="left", box=None, padding=(0, 0, 0, 1), pad_edge=False)
+        table.add_column(size, no_wrap=True)
         for row in rows:
-            table.add_column(f"{row[size]:,}", justify="right")
+            table.add_column(_cell(row[size]), justify="right")
         for title in ("slope", "last"):
             table.add_column(title, justify="right", style="bold")
         for key in _SHOWN[kind].split():
             exponents = (_told(value) for value in fitted[name][key].values())
             table.add_row(key, *(_cell(row[key]) for row in rows), *exponents)
-        console.print(table)
+        console.print(table, "")
 
 
 def _cell(value: float) -> str:
-    return f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}"
+    """Three digits and a prefix: 354µ, 1.65, 27.6M."""
+    power = min(3, max(-2, math.floor(math.log10(value) / 3 + 1e-9))) if value > 0 else 0
+    return f"{float(f'{value / 1000.0**power:.3g}'):g}{_PREFIXES[power]}"
 
 
 def _told(exponent: float | None) -> str:

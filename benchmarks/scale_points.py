@@ -13,9 +13,8 @@ import torch
 from benchmarks.memory import peak_rss_bytes, start_peak_rss
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.plan import EpochPlan
-from storage import ShardWriter
 
-__all__ = ["OpenPoint", "ReadPoint", "Spread", "Times", "measure_opening", "measure_reading", "write_shards"]
+__all__ = ["OpenPoint", "ReadPoint", "Spread", "Times", "measure_opening", "measure_reading"]
 
 _BATCH = 256
 _NUM_SEEKS = 32  # batches planned one by one, all over the epoch
@@ -127,18 +126,6 @@ def _open_once(url: str, epoch: int) -> dict[str, float]:
         clock("resume_s", resume)
         clock("schedule_s", lambda: plan.uses(1))
     return timed
-
-
-def write_shards(url: str, *, num_samples: int, sample_bytes: int, shard_bytes: int) -> int:
-    """Writes samples of random bytes with their number; returns the number of shards."""
-    draw = torch.Generator().manual_seed(0)
-    noise = torch.randint(256, (sample_bytes + 4096,), dtype=torch.uint8, generator=draw).numpy().tobytes()
-    with ShardWriter(url, columns={"data": "bytes", "number": "int64"}, shard_size=shard_bytes) as writer:
-        for number in range(num_samples):
-            start = number % 4096
-            writer.write({"data": noise[start : start + sample_bytes], "number": number})
-    with ShardDataset(url) as dataset:
-        return len(dataset.manifest.shards)
 
 
 def measure_reading(url: str, batch_size: int, num_rounds: int) -> ReadPoint:
