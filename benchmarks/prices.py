@@ -1,7 +1,8 @@
 """What stores charge for being read: list prices as they stood on a day, to be checked before they are relied on.
 
-Prices change, depend on the region, and leave free tiers and discounts aside. What is stored is not in the table: it
-costs the same however it is read.
+Prices change, depend on the region, and leave free tiers and discounts aside. Those of R2, Google and S3 Express stand
+in copies of the pages named; S3's own page fills its tables by a script, so those of S3 Standard are as widely quoted.
+What is stored is not in the table: it costs the same however it is read.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ _SHOWN = {
     ),
     "sample_bytes": "num_shards first_batch_s samples_s mb_s cpu_s_per_1000 gets rss_added_mb",
 }
-_PREFIXES = {-2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G"}
+_PREFIXES = {-2: "µ", -1: "m", 1: "k", 2: "M", 3: "G"}
 _DEFAULT_GROUPS, _GROUP_EACH = "nodes, groups by default", "nodes, a group each"
 
 
@@ -267,8 +267,11 @@ def _show(found: Mapping[str, Sequence[Row]], fitted: Mapping[str, Mapping[str, 
 
 
 def _cell(value: float) -> str:
-    """Three digits and a prefix: 354µ, 1.65, 27.6M."""
-    power = min(3, max(-2, math.floor(math.log10(value) / 3 + 1e-9))) if value > 0 else 0
+    """Three digits, and a prefix where they alone do not do: 354µ, 0.998, 27.6M."""
+    value = float(f"{value:.3g}")
+    if value == 0 or 0.1 <= value < 1000:
+        return f"{value:g}"
+    power = min(3, max(-2, math.floor(math.log10(value) / 3 + 1e-9)))
     return f"{float(f'{value / 1000.0**power:.3g}'):g}{_PREFIXES[power]}"
 
 

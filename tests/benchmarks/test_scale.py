@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import scale
-from benchmarks.scale import in_own_process, main
+from benchmarks.scale import _cell, in_own_process, main
 from benchmarks.simulated_nodes import NodesRow
 
 OPENED = {
@@ -47,3 +47,20 @@ def test_quick_writes_every_series(
 
 def test_a_process_of_its_own() -> None:
     assert in_own_process(os.getpid) != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        (0, "0"),
+        (0.000354, "354µ"),
+        (0.0999, "99.9m"),
+        (0.9996, "1"),
+        (999.6, "1k"),
+        (27_631_000, "27.6M"),
+        (1e-9, "0.001µ"),
+        (7e12, "7000G"),
+    ],
+)
+def test_cells_have_three_digits(value: float, cell: str) -> None:
+    assert _cell(value) == cell
