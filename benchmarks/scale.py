@@ -10,7 +10,8 @@ proportion.
   it is opened, planned, sought in and resumed by the real data set and loader, and nothing else is read. Keys of a row:
   ``num_samples, num_shards, manifest_bytes, open_s, loader_s, shuffle_s, batch_s, seek_s, resume_s, schedule_s,
   rss_added_mb`` (`benchmarks.scale_points.OpenPoint` says what each is).
-- ``shards``, 1 to 1,000 of them with the same bytes in all, written and read on the local drive, shuffled, no cache:
+- ``shards``, about 1 to 1,000 of them with the same 128 MiB in all, so with fewer samples each; written and read on the
+  local drive, shuffled in a window that holds nearly all of them, no cache:
   ``num_shards, num_samples, sample_bytes, open_s, first_batch_s, samples_s, mb_s, cpu_s_per_1000, gets,
   rss_added_mb``.
 - ``nodes``, 1 to 64, counted in the plans of an epoch of a data set like ImageNet, nothing being sent; with the default
