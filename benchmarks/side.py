@@ -6,7 +6,6 @@ Lines of JSON go to standard output (see `benchmarks.measurement`); what librari
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 import threading
@@ -22,6 +21,7 @@ import xxhash
 
 from benchmarks.machine import cpu_of_tree_s, make_memory_resident
 from benchmarks.measurement import Epoch, Message, Request
+from benchmarks.memory import peak_rss_bytes, start_peak_rss
 from benchmarks.minibatch import Minibatch
 from benchmarks.training import Trainer
 
@@ -60,7 +60,7 @@ def time_epoch(request: Request, *, on_progress: Callable[[int], object]) -> Epo
     torch.manual_seed(request.seed)  # of the augmentation
     if request.resident_bytes:
         make_memory_resident(Path(request.cache_dir or request.location).parent, request.resident_bytes)
-    rss_before = _start_peak_rss()
+    rss_before = start_peak_rss()
     cpu_before = cpu_of_tree_s()
     began = perf_counter()
     batches = open_side()
@@ -68,7 +68,7 @@ def time_epoch(request: Request, *, on_progress: Callable[[int], object]) -> Epo
     try:
         consumer.consume(batches)
         cpu_s = cpu_of_tree_s() - cpu_before
-        peak_rss = _peak_rss()
+        peak_rss = peak_rss_bytes()
         fetched = batches.fetched() or (consumer.num_gets, consumer.num_bytes)
         lesson = trainer.lesson() if trainer else None
         return Epoch(
@@ -168,23 +168,6 @@ def _opener(request: Request) -> Callable[[], Batches]:
 
 
 # -- what it costs -------------------------------------------------------------------------------------------------
-
-
-def _start_peak_rss() -> int:
-    """Forgets the highest resident memory so far where the system can; returns the present one, in bytes."""
-    clear_refs = Path("/proc/self/clear_refs")
-    if clear_refs.exists():
-        clear_refs.write_text("5")
-    return int(psutil.Process().memory_info().rss)
-
-
-def _peak_rss() -> int:
-    """Highest resident memory of this process, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(fields["VmHWM"].split()[0]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
 
 
 def _workers_rss() -> int:

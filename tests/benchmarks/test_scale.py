@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import scale
+from benchmarks.scale import _cell, in_own_process, main
+from benchmarks.simulated_nodes import NodesRow
+
+OPENED = {
+    "num_samples", "num_shards", "manifest_bytes", "open_s", "loader_s", "shuffle_s", "batch_s", "seek_s", "resume_s",
+    "schedule_s", "rss_added_mb", "spread",
+}  # fmt: skip
+READ = {
+    "num_shards", "num_samples", "sample_bytes", "batch_size", "open_s", "first_batch_s", "samples_s", "mb_s",
+    "cpu_s_per_1000", "gets", "rss_added_mb", "spread",
+}  # fmt: skip
+
+
+def test_quick_writes_every_series(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def here(measure: Callable[..., Any], *arguments: Any) -> Any:
+        return measure(*arguments)
+
+    monkeypatch.setattr(scale, "in_own_process", here)
+    assert main(["--quick", "--json", str(tmp_path / "out.json")]) == 0
+    assert "nodes, a group each" in capsys.readouterr().out
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert set(report) == {"samples", "shards", "nodes", "sample_bytes", "slopes", "load", "machine", "versions"}
+    assert [set(row) for row in report["samples"]] == [OPENED] * 2
+    assert [set(row) for row in report["shards"] + report["sample_bytes"]] == [READ] * 4
+    assert [set(row) for row in report["nodes"]] == [set(NodesRow.__dataclass_fields__)] * 6
+    assert [row["num_shards"] for row in report["shards"]] == [1, 10]
+    assert [row["gets"] for row in report["shards"]] == [1, 10]
+    assert [row["nodes"] for row in report["nodes"]] == [1, 2, 4] * 2
+    for series in report["slopes"].values():
+        assert all(set(exponents) == {"all", "last"} for exponents in series.values())
+    assert report["slopes"]["samples"]["manifest_bytes"]["all"] == pytest.approx(1, abs=0.1)
+    assert report["slopes"]["nodes, a group each"]["gets"]["all"] == pytest.approx(0, abs=0.02)
+
+
+def test_a_process_of_its_own() -> None:
+    assert in_own_process(os.getpid) != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        (0, "0"),
+        (0.000354, "354µ"),
+        (0.0999, "99.9m"),
+        (0.9996, "1"),
+        (999.6, "1k"),
+        (27_631_000, "27.6M"),
+        (1e-9, "0.001µ"),
+        (7e12, "7000G"),
+    ],
+)
+def test_cells_have_three_digits(value: float, cell: str) -> None:
+    assert _cell(value) == cell
