@@ -15,7 +15,9 @@ def test_it_measures_every_recipe_on_every_set(tmp_path):
     assert sets == {"110kb", "35kb", "large"}
     assert {"PIL + v2", "torchvision.io + v2", "ours, library", "decode: torchcodec"} <= recipes
     assert len(figures["rows"]) == len(sets) * len(recipes)
-    assert all(row["images_s_core"] > 0 for row in figures["rows"])
+    missing = {row["recipe"] for row in figures["rows"] if row["images_s_core"] is None}
+    assert missing <= {"simplejpeg + cv2"}  # it needs what is no dependency of this project
+    assert all(row["images_s_core"] > 0 for row in figures["rows"] if row["recipe"] not in missing)
     assert min(figures[f"ratio_{name}"] for name in sets) > 0
     assert 0 < figures["mean_error"] <= 2
     assert figures["two_thread_scaling"] > 0
