@@ -55,7 +55,8 @@ _NUM_RANGES = 8
 # For the processors' limit: a proxy that adds nothing, but does the same work for it.
 _NO_LATENCY = 0
 _NO_BOUND_MB_S = 100_000
-_NUM_WORKERS = 320  # more than "auto" ever admits
+_IN_QUEUE = 8  # requests beyond the limit, so that it is the limit that holds back
+_TICK_S = 0.05
 _BUCKET_S = 0.25
 
 
@@ -68,11 +69,12 @@ class Load:
         in_flight: Fixed numbers.
         cpu_in_flight: Numbers to try without latency; the best counts.
         num_rounds: Of the table, by kind, as ranges take longer.
-        num_turns: Of "auto" and the best fixed number.
+        num_turns: Of "auto", each with an engine that knows nothing.
+        num_pairs: In each turn: as many short spans of "auto" and of the best fixed number, alternating.
         window_s: Of one fixed number, at least; every worker is answered twice in any case.
         warm_s: That "auto" gets to find its number.
-        auto_s: That it is measured then; half of it the fixed number before, and half after.
-        fixed_warm_s: That the fixed number gets to come into step.
+        settle_s: At the beginning of a span, that is not measured.
+        span_s: That is measured then.
     """
 
     latencies_ms: tuple[int, ...]
@@ -80,35 +82,36 @@ class Load:
     cpu_in_flight: tuple[int, ...]
     num_rounds: Mapping[str, int]
     num_turns: int
+    num_pairs: int
     window_s: float
     warm_s: float
-    auto_s: float
-    fixed_warm_s: float
+    settle_s: float
+    span_s: float
 
 
 FULL = Load(
-    (5, 30, 130), (1, 2, 4, 8, 16, 32, 64, 128, 256), (8, 16, 32, 64), {"object": 2, "range": 1}, 5, 0.5, 4.0, 3.0, 1.0
+    (5, 30, 130),
+    (1, 2, 4, 8, 16, 32, 64, 128, 256),
+    (8, 16, 32, 64),
+    {"object": 2, "range": 1},
+    5,
+    3,
+    0.5,
+    4.0,
+    0.5,
+    1.0,
 )
-QUICK = Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 1, 0.3, 2.0, 1.0, 0.5)
+QUICK = Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 1, 1, 0.3, 2.0, 0.3, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """What ``in_flight="auto"`` did in one turn, and the best fixed number just before and after it."""
+    """What ``in_flight="auto"`` did in one turn, and what the best fixed number did between its spans."""
 
-    per_s: float
-    fixed_per_s: float
+    per_s: list[float]
+    fixed_per_s: list[float]
     limit: int
     converge_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What one setting brought: answers a second at the end, its limit then, and the rate in each bucket of time."""
-
-    per_s: float
-    limit: int
-    rates: list[float]
 
 
 class Client:
@@ -172,44 +175,64 @@ class Client:
         done = [Cycles(num, last - first) for num, first, last in zip(nums, firsts, lasts, strict=True)]
         return rate_of(done), 1000 * cpu_s / (sum(nums) + in_flight)
 
-    async def auto(self, kind: str, best: int, load: Load) -> Auto:
-        """Lets "auto" find its number, then measures it, and the best fixed number on both sides of it."""
-        before = await self._demand(kind, best, load.fixed_warm_s, load.auto_s / 2)
-        auto = await self._demand(kind, "auto", load.warm_s, load.auto_s)
-        after = await self._demand(kind, best, load.fixed_warm_s, load.auto_s / 2)
-        return Auto(
-            auto.per_s,
-            (before.per_s + after.per_s) / 2,
-            auto.limit,
-            converged_after_s(auto.rates, bucket_s=_BUCKET_S, final_per_s=auto.per_s),
-        )
-
-    async def _demand(self, kind: str, in_flight: InFlight, warm_s: float, timed_s: float) -> Served:
-        """Wants more at once than any limit admits, for both sides alike, and measures what comes."""
-        engine = self.engine(in_flight)
+    async def demand(self, engine: FetchEngine, kind: str, seconds: float) -> list[tuple[float, int]]:
+        """Wants a little more at once than the engine admits; returns times, and bytes until then."""
         bring = self.request(engine, kind)
-        seen: list[tuple[float, int]] = []
+        num_workers = 0
+
+        def look() -> tuple[float, int]:
+            stats = engine.stats
+            return time.perf_counter(), stats.num_bytes - stats.wasted_bytes
 
         async def work() -> None:
-            while True:
+            nonlocal num_workers
+            while time.perf_counter() < ends_s and num_workers <= engine.stats.limit + 2 * _IN_QUEUE:
                 await bring()
+            num_workers -= 1
 
-        def look() -> None:
-            stats = engine.stats
-            seen.append((time.perf_counter(), stats.num_bytes - stats.wasted_bytes))
-
+        seen = [look()]
+        ends_s = seen[0][0] + seconds
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work()) for _ in range(_NUM_WORKERS)]
-            look()
-            while seen[-1][0] - seen[0][0] < warm_s + timed_s:
-                await asyncio.sleep(_BUCKET_S)
-                look()
-            limit = engine.stats.limit
-            for task in tasks:
-                task.cancel()
-        rates = rates_between(seen, num_bytes=NUM_BYTES[kind])
-        num_timed = round(timed_s / _BUCKET_S)
-        return Served(rate_over(seen[-num_timed - 1 :], num_bytes=NUM_BYTES[kind]), limit, rates)
+            while time.perf_counter() < ends_s:
+                for _ in range(engine.stats.limit + _IN_QUEUE - num_workers):
+                    num_workers += 1
+                    group.create_task(work())
+                await asyncio.sleep(_TICK_S)
+                if time.perf_counter() - seen[-1][0] >= _BUCKET_S:
+                    seen.append(look())
+            seen.append(look())
+        return seen
+
+    async def span(self, engine: FetchEngine, kind: str, load: Load) -> float:
+        """Measures one span: answers a second."""
+        seen = await self.demand(engine, kind, load.settle_s + load.span_s)
+        starts_s = seen[0][0] + load.settle_s
+        return rate_over([look for look in seen if look[0] >= starts_s - _TICK_S], num_bytes=NUM_BYTES[kind])
+
+
+async def _compare(auto: Client, fixed: Client, kind: str, best: int, load: Load) -> Auto:
+    """Lets "auto" find its number, then measures it and the best fixed one in short spans, alternating.
+
+    The two clients must name the endpoint differently: its readers share one limit.
+    """
+    engines = auto.engine("auto"), fixed.engine(best)
+    seen = await auto.demand(engines[0], kind, load.warm_s)
+    rates = rates_between(seen, num_bytes=NUM_BYTES[kind])
+    found: tuple[list[float], list[float]] = ([], [])
+    for number in range(load.num_pairs):
+        for side in (0, 1) if number % 2 else (1, 0):
+            found[side].append(await (auto, fixed)[side].span(engines[side], kind, load))
+    return Auto(
+        found[0],
+        found[1],
+        engines[0].stats.limit,
+        converged_after_s(rates, bucket_s=_BUCKET_S, final_per_s=statistics.median(found[0])),
+    )
+
+
+def _by_name(options: Mapping[str, str]) -> dict[str, str]:
+    """The same endpoint under another name."""
+    return {**options, "endpoint_url": options["endpoint_url"].replace("127.0.0.1", "localhost")}
 
 
 async def _fill(url: str, options: Mapping[str, str]) -> None:
@@ -271,6 +294,7 @@ async def _measure(
     cpu_ms: dict[Cell, list[float]] = {}
     autos: dict[tuple[str, int], list[Auto]] = {}
     clients = {latency_ms: Client(url, options) for latency_ms, (options, _) in endpoints.items()}
+    others = {latency_ms: Client(url, _by_name(options)) for latency_ms, (options, _) in endpoints.items()}
     cells = [
         Cell(kind, latency_ms, in_flight)
         for kind in NUM_BYTES
@@ -289,15 +313,15 @@ async def _measure(
                     rates.setdefault(cell, []).append(rate)
                     cpu_ms.setdefault(cell, []).append(cost_ms)
                     progress.advance()
-            # The best of nine measurements is better than its number: it is measured anew, in turn with "auto".
+            # The best of nine measurements is better than its number: it is measured anew, between spans of "auto".
             for _ in range(load.num_turns):
                 for kind, latency_ms in pairs:
                     best = best_fixed(rates, kind, latency_ms)
-                    done = await clients[latency_ms].auto(kind, best, load)
+                    done = await _compare(clients[latency_ms], others[latency_ms], kind, best, load)
                     autos.setdefault((kind, latency_ms), []).append(done)
                     progress.advance()
     finally:
-        for client in clients.values():
+        for client in (*clients.values(), *others.values()):
             await client.close()
     return _figures(rates, cpu_ms, autos, {latency_ms: latency_s for latency_ms, (_, latency_s) in endpoints.items()})
 
@@ -326,14 +350,19 @@ def _figures(
         for cell in behind
     }
     table = rows(behind, cpu_ms, limits)
-    ratios = {pair: statistics.median(run.per_s / run.fixed_per_s for run in runs) for pair, runs in autos.items()}
+    ratios = {
+        pair: statistics.median(
+            per_s / fixed for run in runs for per_s, fixed in zip(run.per_s, run.fixed_per_s, strict=True)
+        )
+        for pair, runs in autos.items()
+    }
     auto = [
         {
             "kind": kind,
             "latency_ms": latency_ms,
-            "per_s": round(statistics.median(run.per_s for run in runs), 2),
+            "per_s": round(statistics.median(per_s for run in runs for per_s in run.per_s), 2),
             "best_fixed": best_fixed(rates, kind, latency_ms),
-            "best_fixed_per_s": round(statistics.median(run.fixed_per_s for run in runs), 2),
+            "best_fixed_per_s": round(statistics.median(per_s for run in runs for per_s in run.fixed_per_s), 2),
             "ratio": round(ratios[kind, latency_ms], 3),
             "limits": [run.limit for run in runs],
             "converge_s": statistics.median(run.converge_s for run in runs),

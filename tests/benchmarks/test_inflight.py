@@ -66,7 +66,7 @@ def test_the_file_has_what_readers_of_it_expect(tmp_path: Path, monkeypatch: pyt
         return inflight._figures(
             {cell: [10.0 * cell.in_flight] for cell in cells},
             {cell: [0.5] for cell in cells},
-            {pair: [Auto(600.0, 640.0, 64, 1.5)] for pair in pairs},
+            {pair: [Auto([600.0, 590.0, 700.0], [640.0, 660.0, 640.0], 64, 1.5)] for pair in pairs},
             {0: 0.001, **{latency: latency / 1000 for latency in load.latencies_ms}},
         )
 
