@@ -103,7 +103,7 @@ class Load:
     num_workers: int | None = None
 
 
-FULL = Load(num_images=1280, num_rounds=3)
+FULL = Load(num_images=1280, num_rounds=5)
 QUICK = Load(num_images=12, num_rounds=1, batch_size=4, num_workers=1)
 
 
