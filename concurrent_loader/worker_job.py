@@ -108,11 +108,13 @@ class Report:
         seconds: Stage → thread-seconds since the report before.
         fetch: Requests and bytes since the worker began.
         cache: Hits and misses since then.
+        number: Of the report among the worker's; batches are not finished in the order of their delivery.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     fetch: FetchStats = field(default_factory=FetchStats)
     cache: CacheStats = field(default_factory=CacheStats)
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ class _Work:
         self._clock = StageClock()
         self._reporting = threading.Lock()
         self._reported: dict[str, float] = {}
+        self._num_reports = 0
         self._dataset = job.dataset
         if job.private_cache is not None:
             folder, budget_bytes = job.private_cache
@@ -257,9 +258,10 @@ class _Work:
             now = self._clock.seconds()
             more = {stage: seconds - self._reported.get(stage, 0.0) for stage, seconds in now.items()}
             self._reported = now
-        if not self._ready:
-            return Report(more)
-        return Report(more, self._dataset.fetch_stats, self._dataset.cache_stats)
+            self._num_reports += 1
+            if not self._ready:
+                return Report(more, number=self._num_reports)
+            return Report(more, self._dataset.fetch_stats, self._dataset.cache_stats, number=self._num_reports)
 
 
 class _Outbox:

@@ -39,7 +39,9 @@ class WorkerReports:
         """Takes a report."""
         for stage, seconds in report.seconds.items():
             self._clock.add(stage, seconds)
-        self._newest[pid] = report
+        newest = self._newest.get(pid)
+        if newest is None or report.number >= newest.number:
+            self._newest[pid] = report
 
     def ended(self, pid: int) -> None:
         """Notes that a worker has ended; what it did is kept."""

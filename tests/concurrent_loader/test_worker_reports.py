@@ -27,6 +27,16 @@ def test_workers_are_added_up_while_they_live_and_afterwards() -> None:
     assert reports.fetch(own).num_gets == 18
 
 
+def test_a_report_that_was_written_earlier_and_comes_later_takes_nothing_back() -> None:
+    clock = StageClock()
+    reports = WorkerReports(clock)
+    reports.add(1, Report({"read": 1.0}, FetchStats(num_gets=6), CacheStats(num_misses=6), number=2))
+    reports.add(1, Report({"read": 0.5}, FetchStats(num_gets=5), CacheStats(num_misses=5), number=1))
+    assert clock["read"] == 1.5
+    assert reports.fetch(FetchStats()).num_gets == 6
+    assert reports.cache(CacheStats()).num_misses == 6
+
+
 def test_what_is_no_number_is_the_first_ones() -> None:
     @dataclass(frozen=True)
     class Figures:
