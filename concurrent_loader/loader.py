@@ -277,13 +277,13 @@ class ConcurrentDataLoader:
                     raise item.error
                 if step == start_step:
                     self._first_batch_s = self._clock.now() - began
-                step += 1
+                given = transform_batch(self._batch_transform, self._to_device(item))
+                wall.spend("device")
+                step += 1  # what failed has not been delivered: the state stays before it, as where a worker fails
                 if self._newest is me:
                     self._step = step
                 self._num_batches += 1
                 self._num_samples += _num_samples(item)
-                given = transform_batch(self._batch_transform, self._to_device(item))
-                wall.spend("device")
                 try:
                     yield given
                 finally:

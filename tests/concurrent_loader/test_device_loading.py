@@ -26,7 +26,7 @@ from concurrent_loader import (
     ToDtype,
 )
 from concurrent_loader.device import opening
-from concurrent_loader.errors import DecodeError, DeviceMemoryError, TooManyDecodeErrors
+from concurrent_loader.errors import DecodeError, DeviceMemoryError, TooManyDecodeErrors, TransformError
 from concurrent_loader.waiting import CAUSES
 from storage import ShardWriter
 
@@ -74,6 +74,37 @@ def test_the_device_gives_what_the_cpu_gives(dataset: ShardDataset, cuda: FakeDe
     same(epoch(dataset, decode={"image": how}, device="cuda"), epoch(dataset, decode={"image": how}))
     assert sum(cuda.calls) == NUM_SAMPLES
     assert cuda.closed == 1
+
+
+class FailOnce:
+    """A batch transform that fails on its second batch, once."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, batch: Batch) -> Batch:
+        self.num_calls += 1
+        if self.num_calls == 2:
+            raise ZeroDivisionError("once")
+        return batch
+
+
+def test_a_batch_whose_transform_fails_is_the_next_one_after_a_resume(
+    dataset: ShardDataset, cuda: FakeDevice
+) -> None:
+    for device in ("cuda", None):
+        loader = ConcurrentDataLoader(
+            dataset, 8, decode={"image": CROP}, device=device, batch_transform=FailOnce(), num_threads=1
+        )
+        seen: list[int] = []
+        with pytest.raises(TransformError, match="once"):
+            for batch in loader:
+                seen += batch.sample_ids.tolist()
+        assert loader.state_dict()["step"] == len(seen) // 8 == loader.stats.num_batches
+        loader.load_state_dict(loader.state_dict())
+        for batch in loader:
+            seen += batch.sample_ids.tolist()
+        assert seen == list(range(NUM_SAMPLES))
 
 
 @pytest.mark.parametrize(
