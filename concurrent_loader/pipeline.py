@@ -118,7 +118,7 @@ class Pipeline:
         self._ahead: list[tuple[int, int]] = []  # (step of first use, bytes) of shards fetched ahead; a heap
         self._ahead_bytes = 0
         self._leaving: list[tuple[int, int]] = []  # (step of last use, shard); a heap
-        self._left: dict[int, int] = {}  # shard → samples that may still be needed
+        self._left: dict[int, tuple[int, int]] = {}  # shard → samples that may still be needed, and all that may be
         self._journeys: dict[int, Journey] = {}  # step → where that batch is
         self._patience_s = STOP_S
         self._delivered: deque[list[BatchIndex]] = deque()  # whose shards are still held; each with the steps before it
@@ -284,9 +284,9 @@ class Pipeline:
         """Releases the shards that no batch after this one needs."""
         used = index.shard[: len(index) - index.num_padded]
         for shard, count in zip(*(numbers.tolist() for numbers in np.unique(used, return_counts=True)), strict=True):
-            uses = self._plan.max_uses(shard, self._rank, self._world_size)
-            self._left[shard] = self._left.get(shard, uses) - count
-            if not self._left[shard]:
+            left, uses = self._left.get(shard) or (self._plan.max_uses(shard, self._rank, self._world_size),) * 2
+            self._left[shard] = left - count, uses
+            if left == count:
                 self._release(shard, spent=uses == self._source.num_samples(shard))
         self._source.at(index.step + 1)
         while self._leaving and self._leaving[0][0] <= index.step:

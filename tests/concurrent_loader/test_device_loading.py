@@ -89,9 +89,7 @@ class FailOnce:
         return batch
 
 
-def test_a_batch_whose_transform_fails_is_the_next_one_after_a_resume(
-    dataset: ShardDataset, cuda: FakeDevice
-) -> None:
+def test_a_batch_whose_transform_fails_is_the_next_one_after_a_resume(dataset: ShardDataset, cuda: FakeDevice) -> None:
     for device in ("cuda", None):
         loader = ConcurrentDataLoader(
             dataset, 8, decode={"image": CROP}, device=device, batch_transform=FailOnce(), num_threads=1
