@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +102,6 @@ def test_pictures_are_turned_upright():
 
 
 def sixteen_bit_colour() -> bytes:
-    import struct
-    import zlib
-
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -132,6 +131,58 @@ def test_why_not(file, words):
     made = to_lossless(file)
     assert isinstance(made, str)
     assert words in made
+
+
+def tiff(samples: np.ndarray, **tags: int | tuple[int, ...]) -> bytes:
+    """A TIFF of (H, W, C) samples as they are, which no writer of Pillow makes. Tags by name, of SHORTs."""
+    height, width, channels = samples.shape
+    data = samples.astype(samples.dtype.newbyteorder("<")).tobytes()
+    numbers = {"photometric": 262, "extra": 338, "format": 339}
+    entries = {256: (width,), 257: (height,), 258: (samples.itemsize * 8,) * channels, 259: (1,), 262: (2,), 273: (0,),
+               277: (channels,), 278: (height,), 279: (len(data),)}  # fmt: skip
+    entries |= {numbers[name]: value if isinstance(value, tuple) else (value,) for name, value in tags.items()}
+    outside_at = 8 + 2 + 12 * len(entries) + 4
+    outside = {tag: struct.pack(f"<{len(of)}H", *of) for tag, of in entries.items() if len(of) > 2}
+    entries[273] = (outside_at + sum(map(len, outside.values())),)
+    directory, at = struct.pack("<H", len(entries)), outside_at
+    for tag, of in sorted(entries.items()):
+        inside = struct.pack("<I", at) if tag in outside else struct.pack(f"<{len(of)}H", *of).ljust(4, b"\0")
+        at += len(outside.get(tag, b""))
+        directory += struct.pack("<HHI", tag, 3, len(of)) + inside
+    return b"II*\0\x08\0\0\0" + directory + bytes(4) + b"".join(outside[tag] for tag in sorted(outside)) + data
+
+
+def noise(channels: int, dtype: str = "u1") -> np.ndarray:
+    return DICE.integers(0, np.iinfo(dtype).max, (3, 4, channels)).astype(dtype)
+
+
+def test_a_tiff_of_three_channels_is_kept():
+    samples = noise(3)
+    assert np.array_equal(pixels_of(tiff(samples)), samples.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (tiff(noise(3, "u2")), "16 bits"),
+        (tiff(noise(4, "u2"), extra=2), "16 bits"),
+        (tiff(noise(4), extra=0), "neither colour nor alpha"),
+        (tiff(noise(5), extra=(2, 0)), "neither colour nor alpha"),
+        (tiff(noise(4), extra=1), "multiplied by alpha"),
+        (tiff(noise(1), photometric=1, format=2), "signs"),
+    ],
+)
+def test_what_pillow_would_change_of_a_tiff_is_refused(file, words):
+    made = to_lossless(file)
+    assert isinstance(made, str)
+    assert words in made
+
+
+def test_a_png_whose_header_comes_later_is_refused():
+    file, before = sixteen_bit_colour(), struct.pack(">I4sI", 0, b"aaAa", zlib.crc32(b"aaAa"))
+    made = to_lossless(file[:8] + before + file[8:])
+    assert isinstance(made, str)
+    assert "not its first chunk" in made
 
 
 # -- a folder ----------------------------------------------------------------------------------------------------------
