@@ -66,7 +66,7 @@ def to_lossless(data: bytes, *, encoding: str = "lossless", verify: bool = True)
             reason = _refusal(image, data)
             if reason is not None:
                 return reason
-            pixels = _pixels(image)
+            pixels = _pixels(image, bits=data[24] if image.format == "PNG" else 8)
     except IMAGE_FAULTS as error:
         return f"it does not decode: {fault_text(error)}"
     if isinstance(pixels, str):
@@ -121,9 +121,15 @@ def _is_lossless_webp(data: bytes) -> bool:
     return False
 
 
-def _pixels(image: Image.Image) -> npt.NDArray[Any] | str:
-    """(C, H, W) uint8 or uint16; or why not."""
-    has_key = "transparency" in image.info  # before anything else: turning upright may lose it
+def _pixels(image: Image.Image, *, bits: int) -> npt.NDArray[Any] | str:
+    """(C, H, W) uint8 or uint16; or why not. ``bits`` are a PNG's, of a channel."""
+    key = image.info.get("transparency")  # before anything else: turning upright may lose it
+    has_key = key is not None
+    if has_key and image.mode.startswith("I"):
+        return "16 bits of gray with a transparent one are not supported"
+    if isinstance(key, int) and image.mode == "L":
+        # Pillow has scaled the gray of a PNG to 8 bits, but not its key.
+        image.info["transparency"] = (key & (1 << bits) - 1) * 255 // ((1 << bits) - 1)
     if image.mode in ("1", "L", "P", "PA", "RGB") and (has_key or image.mode == "PA"):
         image = image.convert("RGBA")
     elif image.mode in ("1", "P"):

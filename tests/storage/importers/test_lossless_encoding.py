@@ -101,14 +101,44 @@ def test_pictures_are_turned_upright():
         assert np.array_equal(pixels_of(file), as_planes(wanted))
 
 
-def sixteen_bit_colour() -> bytes:
+def png(width: int, bits: int, colour: int, *rows: bytes, key: bytes = b"") -> bytes:
+    """A PNG of packed rows, with one transparent colour if there is a ``key``."""
+
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    rows = b"".join(b"\0" + bytes(range(12)) for _ in range(2))
-    header = struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    parts = [chunk(b"IHDR", struct.pack(">IIBBBBB", width, len(rows), bits, colour, 0, 0, 0))]
+    parts += [chunk(b"tRNS", key)] if key else []
+    parts += [chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))), chunk(b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def sixteen_bit_colour() -> bytes:
+    return png(2, 16, 2, *[bytes(range(12))] * 2)
+
+
+@pytest.mark.parametrize(
+    ("bits", "row", "key", "gray"),
+    [
+        (1, b"\x50", 1, [0, 255, 0, 255]),
+        (2, b"\x1b", 2, [0, 85, 170, 255]),
+        (2, b"\x1b", 0, [0, 85, 170, 255]),
+        (4, b"\x0f\x51", 15, [0, 255, 85, 17]),
+        (4, b"\x0f\x51", 7, [0, 255, 85, 17]),
+        (8, b"\x00\x0f\xff\x01", 15, [0, 15, 255, 1]),
+    ],
+)
+def test_a_transparent_gray_of_few_bits_becomes_alpha(bits, row, key, gray):
+    found = pixels_of(png(4, bits, 0, row, key=struct.pack(">H", key)))
+    assert found[:3].tolist() == [[gray]] * 3
+    transparent = key * 255 // (2**bits - 1)
+    assert found[3].tolist() == [[0 if each == transparent else 255 for each in gray]]
+
+
+def test_a_transparent_gray_of_16_bits_is_refused():
+    made = to_lossless(png(2, 16, 0, b"\x01\x02\x03\x04", key=b"\x01\x02"))
+    assert isinstance(made, str)
+    assert "transparent" in made
 
 
 @pytest.mark.parametrize(
