@@ -260,4 +260,4 @@ if has_native_crop():
         length = int.from_bytes(jpeg[start + 2 : start + 4], "big")
         empty = jpeg[start : start + 2 + length]
         with pytest.raises(ValueError, match=r"scans|early|EOF|end"):
-            raw(jpeg[:start] + empty * 5000 + jpeg[start:])
+            raw(jpeg[:start] + empty * 5000 + jpeg[start:], (0, 0, 64, 64))
