@@ -214,7 +214,8 @@ def _boxes(lam: npt.NDArray[np.float64], middle: npt.NDArray[np.float64], height
 
 def _blended(pictures: torch.Tensor, others: torch.Tensor, lam: npt.NDArray[np.float64]) -> torch.Tensor:
     share = torch.from_numpy(lam.astype(np.float32)).to(pictures.device, non_blocking=True).view(-1, 1, 1, 1)
-    values = (pictures.to(torch.float32) * share).add_(others.to(torch.float32).mul_(1 - share))
+    # Not in place: others, which may be float32 already, are to be cut from afterwards.
+    values = (pictures.to(torch.float32) * share).add_(others.to(torch.float32) * (1 - share))
     return to_levels(values) if pictures.dtype == torch.uint8 else values.to(pictures.dtype)
 
 

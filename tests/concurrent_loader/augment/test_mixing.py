@@ -125,6 +125,17 @@ def test_either_or_neither():
     assert torch.equal(MixUp(p=0)(plain)["image"], plain["image"])
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
+def test_what_is_cut_shows_the_partner_also_beside_what_is_blended(dtype):
+    plain = batch(12, dtype)
+    mixed = MixUpOrCutMix(seed=2)(plain)
+    levels, partner = plain["image"][:, 0, 0, 0].float(), torch.from_numpy(partners(12))
+    wanted = mixed["lam"] * levels + (1 - mixed["lam"]) * levels[partner]
+    assert torch.allclose(mixed["image"].float().mean((1, 2, 3)), wanted, atol=0.51)
+    flat = (mixed["image"] == mixed["image"][:, :, :1, :1]).all((1, 2, 3))
+    assert 2 < flat.sum() < 10  # some are cut and some are blended
+
+
 def test_a_share_belongs_to_the_sample():
     mixed = MixUp(seed=1)(batch())
     some = MixUp(seed=1)(
