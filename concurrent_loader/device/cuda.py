@@ -38,7 +38,7 @@ _Decode = Callable[[list[torch.Tensor], Sequence[int], str, torch.device], list[
 
 _TORCHVISION_MODES = {"unchanged": 0, "gray": 1, "rgb": 3}
 # NVJPEG_STATUS_ALLOCATOR_FAILURE is 5; both libraries print the status at the end of what they say.
-_ALLOCATOR_FAILURE = re.compile(r"(decode|nvjpeg)[^\n]*: 5\b", re.IGNORECASE)
+_ALLOCATOR_FAILURE = re.compile(r"(decod|jpeg)[^\n]*: 5\b", re.IGNORECASE)
 _ADVICE = "give the loader a smaller batch_size, smaller crops or fewer columns, or leave more memory to it"
 
 _log = logging.getLogger(__name__)

@@ -181,6 +181,8 @@ def test_a_device_that_does_not_even_say_how_full_it_is(monkeypatch: pytest.Monk
         raise torch.OutOfMemoryError("Allocation on device")
 
 
+        RuntimeError("Failed to initialize batch decoding: 5"),
+        RuntimeError("Failed to transfer jpeg to device: 5"),
 def test_what_else_cuda_refuses_and_what_is_not_its_fault() -> None:
     device = torch.device("cuda", 0)
     with pytest.raises(DeviceError, match="failed at a copy") as caught, _translated("a copy", device):
