@@ -12,6 +12,8 @@ from __future__ import annotations
 import io
 import logging
 import re
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -43,6 +45,11 @@ _ADVICE = "give the loader a smaller batch_size, smaller crops or fewer columns,
 
 _log = logging.getLogger(__name__)
 
+# torch's allocator keeps freed memory for the stream that it was made on. With a stream of its own for each epoch, up
+# to torch's 32 of them would come to hold a working set each.
+_idle_streams: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)
+_streams_lock = threading.Lock()
+
 
 def resolve_cuda(device: torch.device) -> torch.device:
     """Says which GPU is meant.
@@ -71,6 +78,8 @@ def resolve_cuda(device: torch.device) -> torch.device:
 class CudaBackend:
     """One GPU and one stream of it; see `concurrent_loader.device.backend.DeviceBackend`.
 
+    The stream is nobody else's until `close`; then it is the next one's.
+
     Args:
         device: The GPU, with its number.
         pinned: Whether host memory is page-locked; otherwise copies wait.
@@ -82,8 +91,11 @@ class CudaBackend:
     def __init__(self, device: torch.device, *, pinned: bool = True) -> None:
         self.device = device
         self._pinned = pinned
+        self._closed = False
         with _translated("opening the device", device):
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            with _streams_lock:
+                idle = _idle_streams[device]
+                self._stream = idle.pop() if idle else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             decode_jpegs = _find_decoder(device)
             decodes_tiles = _decodes_tiles(device)
         # What else a GPU learns to decode is added here, and to `concurrent_loader.device.screening.CODECS`.
@@ -163,7 +175,12 @@ class CudaBackend:
 
     def close(self) -> None:
         """Waits for the stream; pinned memory and blocks of the GPU go back to torch's pools with their tensors."""
+        if self._closed:
+            return
         self.drain()
+        self._closed = True
+        with _streams_lock:
+            _idle_streams[self.device].append(self._stream)
 
 
 @cache
