@@ -58,6 +58,16 @@ def test_quantiles_rise_from_0_to_1_and_are_symmetrical(alpha, shares):
     assert np.allclose(beta_quantile(mirrored, alpha), 1 - beta_quantile(1 - mirrored, alpha), atol=1e-9)
 
 
+@pytest.mark.parametrize("alpha", [1e-3, 100, 600, 1e5])
+def test_quantiles_of_extreme_distributions_are_numbers(alpha):
+    shares = np.array([0, 0.159, 0.5, 0.841, 0.999])
+    found = beta_quantile(shares, alpha)
+    assert ((found >= 0) & (found <= 1)).all()
+    assert found[2] == pytest.approx(0.5)
+    if alpha > 1:  # then nearly a normal distribution, whose deviation this is
+        assert (found[3] - 0.5) * math.sqrt(8 * alpha + 4) == pytest.approx(1, abs=0.05)
+
+
 def test_quantiles_are_those_of_the_distribution():
     shares = (np.arange(1000) + 0.5) / 1000
     assert np.allclose(beta_quantile(shares, 1.0), shares, atol=1e-9)
