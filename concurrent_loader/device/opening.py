@@ -10,7 +10,7 @@ import torch
 from concurrent_loader.device.backend import DeviceBackend
 from storage.errors import ConfigurationError
 
-__all__ = ["device_codecs", "has_stage", "open_backend", "resolve_device"]
+__all__ = ["check_pinning", "device_codecs", "has_stage", "open_backend", "resolve_device"]
 
 _CUDA = "concurrent_loader.device.cuda"
 
@@ -33,6 +33,16 @@ def resolve_device(device: str | torch.device | None) -> torch.device | None:
     except (RuntimeError, TypeError) as error:
         raise ConfigurationError("device must be 'cpu', 'cuda', 'cuda:1' or the like", got=device) from error
     return _cuda().resolve_cuda(wanted) if wanted.type == "cuda" else wanted
+
+
+def check_pinning(device: torch.device | None) -> None:
+    """Makes sure that memory can be page-locked, where that was asked for.
+
+    Raises:
+        ConfigurationError: There is no accelerator that would copy from it.
+    """
+    if not has_stage(device) and not torch.accelerator.is_available():
+        raise ConfigurationError("pin_memory is for a GPU, and none can be used here: leave it out")
 
 
 def device_codecs(device: torch.device | None) -> tuple[str, ...]:

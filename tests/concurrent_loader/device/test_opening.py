@@ -85,6 +85,15 @@ def test_no_gpu_is_said_when_the_loader_is_made(image_url: str, monkeypatch: pyt
         ConcurrentDataLoader(dataset, batch_size=4, device="cuda")
 
 
+def test_memory_is_not_page_locked_for_nobody(image_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with ShardDataset(image_url) as dataset:
+        for device in (None, "cpu"):
+            with pytest.raises(ConfigurationError, match="pin_memory is for a GPU"):
+                ConcurrentDataLoader(dataset, batch_size=4, device=device, pin_memory=True)
+        assert len(list(ConcurrentDataLoader(dataset, batch_size=40, pin_memory=False))) == 1
+
+
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(is_available=lambda: True, current_device=lambda: 1, device_count=lambda: 2)
     for name, value in vars(cuda).items():
