@@ -139,7 +139,7 @@ class CudaBackend:
             except (RuntimeError, ValueError) as error:
                 if _is_memory(error) or _is_cuda(error):
                     raise
-                raise Undecodable(str(error).strip().splitlines()[0][:200]) from error
+                raise Undecodable(_first_line(error)[:200]) from error
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
         """Starts a copy to the GPU."""
@@ -258,7 +258,7 @@ def _translated(what: str, device: torch.device) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # OutOfMemoryError and AcceleratorError are two of them
-        said = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        said = _first_line(error)[:300]
         if _is_memory(error):
             raise DeviceMemoryError(
                 f"{device} has not enough memory for {what}; {_ADVICE}", got=f"{said}; {_memory(device)}"
@@ -266,6 +266,10 @@ def _translated(what: str, device: torch.device) -> Iterator[None]:
         if isinstance(error, torch.AcceleratorError) or _is_cuda(error):
             raise DeviceError(f"{device} failed at {what}", got=said) from error
         raise
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _is_memory(error: Exception) -> bool:

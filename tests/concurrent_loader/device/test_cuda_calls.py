@@ -277,6 +277,7 @@ def test_an_error_of_cuda_is_not_blamed_on_a_picture(log: list[str], monkeypatch
         (RuntimeError("Failed to decode batch: 5"), DeviceMemoryError),
         (RuntimeError("Failed to synchronize: CUDA error: launch failure"), DeviceError),
         (RuntimeError("Failed to decode batch: 3"), Undecodable),
+        (ValueError(), Undecodable),
     ):
 
         def fail(*_: Any, raised: Exception = raised) -> list[torch.Tensor]:
