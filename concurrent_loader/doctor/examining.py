@@ -171,7 +171,7 @@ def _look_at_drive(cache_dir: Path, wishes: Wishes) -> tuple[Finding, float | No
 def _look_at_decoder(sample_bytes: int) -> tuple[Finding, float | None]:
     from concurrent_loader.decode import available_backends, has_native_crop
 
-    backends, images_s, cores = available_backends(), None, machine.num_cores()
+    backends, images_s, cores = available_backends("jpeg"), None, machine.num_cores()
     if backends:
         jpeg = decoding.sample_jpeg(num_bytes=sample_bytes)
         images_s = decoding.measure_decoding(jpeg, backend=backends[0], seconds=_DECODING_S)
