@@ -132,6 +132,8 @@ async def _look_at_s3(url: str, options: Mapping[str, Any], wishes: Wishes, foun
 
     parsed = parse_options(S3Options, options, url=url)
     settings = AwsSettings.resolve(parsed, url=url)
+    if parsed.verify_tls:
+        settings.certificates(url=url)  # complains now if they cannot be read
     place = endpoint.Place(
         Location.parse(url).bucket,
         endpoint_url=settings.endpoint_url,
