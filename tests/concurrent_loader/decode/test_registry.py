@@ -349,6 +349,8 @@ def test_arguments_that_cannot_work(arguments: dict[str, Any]) -> None:
 
 def test_all_libraries_are_here() -> None:
     assert available_backends() == ("torchcodec", "torchvision", "simplejpeg", "pillow")
+    assert available_backends("jpeg") == ENCODINGS["jpeg"]
+    assert available_backends("gif") == ("pillow",)
 
 
 def test_every_encoding_has_a_library_here_for_every_name() -> None:
