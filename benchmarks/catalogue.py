@@ -157,7 +157,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         30.5,
         "seconds epochs samples wrong_samples spells faults errors fd_before fd_after max_threads rss_drift_mb",
     ),
-)  # fmt: skip
+)
 _ALL_HAVE = "machine versions"
 
 

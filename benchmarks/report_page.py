@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--results", type=Path, default=RESULTS, metavar="DIR", help="of another folder; leaves the README alone"
     )
-    folder = parser.parse_args(arguments).results
+    folder = parser.parse_args(arguments).results.resolve()
     write(Results(folder), _README if folder == RESULTS else None)
     return 0
 

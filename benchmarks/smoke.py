@@ -1,8 +1,8 @@
 """Whether every benchmark still runs: ``python -m benchmarks.smoke [--only NAME …]``, or ``make bench-smoke``.
 
 Each is run with tiny sizes, as a program and in a folder of its own, as many at a time as there are cores: what they
-measure means nothing. What counts is that it ends well, and that its JSON has the keys that the report and others read.
-One that needs a GPU is run, too: without one it has to say so.
+measure means nothing. What counts is that it ends well, that its JSON has the keys that others read, and that the
+report can be made of it. One that needs a GPU is run, too: without one it has to say so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from rich.console import Console
 
@@ -22,6 +23,7 @@ from benchmarks.catalogue import BENCHMARKS, Benchmark, missing_keys
 from benchmarks.console import ends_with_one_line
 from benchmarks.machine import num_cores
 from benchmarks.program import run_program
+from benchmarks.report_page import SECTIONS
 
 __all__ = ["check", "check_all", "main"]
 
@@ -54,7 +56,23 @@ async def check(benchmark: Benchmark, folder: Path) -> str | None:
     except (OSError, ValueError) as error:
         return f"its JSON cannot be read: {type(error).__name__}"
     missing = missing_keys(figures, benchmark.keys)
-    return f"its JSON has not: {', '.join(missing)}" if missing else None
+    if missing:
+        return f"its JSON has not: {', '.join(missing)}"
+    return _reported(benchmark, figures, folder)
+
+
+def _reported(benchmark: Benchmark, figures: dict[str, Any], folder: Path) -> str | None:
+    """What keeps the report from being made of these figures, or None."""
+    for section in SECTIONS:
+        if section.name == benchmark.name:
+            try:
+                section.latency(figures)
+                section.body(figures)
+                if section.plot is not None:
+                    section.plot(figures, folder / "plot.png")
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                return f"the report cannot be made of it: {type(error).__name__}: {error}"
+    return None
 
 
 async def check_all(benchmarks: Sequence[Benchmark], folder: Path, console: Console) -> list[str]:

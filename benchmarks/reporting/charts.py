@@ -131,10 +131,7 @@ def _power(value: float) -> str:
     for power, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")):
         if value >= power:
             return f"{value / power:g}{letter}"
-    for power, letter in ((1e-3, "m"), (1e-6, "µ")):
-        if value >= power * 0.999:
-            return f"{value / power:g}{letter}"
-    return f"{value:g}"
+    return f"{value:.10f}".rstrip("0") if value >= 1e-5 else f"{value:g}"
 
 
 def named(axes: Axes, *, title: str, x: str, y: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import LogLocator, PercentFormatter
 
 from benchmarks.reporting.charts import (
     BEST,
@@ -143,7 +143,8 @@ def _tail_plot(figures: Figures, file: Path) -> None:
                   fontsize=8)  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     plain(axes, "x")
     named(axes, title="Batches that take longer than …", x="seconds a batch (logarithmic)", y="share of the batches")
     legend(axes, place="lower left")

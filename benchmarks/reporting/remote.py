@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.reporting.charts import LOCAL, OTHERS, OURS, OURS_PALE, bars, below, canvas, save
-from benchmarks.reporting.markdown import Figures, number, percent, ranged, table
+from benchmarks.reporting.markdown import Figures, number, ranged, table
 from benchmarks.reporting.section import Section
 
 __all__ = ["DROP_IN", "RAW_AND_DECODED", "TRAINING", "short_table"]
@@ -92,10 +92,7 @@ def _body(figures: Figures) -> str:
         told += [
             f"**{_WORK[name].capitalize()}**, {part['num_samples']:,} samples, {part['rounds']} rounds:",
             _sides_table(part),
-            (
-                f"Server and proxy took {number(part['server_cpu_s_per_1000'])} CPU s / 1,000 samples more. "
-                f"Other programs had {percent(part['other_programs_share'])} of the machine meanwhile."
-            ),
+            f"Server and proxy took {number(part['server_cpu_s_per_1000'])} CPU s / 1,000 samples more.",
         ]
     return "\n\n".join(told)
 
@@ -109,14 +106,12 @@ def _plot(figures: Figures, file: Path) -> None:
             axes,
             _SIDES,
             [("", [part[key] for key in keys], [LOCAL, OURS, OURS_PALE])],
-            title=f"{_WORK[name]}: median, whisker from lowest to highest",
-            unit="samples/s",
+            title=_WORK[name],
+            unit="samples/s, median and extremes",
             extremes=[[tuple(part["spread"][key]) for key in keys]],
         )
         if axes is not panels[0]:
             axes.set_yticklabels([])
-        else:
-            axes.set_title(axes.get_title("left"), loc="left", fontsize=9.5)
     save(figure, file)
 
 

@@ -74,8 +74,9 @@ def circumstances(figures: Figures) -> list[tuple[str, str]]:
     key = "other_programs_share"
     others = {"": figures[key]} if key in figures else {}
     others |= {f" ({name})": part[key] for name, part in figures.items() if isinstance(part, dict) and key in part}
-    if "run" in figures and len(others) > 1:
-        del others[" (run)"]
+    whole = others.pop(" (run)", None)
+    if whole is not None and not others:
+        others[""] = whole
     told = ", ".join(f"{percent(share)}{name}" for name, share in others.items())
     load = f"; load of the minute before: {machine['load_before']}" if "load_before" in machine else ""
     versions = ", ".join(f"{name} {version}" for name, version in figures.get("versions", {}).items())
