@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["BENCHMARKS", "Benchmark", "chosen", "missing_keys"]
+__all__ = ["BENCHMARKS", "FORERUNNERS", "PEERS", "Benchmark", "chosen", "missing_keys"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,26 @@ def _remote_keys(*steps: str) -> str:
     return " ".join(["latency_ms", "server", *(f"{step}.{key}" for step in steps for key in _REMOTE.split())])
 
 
-# In the order of what a reader wants to know first, which is the order of the report.
+PEERS = Benchmark(
+    "peers",
+    "peers",
+    90,
+    "rows[].peer rows[].layout rows[].kind rows[].epoch rows[].latency_ms rows[].samples_s rows[].cpu_s_per_1000 "
+    "rows[].peak_rss_mb rows[].first_batch_s rows[].gets rows[].bytes_ratio rows[].error cold_raw_vs_best "
+    "warm_raw_vs_best decoded_vs_best first_batch_vs_best other_programs_share",
+    # Those that need no environment of their own.
+    quick=("--quick", "--peer", "ours", "--peer", "local_files"),
+)
+FORERUNNERS = Benchmark(
+    "forerunners",
+    "forerunners",
+    6,
+    "compared[].forerunner compared[].what compared[].theirs compared[].ours differences layers[].layer layers[].side "
+    "layers[].batch_load_s batch_load_speedup heat_map.cells heat_map.workers heat_map.in_flight sequential[].reader "
+    "pipelines lossless latency cache_state other_programs_share",
+)
+
+# In the order in which half an hour takes them: those that say most, and those that are short.
 BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(
         "remote_vs_local.train",
@@ -66,20 +85,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         _remote_keys("raw", "decoded"),
         ("--step", "none"),
         ("--step", "none", "--quick"),
-    ),
-    Benchmark(
-        "drop_in",
-        "drop_in",
-        7,
-        "vanilla_batch_s ours_batch_s speedup in_flight num_workers rows[].client rows[].speedup rows[].ours_cpu_ms "
-        "batch_s[].batch_s measured_latency_ms other_programs_share",
-    ),
-    Benchmark(
-        "inflight",
-        "inflight",
-        10,
-        "rows[].kind rows[].latency_ms rows[].in_flight rows[].per_s rows[].limit_per_s rows[].ratio rows[].cpu_ms "
-        "auto_ratio auto[].converge_s measured_latency_ms other_programs_share",
     ),
     Benchmark(
         "tail",
@@ -103,20 +108,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         "gpu_prepare_vs_png other_programs_share",
     ),
     Benchmark(
-        "pipelines",
-        "pipelines",
-        5,
-        "rows[].source rows[].place rows[].operations rows[].epoch_s rows[].spread_s reader_change_few "
-        "device_change_few reader_change_many device_change_many zolnouri other_programs_share",
-    ),
-    Benchmark(
-        "scaling",
-        "scaling",
-        4,
-        "rows[].mode rows[].n rows[].transform rows[].samples_s rows[].cpu_s_per_1000 rows[].peak_rss_mb "
-        "rows[].start_s ratios load",
-    ),
-    Benchmark(
         "shuffle_quality",
         "shuffle_quality",
         1,
@@ -130,17 +121,45 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         "rows[].sample rows[].first_batch_s rows[].spread_s rows[].gets rows[].shards ratio",
     ),
     Benchmark(
+        "cost",
+        "cost",
+        1.5,
+        "workload measured[].system rows[].system rows[].kind rows[].run rows[].usd prices_as_of prices",
+    ),
+    Benchmark(
+        "drop_in",
+        "drop_in",
+        7,
+        "vanilla_batch_s ours_batch_s speedup in_flight num_workers rows[].client rows[].speedup rows[].ours_cpu_ms "
+        "batch_s[].batch_s measured_latency_ms other_programs_share",
+    ),
+    Benchmark(
+        "pipelines",
+        "pipelines",
+        5,
+        "rows[].source rows[].place rows[].operations rows[].epoch_s rows[].spread_s reader_change_few "
+        "device_change_few reader_change_many device_change_many zolnouri other_programs_share",
+    ),
+    Benchmark(
+        "inflight",
+        "inflight",
+        10,
+        "rows[].kind rows[].latency_ms rows[].in_flight rows[].per_s rows[].limit_per_s rows[].ratio rows[].cpu_ms "
+        "auto_ratio auto[].converge_s measured_latency_ms other_programs_share",
+    ),
+    Benchmark(
+        "scaling",
+        "scaling",
+        4,
+        "rows[].mode rows[].n rows[].transform rows[].samples_s rows[].cpu_s_per_1000 rows[].peak_rss_mb "
+        "rows[].start_s ratios load",
+    ),
+    Benchmark(
         "scale",
         "scale",
         5,
         "samples[].num_samples samples[].open_s samples[].resume_s samples[].rss_added_mb shards[].num_shards "
         "shards[].samples_s nodes[].nodes nodes[].gets sample_bytes[].sample_bytes sample_bytes[].mb_s slopes load",
-    ),
-    Benchmark(
-        "cost",
-        "cost",
-        1.5,
-        "workload measured[].system rows[].system rows[].kind rows[].run rows[].usd prices_as_of prices",
     ),
     Benchmark("clients", "clients", 2, "clients load server"),
     Benchmark(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting.charts import OTHERS, OTHERS_PALE, OURS, OURS_PALE, bars, canvas, save
-from benchmarks.reporting.markdown import Figures, number, ranged, table
+from benchmarks.reporting.markdown import Figures, bulleted, number, ranged, table
 from benchmarks.reporting.section import Section
 
 __all__ = ["PEERS", "by_latency"]
@@ -16,7 +17,8 @@ Row = dict[str, Any]
 _RATIOS = {
     "cold_raw_vs_best": "raw bytes, cold: samples/s, ours ÷ best peer",
     "warm_raw_vs_best": "raw bytes, warm: samples/s, ours ÷ best peer",
-    "decoded_vs_best": "decoded to 224²: samples/s a core, ours ÷ best peer",
+    "decoded_vs_best": "decoded to 224²: samples a second of processor time, ours ÷ best peer",
+    "decoded_wall_vs_best": "decoded to 224²: samples/s, ours ÷ best peer",
     "first_batch_vs_best": "time to the first batch, ours ÷ best peer",
 }
 
@@ -28,23 +30,18 @@ def by_latency(value: object) -> dict[str, float]:
     return {"all": float(value)} if isinstance(value, int | float) else {}
 
 
-def _rows(figures: Figures) -> tuple[list[Row], list[Row]]:
-    """Those that were measured, and those that failed."""
-    rows: list[Row] = figures["rows"]
-    return [row for row in rows if not row.get("error")], [row for row in rows if row.get("error")]
+def _groups(figures: Figures) -> dict[tuple[str, float | None], list[Row]]:
+    """The rows that were measured, by kind and latency; None is the local drive."""
+    found: dict[tuple[str, float | None], list[Row]] = {}
+    for row in figures["rows"]:
+        if row["samples_s"] is not None:
+            found.setdefault((row["kind"], row["latency_ms"]), []).append(row)
+    return dict(sorted(found.items(), key=_place))
 
 
-def _groups(rows: Sequence[Row]) -> dict[tuple[str, float], list[Row]]:
-    """By kind and latency."""
-    found: dict[tuple[str, float], list[Row]] = {}
-    for row in rows:
-        found.setdefault((row["kind"], row["latency_ms"] or 0), []).append(row)
-    return dict(sorted(found.items(), key=lambda pair: (pair[0][0] != "raw", pair[0])))
-
-
-def _spread(row: Row) -> Sequence[float] | None:
-    spread = row.get("spread")
-    return spread.get("samples_s") if isinstance(spread, dict) else spread
+def _place(group: tuple[tuple[str, float | None], object]) -> tuple[bool, str, float]:
+    (kind, latency_ms), _ = group
+    return kind != "raw", kind, math.inf if latency_ms is None else latency_ms
 
 
 _COLUMNS = {
@@ -53,76 +50,109 @@ _COLUMNS = {
     "peak_rss_mb": "peak memory, MB",
     "gets": "GETs",
     "bytes_ratio": "bytes ÷ data set",
-    "shuffle_quality": "shuffle",
+    "shuffle_distance": "shuffle distance",
     "resume_s": "resume, s",
 }
 
 
 def _body(figures: Figures) -> str:
-    measured, failed = _rows(figures)
     told = []
-    for (kind, latency_ms), rows in _groups(measured).items():
+    for (kind, latency_ms), rows in _groups(figures).items():
         shown = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows)]
         rows.sort(key=lambda row: (row["epoch"], -row["samples_s"]))
         cells = [
-            [_bold(row), row["layout"], row["epoch"], str(row.get("workers", "–")),
-             ranged(row["samples_s"], _spread(row)), *(row.get(key) for key in shown)]
+            [_title(row), row["layout"], row["epoch"], str(row.get("workers", "–")), _ranged(row, "samples_s"),
+             *(_ranged(row, key) for key in shown)]
             for row in rows
         ]  # fmt: skip
         titles = ["", "format", "epoch", "workers", "samples/s (extremes)", *(_COLUMNS[key] for key in shown)]
         told += [f"**{kind.capitalize()}, {_where(latency_ms)}:**", table(titles, cells, num_left=3)]
-    ratios = [
-        [what, *(f"{name}: {number(value)}" for name, value in by_latency(figures.get(key)).items())]
-        for key, what in _RATIOS.items()
+    told += ["**Ours against the best peer:**", bulleted(_ratios(figures))]
+    measured = [row for row in figures["rows"] if row["samples_s"] is not None]
+    remarks = [
+        (f"{_name(row)}", str(remark))
+        for row in measured
+        for remark in (row.get("note"), row.get("resume"), _fault(row))
+        if remark
     ]
-    told += ["Ours against the best peer" + (", by latency in ms:" if any(len(row) > 2 for row in ratios) else ":")]
-    told.append("\n".join(f"- {row[0]}: {', '.join(row[1:]) or 'not measured'}" for row in ratios))
-    notes = dict.fromkeys((row["peer"], row["note"]) for row in measured if row.get("note"))
-    if notes:
-        told.append("\n".join(f"- {peer}: {note}" for peer, note in notes))
-    if failed:
-        errors = dict.fromkeys((row["peer"], row["layout"], str(row["error"])) for row in failed)
-        told += ["**What did not run, and what it said:**", table(["", "format", "error"], errors, num_left=3)]
+    if remarks:
+        told += ["**Remarks:**", bulleted(dict.fromkeys(remarks))]
+    errors = dict.fromkeys(
+        (row.get("title", row["peer"]), row["layout"], f"{row['kind']}, {row['epoch']}", str(row["error"]))
+        for row in figures["rows"]
+        if row.get("error")
+    )
+    if errors:
+        told += ["**What did not run, and what it said:**", table(["", "format", "", "error"], errors, num_left=4)]
     return "\n\n".join(told)
 
 
-def _bold(row: Row) -> str:
-    return f"**{row['peer']}**" if _is_ours(row) else str(row["peer"])
+def _ratios(figures: Figures) -> list[tuple[str, str]]:
+    """What is compared, and how it came out."""
+    found = []
+    for key, what in _RATIOS.items():
+        values = by_latency(figures.get(key))
+        told = ", ".join(
+            f"{number(value)}{'' if name == 'all' else f' at {name} ms'}" for name, value in values.items()
+        )
+        best = figures.get("best", {}).get(key)
+        found.append((what, (told or "not measured") + (f" (the best: {best})" if best and told else "")))
+    return found
+
+
+def _fault(row: Row) -> str | None:
+    """What was wrong with what it delivered."""
+    told = f"delivered {row['fault']}" if row.get("fault") else None
+    if row.get("complete") is False:
+        told = f"{told}; cut short" if told else "cut short: it took too long"
+    return f"{told} ({row['kind']}, {row['epoch']}, {_where(row['latency_ms'])})" if told else None
+
+
+def _ranged(row: Row, key: str) -> str:
+    return ranged(row.get(key), row.get("spread", {}).get(key))
+
+
+def _title(row: Row) -> str:
+    return f"**{_name(row)}**" if _is_ours(row) else _name(row)
+
+
+def _name(row: Row) -> str:
+    return "ours" if _is_ours(row) else str(row.get("title", row["peer"]))
+
+
+def _label(row: Row) -> str:
+    return f"{_name(row)}, {row['layout']}"
 
 
 def _is_ours(row: Row) -> bool:
     return str(row["peer"]).startswith("ours")
 
 
-def _where(latency_ms: float) -> str:
-    return f"{number(latency_ms)} ms" if latency_ms else "no latency"
+def _where(latency_ms: float | None) -> str:
+    return "local drive" if latency_ms is None else f"{number(latency_ms)} ms"
 
 
 def _plot(figures: Figures, file: Path) -> None:
-    measured, _ = _rows(figures)
-    groups = _groups(measured)
-    kinds = list(dict.fromkeys(kind for kind, _ in groups))
-    latencies = sorted({latency_ms for _, latency_ms in groups})
-    names = list(dict.fromkeys(row["peer"] for row in sorted(measured, key=lambda row: not _is_ours(row))))
-    ours = {row["peer"] for row in measured if _is_ours(row)}
-    num_panels = len(kinds) * len(latencies)
-    figure, panels = canvas(num_panels, height=(0.36 * len(names) + 0.9) * len(kinds), num_rows=len(kinds))
-    for place, axes in enumerate(panels):
-        kind, latency_ms = kinds[place // len(latencies)], latencies[place % len(latencies)]
-        rows = groups.get((kind, latency_ms), [])
-        series = []
-        for epoch, looks in (("cold", (OURS, OTHERS)), ("warm", (OURS_PALE, OTHERS_PALE))):
-            best = {name: _best(rows, name, epoch) for name in names}
-            series.append((epoch, list(best.values()), [looks[name not in ours] for name in names]))
-        bars(axes, names, series, title=f"{kind}, {_where(latency_ms)}", unit="samples/s (logarithmic)", log=bool(rows))
-        if place % len(latencies):
+    groups = {pair: rows for pair, rows in _groups(figures).items() if pair[1] is not None}
+    labels = {_label(row): _is_ours(row) for rows in groups.values() for row in rows}
+    names = sorted(labels, key=lambda name: not labels[name])
+    num_rows = -(-len(groups) // 2)
+    figure, panels = canvas(len(groups), height=(0.34 * len(names) + 1.0) * num_rows, num_rows=num_rows)
+    for place, (axes, ((kind, latency_ms), rows)) in enumerate(zip(panels, groups.items(), strict=True)):
+        series = [
+            (epoch, [_best(rows, name, epoch) for name in names], [looks[not labels[name]] for name in names])
+            for epoch, looks in (("cold", (OURS, OTHERS)), ("warm", (OURS_PALE, OTHERS_PALE)))
+        ]
+        bars(axes, names, series, title=f"{kind}, {_where(latency_ms)}", unit="samples/s (logarithmic)", log=True)
+        if place % -(-len(panels) // num_rows):
             axes.set_yticklabels([])
     figure.suptitle("dark: cold, pale: warm; the better number of workers", fontsize=8.5, x=0.01, ha="left")
     save(figure, file)
 
 
-def _best(rows: Sequence[Row], name: str, epoch: str) -> float | None:
-    return max((row["samples_s"] for row in rows if (row["peer"], row["epoch"]) == (name, epoch)), default=None)
+def _best(rows: Sequence[Row], label: str, epoch: str) -> float | None:
+    found = (row["samples_s"] for row in rows if (_label(row), row["epoch"]) == (label, epoch))
+    return max(found, default=None)
 
 
 def _latency(figures: Figures) -> str:
