@@ -165,8 +165,9 @@ PEERS = Section(
     "peers",
     "Other loaders, on the same work",
     "The same photographs from the same server behind the same latency, each loader in a virtual environment of its "
-    "own, in the format and with the settings that its documentation names as best. Loaders take turns; all have to "
-    "deliver the same samples. Those that do not run have their exact error here.",
+    "own, in the format and with the settings that its documentation names as best. Every epoch is a fresh process; "
+    "loaders take turns in every round. GETs and bytes are counted on the wire. Every picture that comes is checked: "
+    "its bytes, none twice, none missing. Those that do not run have their exact error here.",
     _latency,
     "cold: nothing kept; warm: what the loader itself kept from the epoch before",
     _body,
