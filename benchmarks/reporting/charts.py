@@ -29,6 +29,7 @@ __all__ = [
     "below",
     "canvas",
     "legend",
+    "legend_under",
     "named",
     "plain",
     "save",
@@ -131,7 +132,7 @@ def _power(value: float) -> str:
     for power, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")):
         if value >= power:
             return f"{value / power:g}{letter}"
-    return f"{value:.10f}".rstrip("0") if value >= 1e-5 else f"{value:g}"
+    return f"{value:.10f}".rstrip("0") if value >= 0.99e-6 else f"{value:g}"
 
 
 def named(axes: Axes, *, title: str, x: str, y: str) -> None:
@@ -144,6 +145,11 @@ def named(axes: Axes, *, title: str, x: str, y: str) -> None:
 def legend(axes: Axes, *, place: Place = "best") -> None:
     """The legend, without a frame."""
     axes.legend(loc=place, fontsize=_FONT - 1, frameon=False)
+
+
+def legend_under(axes: Axes) -> None:
+    """The legend under the panel, where lines leave no room in it."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=_FONT - 1, frameon=False, ncols=2)
 
 
 def below(figure: Figure, axes: Axes) -> None:

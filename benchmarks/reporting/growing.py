@@ -14,6 +14,7 @@ from benchmarks.reporting.charts import (
     bars,
     canvas,
     legend,
+    legend_under,
     named,
     plain,
     save,
@@ -167,8 +168,21 @@ def _ranged(row: dict[str, Any], key: str) -> str:
     return ranged(row[key], row.get("spread", {}).get(key))
 
 
+_SHOWN = {
+    "open_s": "open",
+    "shuffle_s": "shuffle, first batch",
+    "seek_s": "seek",
+    "resume_s": "resume",
+    "batch_s": "a batch after it",
+    "first_batch_s": "first batch",
+    "cpu_s_per_1000": "CPU of 1,000 samples",
+    "mb_s": "MB/s",
+    "samples_s": "samples/s",
+}
+
+
 def _scale_plot(figures: Figures, file: Path) -> None:
-    figure, panels = canvas(4, height=6.2, num_rows=2)
+    figure, panels = canvas(4, height=7.0, num_rows=2)
     slopes = figures["slopes"]
     colours = (OURS, OURS_PALE, "#009E73", "#CC79A7", "#D55E00")
     drawn: tuple[tuple[str, str, Sequence[str], str, str], ...] = (
@@ -184,17 +198,20 @@ def _scale_plot(figures: Figures, file: Path) -> None:
         for (name, key), colour, marker in zip(lines, colours, "osD^v", strict=False):
             rows = series[name]
             slope = slopes[name][key]["all"]
-            label = name.partition(", ")[2] or key
+            label = name.partition(", ")[2] or _SHOWN[key]
             told = f"{label}, slope {slope:+.2f}" if slope is not None else label
             axes.plot(
                 [row[size] for row in rows], [row[key] for row in rows], color=colour, marker=marker, markersize=4,
                 label=told,
             )  # fmt: skip
-        axes.set_xscale("log")
+        axes.set_xscale("log", base=2 if kind == "nodes" else 10)
         axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        if high < 10 * low:  # what does not grow has little to show; a decade has ticks
+            axes.set_ylim(low / 3, high * 3)
         plain(axes, "x", "y")
         named(axes, title="", x=x, y=y)
-        legend(axes)
+        legend_under(axes)
     save(figure, file)
 
 
