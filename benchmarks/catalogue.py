@@ -110,7 +110,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(
         "shuffle_quality",
         "shuffle_quality",
-        1,
+        0.2,
         "rows[].window_shards rows[].default rows[].sorted_distance rows[].random_distance rows[].same_shard "
         "share_of_shards options",
     ),
