@@ -31,5 +31,5 @@ FORERUNNERS = Section(
     "as the tables say",
     _body,
     _plot,
-    "Heat map: median time to load a batch over workers and requests in flight",
+    "Heat map: objects a second over worker processes and requests in flight",
 )
