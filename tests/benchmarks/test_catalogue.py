@@ -15,6 +15,11 @@ def test_every_benchmark_exists_and_has_a_section() -> None:
     assert set(names) <= {section.name for section in SECTIONS}
 
 
+def test_every_program_has_a_tiny_run() -> None:
+    tiny = {benchmark.module for benchmark in BENCHMARKS if benchmark.quick is not None}
+    assert tiny == {benchmark.module for benchmark in BENCHMARKS}
+
+
 def test_what_is_typed() -> None:
     train = next(benchmark for benchmark in BENCHMARKS if benchmark.name == "remote_vs_local.train")
     assert train.command(train.arguments) == ["-m", "benchmarks.remote_vs_local", "--step", "train"]

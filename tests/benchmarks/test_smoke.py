@@ -74,7 +74,8 @@ async def test_without_a_gpu_one_that_needs_it_has_to_say_so(monkeypatch: pytest
 def test_the_exit_status_tells(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     two = Benchmark("two", "two", 1, "speedup")
     FakePrograms(monkeypatch, Ended(0, ""), GOOD)
-    assert smoke.main([], benchmarks=[ONE, two]) == 0
+    same = Benchmark("same", "two", 1, "another", quick=None)
+    assert smoke.main([], benchmarks=[ONE, two, same]) == 0
     assert "2 benchmarks" in capsys.readouterr().out
     FakePrograms(monkeypatch, Ended(1, "KeyError: 'x'"), None)
     assert smoke.main(["--only", "two"], benchmarks=[ONE, two]) == 1
