@@ -56,8 +56,8 @@ PEERS = Benchmark(
     "rows[].peer rows[].layout rows[].kind rows[].epoch rows[].latency_ms rows[].samples_s rows[].cpu_s_per_1000 "
     "rows[].peak_rss_mb rows[].first_batch_s rows[].gets rows[].bytes_ratio rows[].error cold_raw_vs_best "
     "warm_raw_vs_best decoded_vs_best first_batch_vs_best other_programs_share",
-    # Those that need no environment of their own.
-    quick=("--quick", "--peer", "ours", "--peer", "local_files"),
+    # The others need environments of their own.
+    quick=("--quick", "--peer", "ours"),
 )
 FORERUNNERS = Benchmark(
     "forerunners",
