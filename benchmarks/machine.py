@@ -6,6 +6,7 @@ import os
 import platform
 import resource
 import tempfile
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter, process_time
@@ -27,13 +28,14 @@ _PACKAGES = ("concurrent-loader", "torch", "torchvision", "torchcodec", "numpy",
 
 
 def describe_machine() -> dict[str, object]:
-    """Processor, cores, memory, operating system, and the load of the last minute."""
+    """Processor, cores, memory, operating system, the load of the last minute, and what time it is."""
     return {
         "cpu": cpu_name(),
         "num_cores": num_cores(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "system": platform.platform(terse=True),
         "load_before": load_before(),
+        "measured_at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
 
 
