@@ -1,4 +1,4 @@
-"""Beside our forerunners: ``python -m benchmarks.forerunners [--json FILE] [--quick]``; six minutes on two cores.
+"""Beside our forerunners: ``python -m benchmarks.forerunners [--json FILE] [--quick]``; five minutes on two cores.
 
 The tables of those who were there before, measured again with our loader in their place, and beside the figures that
 they published: ConcurrentDataloader (`benchmarks.layers`, `benchmarks.in_flight_map`), datadings
@@ -40,7 +40,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -58,8 +58,9 @@ from benchmarks.forerunners_figures import compared, heat_map, layer_rows, remot
 from benchmarks.forerunners_report import markdown
 from benchmarks.fresh_process import cpu_of_fresh_processes_s, in_fresh_process
 from benchmarks.in_flight_map import Cell, CellEpoch, measure_cell
-from benchmarks.layers import CASES, Case, Epoch, Where, measure_layer, order_of
+from benchmarks.layers import CASES, Case, Epoch, measure_layer
 from benchmarks.machine import Bystanders, describe_machine, versions
+from benchmarks.photo_places import Where, order_of
 from benchmarks.photos import CLASSES, PhotoFolder, make_photos
 from benchmarks.published import DIFFERENCES
 from benchmarks.sequential import READERS, Reading, measure_reading
@@ -93,15 +94,15 @@ class Load:
         latency_ms: To the first byte.
     """
 
-    num_photos: int = 960
-    num_slow: int = 64
+    num_photos: int = 256
+    num_slow: int = 32
     num_rounds: int = 5
-    batch_size: int = 32
+    batch_size: int = 16
     num_workers: int = 2
     in_flight: int = 16
-    map_workers: tuple[int, ...] = (0, 1, 2)
+    map_workers: tuple[int, ...] = (0, 2)
     map_in_flight: tuple[InFlight, ...] = (1, 4, 16, 64, "auto")
-    reading_s: float = 0.5
+    reading_s: float = 0.2
     latency_ms: int = 30
 
     def limit(self, case: Case) -> int | None:
@@ -111,9 +112,9 @@ class Load:
         return self.num_slow * (1 if case.layer in ("store", "data set") else self.num_workers)
 
     def map_limit(self, cell: Cell) -> int:
-        """How many objects a cell reads: for about a second, until the processors are the limit."""
+        """How many objects a cell reads: for half a second or so, until the processors are the limit."""
         at_once = 64 if cell.in_flight == "auto" else cell.in_flight
-        return min(self.num_photos, 32 * max(1, cell.workers) * min(16, at_once))
+        return min(self.num_photos, 16 * max(1, cell.workers) * min(16, at_once))
 
 
 FULL = Load()
@@ -264,11 +265,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.forerunners", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it works")
+    parser.add_argument("--rounds", type=int, help=f"of everything (default {FULL.num_rounds})")
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds is at least 1")
+    load = QUICK if options.quick else FULL
+    load = replace(load, num_rounds=options.rounds or load.num_rounds)
 
     def run() -> None:
         console = Console()
-        figures = run_benchmark(QUICK if options.quick else FULL, console)
+        figures = run_benchmark(load, console)
         console.print(Markdown(markdown(figures)))
         if options.json is not None:
             options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

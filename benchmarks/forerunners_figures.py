@@ -186,10 +186,13 @@ def _of_datadings(figures: Figures) -> dict[str, str]:
 def _of_zolnouri(figures: Figures) -> dict[str, str]:
     found = figures["pipelines"]
     return {
-        name: ", ".join(f"{found[f'{name}_change_{many}']:+.0%} with {many} augmentations" for many in ("few", "many"))
-        + f" (device: {found['device']})"
+        name: ", ".join(_change(found, name, many) for many in ("few", "many")) + f" (device: {found['device']})"
         for name in ("reader", "device")
     }
+
+
+def _change(found: Figures, name: str, many: str) -> str:
+    return f"{found[f'{name}_change_{many}']:+.0%} with {many} augmentations".replace("-", "−")
 
 
 def _of_l3(figures: Figures) -> dict[str, str]:

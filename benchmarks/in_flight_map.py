@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.delivery import Delivery
-from benchmarks.layers import Where, order_of
 from benchmarks.machine import cpu_of_tree_s
+from benchmarks.photo_places import Where, order_of
 from benchmarks.photos import CLASSES
 from benchmarks.timed_photos import Samples, TimedPhotosAsync, collate_timed
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset
@@ -27,7 +27,7 @@ __all__ = ["Cell", "CellEpoch", "measure_cell"]
 
 _BATCH = 16
 _ASKED_FOR = 256  # items at once where "auto" decides how many of them become requests
-_LEARNING = 256  # items a process for "auto" to learn from
+_LEARNING = 192  # items a process for "auto" to learn from
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 from benchmarks.delivery import Delivery
 from benchmarks.machine import cpu_of_tree_s
 from benchmarks.memory import peak_rss_bytes, start_peak_rss
+from benchmarks.photo_places import Where, order_of
 from benchmarks.photos import CLASSES
 from benchmarks.side import workers_rss
 from benchmarks.timed_photos import (
@@ -47,7 +48,7 @@ from benchmarks.training import INPUT_SIZE, Trainer, augmentation
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, ShardDataset
 from storage.stores import open_store
 
-__all__ = ["CASES", "Case", "Epoch", "Layer", "Place", "Where", "measure_layer", "order_of"]
+__all__ = ["CASES", "Case", "Epoch", "Layer", "Place", "measure_layer"]
 
 Place = Literal["local", "s3"]
 Layer = Literal["store", "data set", "loader", "training"]
@@ -87,51 +88,18 @@ _SIDES: dict[Place, tuple[Side, ...]] = {
     "local": ("vanilla", "threads", "shards"),
     "s3": ("vanilla", "threads", "coroutines", "objects", "shards"),
 }
-_LAYERS: tuple[Layer, ...] = ("data set", "loader", "training")
+_TRAINED: tuple[Side, ...] = ("vanilla", "threads", "shards")  # a step takes so long that the others add nothing new
 CASES = tuple(
     case
     for place, sides in _SIDES.items()
     for case in (
         Case(place, "store", "vanilla"),
         Case(place, "store", "our store"),
-        *(Case(place, layer, side) for layer in _LAYERS for side in sides),
+        *(Case(place, "data set", side) for side in sides),
+        *(Case(place, "loader", side) for side in sides),
+        *(Case(place, "training", side) for side in _TRAINED),
     )
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """Where everything is.
-
-    Attributes:
-        root: The image folder.
-        names: Of the pictures below it, sorted; their place is their number.
-        labels: Their classes.
-        local_shards: Shards on the local drive.
-        bucket: Its name.
-        options: That lead to it by way of the latency, as for `storage.open_store`.
-        objects: Prefix of the pictures in the bucket.
-        shards: Prefix of the shards in the bucket.
-    """
-
-    root: str
-    names: tuple[str, ...]
-    labels: tuple[int, ...]
-    local_shards: str
-    bucket: str
-    options: Mapping[str, str] = field(repr=False)  # has the secret key
-    objects: str = "objects"
-    shards: str = "shards"
-
-    @property
-    def objects_url(self) -> str:
-        """Of the pictures in the bucket."""
-        return f"s3://{self.bucket}/{self.objects}"
-
-    @property
-    def shards_url(self) -> str:
-        """Of the shards in the bucket."""
-        return f"s3://{self.bucket}/{self.shards}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +125,6 @@ class Epoch:
     load_s: list[float]
     cpu_s: float
     peak_rss_mb: float
-
-
-def order_of(num_samples: int, limit: int | None) -> list[int]:
-    """The numbers in the order in which all sides that go by item read them; a limit takes the first ones."""
-    order: list[int] = torch.randperm(num_samples, generator=torch.Generator().manual_seed(0)).tolist()
-    return order[:limit]
 
 
 def measure_layer(

@@ -49,22 +49,22 @@ PUBLISHED: tuple[Published, ...] = (
     ),
     Published(
         "concurrent_dataloader", "of_vanilla_local", "theirs from S3 ÷ vanilla from the local drive",
-        "67 %", _CONCURRENT,
+        "67%", _CONCURRENT,
     ),
     Published(
         "concurrent_dataloader", "of_own_local", "theirs from S3 ÷ theirs from the local drive",
-        "43 %", _CONCURRENT,
+        "43%", _CONCURRENT,
     ),
     Published(
         "concurrent_dataloader", "of_in_flight", "requests a second ÷ (requests in flight ÷ latency)",
-        "74 %", _CONCURRENT,
+        "74%", _CONCURRENT,
     ),
     Published(
         "datadings", "sequential", "samples/s in order: a folder of files, their format", "500, 20,000", _DATADINGS
     ),
     Published("datadings", "first_sample", "seconds to the first sample: folder, format", "7, 0.7", _DATADINGS),
-    Published("zolnouri", "reader", "epoch time with a binary reader instead of files", "−28 %", _ZOLNOURI),
-    Published("zolnouri", "device", "epoch time with that and augmentation on the GPU", "−40 %", _ZOLNOURI),
+    Published("zolnouri", "reader", "epoch time with a binary reader instead of files", "−28%", _ZOLNOURI),
+    Published("zolnouri", "device", "epoch time with that and augmentation on the GPU", "−40%", _ZOLNOURI),
     Published("l3", "decoding", "data preparation, lossless format ÷ PNG", "9.29×", _L3),
     Published("l3", "training", "training end to end, lossless format ÷ PNG", "1.71×", _L3),
 )  # fmt: skip

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.delivery import Delivery
-from benchmarks.layers import Where
 from benchmarks.machine import cpu_of_tree_s
 from benchmarks.memory import peak_rss_bytes, start_peak_rss
+from benchmarks.photo_places import Where
 from benchmarks.photos import CLASSES
 from benchmarks.side import workers_rss
 from benchmarks.timed_photos import FolderFiles, TimedBatch, TimedPhotos, collate_timed

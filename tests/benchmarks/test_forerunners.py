@@ -8,10 +8,11 @@ import pytest
 
 from benchmarks.figures import check_same_samples
 from benchmarks.filling import put_objects
-from benchmarks.forerunners import FULL, QUICK, _expected
+from benchmarks.forerunners import FULL, QUICK, _expected, main
 from benchmarks.fresh_process import in_fresh_process
 from benchmarks.in_flight_map import Cell, measure_cell
-from benchmarks.layers import CASES, Case, Where, measure_layer, order_of
+from benchmarks.layers import CASES, Case, measure_layer
+from benchmarks.photo_places import Where, order_of
 from benchmarks.photos import CLASSES, PhotoFolder, make_photos
 from benchmarks.sequential import READERS, measure_reading
 from storage import ShardWriter
@@ -110,10 +111,16 @@ def test_slow_sides_read_a_part_and_all_others_everything():
     assert {case.place for case, limit in limits.items() if limit is not None} == {"s3"}
     assert limits[Case("s3", "loader", "vanilla")] == 2 * FULL.num_slow
     assert FULL.num_rounds >= 5
-    assert FULL.map_limit(Cell(0, 1)) == 32
-    assert FULL.map_limit(Cell(2, 4)) == 256
+    assert FULL.map_limit(Cell(0, 1)) == 16
+    assert FULL.map_limit(Cell(2, 4)) == 128
     assert FULL.map_limit(Cell(2, "auto")) == FULL.num_photos
     assert QUICK.map_limit(Cell(2, "auto")) == QUICK.num_photos
+
+
+def test_impossible_options(capsys):
+    with pytest.raises(SystemExit):
+        main(["--rounds", "0"])
+    assert "--rounds is at least 1" in capsys.readouterr().err
 
 
 def test_secrets_stay_out_of_what_is_said(where):
