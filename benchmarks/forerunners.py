@@ -119,7 +119,7 @@ class Load:
 
 FULL = Load()
 QUICK = Load(
-    num_photos=40, num_slow=8, num_rounds=1, batch_size=4, map_workers=(0, 2), map_in_flight=(4, "auto"), reading_s=0.05
+    num_photos=24, num_slow=4, num_rounds=1, batch_size=4, map_workers=(2,), map_in_flight=(4, "auto"), reading_s=0.05
 )
 
 

@@ -40,7 +40,7 @@ class Published:
 
 PUBLISHED: tuple[Published, ...] = (
     Published(
-        "concurrent_dataloader", "batch_load", "median time to load a batch from S3, vanilla ÷ theirs",
+        "concurrent_dataloader", "batch_load", "median time to load a batch from S3, vanilla ÷ the loader",
         "30.5 s ÷ 2.3–2.6 s = 11.6–13.4×", _CONCURRENT,
     ),
     Published(
@@ -48,11 +48,11 @@ PUBLISHED: tuple[Published, ...] = (
         "32–35, 333, 363", _CONCURRENT,
     ),
     Published(
-        "concurrent_dataloader", "of_vanilla_local", "theirs from S3 ÷ vanilla from the local drive",
+        "concurrent_dataloader", "of_vanilla_local", "the loader from S3 ÷ vanilla from the local drive",
         "67%", _CONCURRENT,
     ),
     Published(
-        "concurrent_dataloader", "of_own_local", "theirs from S3 ÷ theirs from the local drive",
+        "concurrent_dataloader", "of_own_local", "the loader from S3 ÷ the loader from the local drive",
         "43%", _CONCURRENT,
     ),
     Published(
