@@ -103,9 +103,13 @@ class Bystanders:
         self._busy_s = _busy_s()
         self._own_s = cpu_of_tree_s()
 
-    def share(self) -> float:
-        """Their share of all cores, 0 … 1."""
-        others_s = (_busy_s() - self._busy_s) - (cpu_of_tree_s() - self._own_s)
+    def share(self, *, also_own_s: float = 0.0) -> float:
+        """Their share of all cores, 0 … 1.
+
+        Args:
+            also_own_s: Processor seconds of processes that are not below this one, but not others' either.
+        """
+        others_s = (_busy_s() - self._busy_s) - (cpu_of_tree_s() - self._own_s) - also_own_s
         return max(0.0, others_s / ((perf_counter() - self._wall_s) * num_cores()))
 
 
