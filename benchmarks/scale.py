@@ -20,7 +20,8 @@ proportion.
 
 Times are medians over the rounds (``spread`` of a row has the extremes), after one round that is not counted; the page
 cache is warm. Each row that has ``rss_added_mb`` has a process of its own; that is the highest resident memory since
-the imports. ``load`` says how much was measured, ``machine`` and ``versions`` on what.
+the imports, of ``samples`` in the round that is not counted. ``load`` says how much was measured, ``machine`` and
+``versions`` on what. The tables in docs/order.md come from the JSON file; see `benchmarks.scale_tables`.
 """
 
 from __future__ import annotations
