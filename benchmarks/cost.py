@@ -1,6 +1,6 @@
 """GETs, bytes and dollars of a run at list prices, ours measured, others' computed.
 
-    python -m benchmarks.cost [--json FILE] [--quick] [--samples N] [--sample-bytes SIZE] [--epochs N]
+    python -m benchmarks.cost [--json FILE] [--quick] [--samples N] [--sample-bytes SIZE] [--epochs N] [--peers FILE]
 
 Ours: a data set of noise with samples of the size asked for is read by the real loader from a local S3 server, through
 a proxy that counts every request and byte on the wire; two epochs, as shards and as an object a sample, without a cache
@@ -8,7 +8,9 @@ and with one that holds everything. What was counted is scaled to the number of 
 ImageNet's: 1,281,167 of 110 KB, 90 epochs). Late requests are not doubled here (``hedge=None``): that adds 5 % of the
 requests at most.
 
-Others: by their documentation, at the least; see `benchmarks.access.computed`. Nothing of theirs was run.
+Others: by their documentation, at the least; see `benchmarks.access.computed`. Nothing of theirs is run here. With
+``--peers`` and the JSON file of the benchmark that runs them, what they were seen to ask for comes as well, scaled
+likewise; see `benchmarks.peer_access`.
 
 One node reads; several with caches of their own and groups to match ask for about the same in all (see
 `benchmarks.scale`), without them each for its part again. Prices are in `benchmarks.prices`, with their day and their
@@ -41,6 +43,7 @@ from benchmarks.access import Access, ChunkSizes, Measured, Workload, computed, 
 from benchmarks.bucket_requests import Requests
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.machine import describe_machine, versions
+from benchmarks.peer_access import peer_accesses
 from benchmarks.prices import PRICES, PRICES_AS_OF
 from benchmarks.synthetic import noise, write_noise
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, ShardDataset
@@ -187,8 +190,9 @@ def _dollars(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.4f}"
 
 
-def _run(load: Load, workload: Workload, sizes: ChunkSizes, file: Path | None) -> None:
+def _run(load: Load, workload: Workload, sizes: ChunkSizes, peers: Path | None, file: Path | None) -> None:
     console = Console()
+    seen = peer_accesses(json.loads(peers.read_text(encoding="utf-8")), workload) if peers is not None else []
     machine = describe_machine()
     with (
         tempfile.TemporaryDirectory(prefix="cost-benchmark-") as folder,
@@ -197,7 +201,7 @@ def _run(load: Load, workload: Workload, sizes: ChunkSizes, file: Path | None) -
     ):
         measured = measure(load, workload.sample_bytes, server, Path(folder), on_side=progress.advance)
     ours = [scaled(one, workload, per_object="object" in one.system) for one in measured]
-    rows = [priced(access, workload.num_epochs) for access in (*ours, *computed(workload, sizes))]
+    rows = [priced(access, workload.num_epochs) for access in (*ours, *seen, *computed(workload, sizes))]
     _show(rows, workload, console)
     if file is not None:
         report = {
@@ -222,6 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=1_281_167, help="of the data set; default ImageNet's")
     parser.add_argument("--sample-bytes", default="110KB", help="of each, default 110KB")
     parser.add_argument("--epochs", type=int, default=90, help="of a run, default 90")
+    parser.add_argument("--peers", type=Path, metavar="FILE", help="figures of benchmarks.peers, to be counted as well")
     defaults = ChunkSizes()
     for name in ("webdataset", "mds", "litdata"):
         default = str(getattr(defaults, f"{name}_bytes"))
@@ -241,9 +246,12 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     if min(options.samples, options.epochs, sample_bytes, *chunks) < 1:
         parser.error("all numbers are at least 1")
+    if options.peers is not None and not options.peers.is_file():
+        Console(stderr=True).print(f"no figures of peers: there is no file {options.peers}", highlight=False)
+        options.peers = None
     workload = Workload(options.samples, sample_bytes, options.epochs)
     load = QUICK if options.quick else FULL
-    return ends_with_one_line(lambda: _run(load, workload, ChunkSizes(*chunks), options.json))
+    return ends_with_one_line(lambda: _run(load, workload, ChunkSizes(*chunks), options.peers, options.json))
 
 
 if __name__ == "__main__":

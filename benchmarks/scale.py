@@ -20,7 +20,8 @@ proportion.
 
 Times are medians over the rounds (``spread`` of a row has the extremes), after one round that is not counted; the page
 cache is warm. Each row that has ``rss_added_mb`` has a process of its own; that is the highest resident memory since
-the imports. ``load`` says how much was measured, ``machine`` and ``versions`` on what.
+the imports, of ``samples`` in the round that is not counted. ``load`` says how much was measured, ``machine`` and
+``versions`` on what. The tables in docs/order.md come from the JSON file; see `benchmarks.scale_tables`.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Load:
         most_samples: Of any data set that is really written.
         num_rounds: That are counted.
         photo_bytes: Of a sample where only a manifest is written.
+        own_processes: Whether each row that has ``rss_added_mb`` has a process of its own; starting them takes seconds.
     """
 
     samples: tuple[int, ...]
@@ -96,6 +98,7 @@ class Load:
     global_batch_size: int = 4096
     node_samples_s: float = 20_000.0
     photo_bytes: int = 110_000
+    own_processes: bool = True
 
     @property
     def num_points(self) -> int:
@@ -124,6 +127,7 @@ QUICK = Load(
     sample_series_bytes=200_000,
     most_samples=1_000,
     num_rounds=1,
+    own_processes=False,
 )
 
 
@@ -131,6 +135,10 @@ def in_own_process(measure: Callable[..., T], *arguments: Any) -> T:
     """Calls a function in a process that has done nothing else."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(measure, *arguments).result()
+
+
+def _here(measure: Callable[..., T], *arguments: Any) -> T:
+    return measure(*arguments)
 
 
 def measure(load: Load, folder: Path, *, on_point: Callable[[], object] = lambda: None) -> dict[str, list[Row]]:
@@ -180,7 +188,8 @@ def measure(load: Load, folder: Path, *, on_point: Callable[[], object] = lambda
 def _opened(load: Load, num_samples: int, url: str) -> Row:
     manifest = synthetic_manifest(num_samples, load.photo_bytes)
     manifest_bytes = write_manifest(url, manifest)
-    point: OpenPoint = in_own_process(measure_opening, url, load.num_rounds)
+    run = in_own_process if load.own_processes else _here
+    point: OpenPoint = run(measure_opening, url, load.num_rounds)
     facts = {"num_samples": num_samples, "num_shards": len(manifest.shards), "manifest_bytes": manifest_bytes}
     times = {field.name: getattr(point, field.name) for field in fields(point) if field.name.endswith("_s")}
     return _rounded(
@@ -196,7 +205,8 @@ def _opened(load: Load, num_samples: int, url: str) -> Row:
 def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes: int) -> Row:
     manifest = write_noise(url, num_samples=num_samples, sample_bytes=sample_bytes, shard_bytes=shard_bytes)
     batch_size = min(256, max(1, num_samples // 16))
-    point: ReadPoint = in_own_process(measure_reading, url, batch_size, load.num_rounds)
+    run = in_own_process if load.own_processes else _here
+    point: ReadPoint = run(measure_reading, url, batch_size, load.num_rounds)
     return _rounded(
         {
             "num_shards": len(manifest.shards),

@@ -168,7 +168,7 @@ class ShardDataset(BucketDataset):
     @property
     def unit_sizes(self) -> npt.NDArray[np.int64]:
         """(num_shards,): the shards' sizes in bytes."""
-        return np.array([shard.size for shard in self.manifest.shards], np.int64)
+        return self.manifest.table.sizes
 
     async def reading(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Reads several samples at once; for use on `loop`."""

@@ -20,6 +20,7 @@ from concurrent_loader.device import check_pinning, device_codecs, has_stage, re
 from concurrent_loader.device_batches import DeviceBatches
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
 from concurrent_loader.errors import LoaderTimeout
+from concurrent_loader.grouping import say_if_ranks_share_shards
 from concurrent_loader.patience import Patience, describe
 from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions, PlanState
@@ -79,8 +80,9 @@ class ConcurrentDataLoader:
         pin_memory: Put batches into page-locked memory; the default when ``device`` is a CUDA device.
         rank: Of this process; torch.distributed's when it is initialised, else 0.
         world_size: Number of processes that share each epoch; torch.distributed's when it is initialised, else 1.
-        groups: Into how many parts an epoch's shards are divided, each for some of the ranks. The order depends on it,
-            so keep it when the number of nodes changes; a multiple of the number of nodes is best.
+        groups: Into how many parts an epoch's shards are divided, each for some of the ranks; 8 by default when
+            shuffling, else 1. The order depends on it, so keep it when the number of nodes changes. A multiple of the
+            number of nodes is best; with more of them than the default has groups, a warning says so.
         shuffle_window: How far a sample may move from its shard's place, as a size or a number of samples. It bounds
             what must be at hand at once.
         num_threads: For reading, decoding and transforming; the number of usable cores by default. With workers: of
@@ -197,7 +199,9 @@ class ConcurrentDataLoader:
         self._num_batches = self._num_samples = 0
         self._first_batch_s = 0.0
         self._newest: object = None
-        self._plan(0)  # complains now about what cannot work
+        plan = self._plan(0)  # complains now about what cannot work
+        if groups is None:
+            say_if_ranks_share_shards(dataset, plan, rank=self.rank, world_size=self.world_size)
         self._workers: WorkerProcesses | None = None
         if num_workers:
             job = Job(

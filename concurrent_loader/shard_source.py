@@ -106,8 +106,9 @@ class ShardSource:
         now, then = (each.uses(world_size) for each in (plan, replace(plan, epoch=(plan.epoch + 1) % 2**64)))
         # Of shards that a view has nothing of, it knows nothing: another one may be reading them.
         used = np.flatnonzero(np.diff(self._bounds))
+        digests = self._reader.manifest.table.digests
         return UseSchedule(
-            names=[self._shards[unit].digest for unit in used.tolist()],
+            names=[digests[unit] for unit in used.tolist()],
             first_step=now.first_step[used],
             last_step=now.last_step[used],
             next_step=then.first_step[used] + plan.max_steps,

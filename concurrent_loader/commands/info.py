@@ -61,7 +61,7 @@ async def _load(store: Store, snapshot: int | None) -> tuple[Manifest, list[int]
 
 
 def _facts(url: str, manifest: Manifest, snapshots: list[int]) -> dict[str, Any]:
-    sizes = [shard.size for shard in manifest.shards]
+    sizes = manifest.table.sizes.tolist()
     return {
         "url": url,
         "snapshot": manifest.snapshot,
@@ -71,7 +71,7 @@ def _facts(url: str, manifest: Manifest, snapshots: list[int]) -> dict[str, Any]
         "format_version": manifest.format_version,
         "num_samples": manifest.num_samples,
         "num_bytes": manifest.num_bytes,
-        "payload_bytes": sum(shard.payload_bytes for shard in manifest.shards),
+        "payload_bytes": int(manifest.table.payload_bytes.sum()),
         "num_shards": len(sizes),
         "shard_bytes": {"min": min(sizes), "mean": sum(sizes) // len(sizes), "max": max(sizes)} if sizes else None,
         "num_bundles": len(manifest.bundles),

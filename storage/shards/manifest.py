@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import xxhash
@@ -19,6 +20,7 @@ import xxhash
 from storage.errors import AlreadyExists, CommitConflict, ConfigurationError, FormatError, NotFound
 from storage.fetch import FetchEngine, RetryPolicy
 from storage.shards.manifest_rules import check_manifest
+from storage.shards.shard_table import ShardEntry, ShardTable, shard_key
 from storage.shards.uploading import Uploader
 from storage.stores.protocol import Buffer, Store
 
@@ -44,29 +46,6 @@ MAX_SNAPSHOT = 9_999_999_999
 
 _HEADER = struct.Struct("<8sIIQQ")  # magic, version, flags, bytes of the body, xxh3_64 of the body
 _KEY = re.compile(r"manifests/(\d{10})\.clm\Z")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardEntry:
-    """One shard as the manifest pins it.
-
-    Attributes:
-        key: Below the dataset's URL.
-        size: Of the whole file, in bytes.
-        num_samples: In it.
-        tail_start: Where payload ends and columns, index and footer begin: one range GET brings the rest.
-        digest: xxh3_128 of the file, 32 hex digits.
-        chunk_digests: xxh3_64 of every piece of the 8 MiB grid.
-        payload_bytes: Sum of the payload values' lengths.
-    """
-
-    key: str
-    size: int
-    num_samples: int
-    tail_start: int
-    digest: str
-    chunk_digests: tuple[int, ...]
-    payload_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +78,7 @@ class Manifest:
     Attributes:
         snapshot: 1 for the first, then one more with each commit.
         schema: Column name → type, in the columns' order.
-        shards: In the order of the samples.
+        shards: In the order of the samples; a `ShardTable` where it was read, or a tuple.
         bundles: By first sample; they do not overlap and need not cover every sample.
         statistics: Column name → facts about its values (`storage.shards.statistics`).
         metadata: Free-form JSON; an importer keeps class names under ``classes``.
@@ -109,7 +88,7 @@ class Manifest:
 
     snapshot: int
     schema: dict[str, str]
-    shards: tuple[ShardEntry, ...] = ()
+    shards: tuple[ShardEntry, ...] | ShardTable = ()
     bundles: tuple[BundleEntry, ...] = ()
     statistics: dict[str, dict[str, int | float | None]] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -117,14 +96,23 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     @cached_property
+    def table(self) -> ShardTable:
+        """The shards, a column a field: for whoever looks at all of them.
+
+        Raises:
+            FormatError: A digest that is none, or a number beyond 64 bits.
+        """
+        return ShardTable.of(self.shards)
+
+    @cached_property
     def num_samples(self) -> int:
         """Of all shards."""
-        return sum(entry.num_samples for entry in self.shards)
+        return int(self.table.num_samples.sum())
 
     @cached_property
     def num_bytes(self) -> int:
         """Sum of the shards' sizes; bundles repeat what is in them and are not counted."""
-        return sum(entry.size for entry in self.shards)
+        return int(self.table.sizes.sum())
 
     @cached_property
     def digest(self) -> str:
@@ -135,11 +123,6 @@ class Manifest:
     def fingerprint(self) -> int:
         """63 bits of the digest: names the snapshot in loader states and seeds."""
         return int(self.digest[:16], 16) >> 1
-
-
-def shard_key(digest: str) -> str:
-    """Where a shard lies: content addressed, so concurrent writers cannot collide."""
-    return f"shards/{digest}.cls"
 
 
 def bundle_key(digest: str) -> str:
@@ -166,13 +149,13 @@ _Chunks = Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{16})*\Z")]
 _Key = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
-class _ShardBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ShardBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     key: _Key
     size: _Count
     num_samples: _Count
     tail_start: _Count
-    digest: _Digest
-    chunk_digests: _Chunks
+    digest: str  # these two the table checks, all at once: a pattern here took as long as all the rest
+    chunk_digests: str
     payload_bytes: _Count
 
 
@@ -197,15 +180,16 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_samples: _Count
     num_bytes: _Count
     columns: Annotated[list[_ColumnBody], msgspec.Meta(max_length=256)]  # a list: JSON objects have no order
-    shards: list[_ShardBody]
+    shards: msgspec.Raw  # a list of _ShardBody
     bundles: list[_BundleBody]
     statistics: dict[str, dict[str, int | float | None]]
     metadata: dict[str, Any]
 
 
-_BodyT = TypeVar("_BodyT", _ShardBody, _BundleBody)
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _DECODER = msgspec.json.Decoder(_Body)
+_SHARDS_DECODER = msgspec.json.Decoder(list[_ShardBody])
+_PIECE_BYTES = 256 * 1024  # of the list of shards, read at once: what they become stays in the processor's cache
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -222,8 +206,8 @@ def encode(manifest: Manifest) -> bytes:
             num_samples=manifest.num_samples,
             num_bytes=manifest.num_bytes,
             columns=[_ColumnBody(name, kind) for name, kind in manifest.schema.items()],
-            shards=[_to_body(_ShardBody, entry) for entry in manifest.shards],
-            bundles=[_to_body(_BundleBody, entry) for entry in manifest.bundles],
+            shards=msgspec.Raw(_ENCODER.encode(_shard_bodies(manifest.table))),
+            bundles=[_bundle_body(entry) for entry in manifest.bundles],
             statistics=manifest.statistics,
             metadata=manifest.metadata,
         )
@@ -242,6 +226,10 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
     body = _checked_body(memoryview(data).cast("B"), url)
     try:
         parsed = _DECODER.decode(body)
+        shards = _shard_table(memoryview(parsed.shards))
+    except FormatError as error:
+        error.locate(url=url)
+        raise
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise FormatError(f"the manifest's body is not what the format says: {error}", url=url) from error
     schema = {column.name: column.type for column in parsed.columns}
@@ -250,8 +238,8 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
     manifest = Manifest(
         snapshot=parsed.snapshot,
         schema=schema,
-        shards=tuple(ShardEntry(**_from_body(entry)) for entry in parsed.shards),
-        bundles=tuple(BundleEntry(**_from_body(entry)) for entry in parsed.bundles),
+        shards=shards,
+        bundles=tuple(_bundle_entry(body) for body in parsed.bundles),
         statistics=parsed.statistics,
         metadata=parsed.metadata,
         parent=parsed.parent,
@@ -286,15 +274,66 @@ def _checked_body(data: memoryview, url: str | None) -> memoryview:
     return body
 
 
-def _to_body(kind: type[_BodyT], entry: ShardEntry | BundleEntry) -> _BodyT:
-    values = {name: getattr(entry, name) for name in kind.__struct_fields__}
-    return kind(**{**values, "chunk_digests": "".join(f"{digest:016x}" for digest in entry.chunk_digests)})
+def _shard_bodies(table: ShardTable) -> list[_ShardBody]:
+    counts = (table.sizes.tolist(), table.num_samples.tolist(), table.tail_starts.tolist())
+    payload_bytes = table.payload_bytes.tolist()
+    return list(map(_ShardBody, table.keys, *counts, table.digests, table.chunk_digests, payload_bytes))
 
 
-def _from_body(body: _ShardBody | _BundleBody) -> dict[str, Any]:
+def _shard_table(text: memoryview) -> ShardTable:
+    """Reads the list of shards piece by piece, so that only the columns of all of them are ever in memory.
+
+    It is cut between what looks like two entries. Where that is within a string, what lies before the cut is no JSON,
+    for its last string does not end; then the list is read as a whole.
+
+    Raises:
+        msgspec.MsgspecError: It is no list of shards.
+        FormatError: A digest is none.
+    """
+    try:
+        return ShardTable.joined([_few_shards(piece) for piece in _pieces(text)])
+    except msgspec.MsgspecError:
+        return _few_shards(text)
+
+
+def _pieces(text: memoryview) -> Iterator[Buffer]:
+    if bytes(text[:1]) != b"[":
+        yield text
+        return
+    start, length = 1, _PIECE_BYTES
+    while start + length < len(text):
+        block = bytes(text[start : start + length])
+        cut = block.rfind(b"},{") + 1
+        if cut:
+            yield b"[%b]" % block[:cut]
+            start, length = start + cut + 1, _PIECE_BYTES
+        else:
+            length *= 2  # an entry of a shard of many chunks
+    yield b"[" + text[start:]
+
+
+def _few_shards(text: Buffer) -> ShardTable:
+    bodies = _SHARDS_DECODER.decode(text)
+    return ShardTable(
+        keys=[body.key for body in bodies],
+        sizes=[body.size for body in bodies],
+        num_samples=[body.num_samples for body in bodies],
+        tail_starts=[body.tail_start for body in bodies],
+        payload_bytes=[body.payload_bytes for body in bodies],
+        digests=[body.digest for body in bodies],
+        chunk_digests=[body.chunk_digests for body in bodies],
+    )
+
+
+def _bundle_body(entry: BundleEntry) -> _BundleBody:
+    values = {name: getattr(entry, name) for name in _BundleBody.__struct_fields__}
+    return _BundleBody(**{**values, "chunk_digests": "".join(f"{digest:016x}" for digest in entry.chunk_digests)})
+
+
+def _bundle_entry(body: _BundleBody) -> BundleEntry:
     text = body.chunk_digests
     digests = tuple(int(text[start : start + 16], 16) for start in range(0, len(text), 16))
-    return {**msgspec.structs.asdict(body), "chunk_digests": digests}
+    return BundleEntry(**{**msgspec.structs.asdict(body), "chunk_digests": digests})
 
 
 # -- in the store ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from storage.errors import ConfigurationError, FormatError, SchemaError
 from storage.shards.columns import Schema
@@ -10,9 +15,14 @@ from storage.shards.layout import CHUNK_BYTES, FOOTER_BYTES, HEADER_BYTES
 from storage.stores.protocol import check_key
 
 if TYPE_CHECKING:
-    from storage.shards.manifest import BundleEntry, Manifest, ShardEntry
+    from collections.abc import Sequence
+
+    from storage.shards.manifest import BundleEntry, Manifest
+    from storage.shards.shard_table import ShardTable
 
 __all__ = ["check_manifest"]
+
+Counts = npt.NDArray[np.int64]
 
 
 def check_manifest(manifest: Manifest, *, url: str | None = None) -> None:
@@ -34,13 +44,36 @@ def check_manifest(manifest: Manifest, *, url: str | None = None) -> None:
     unknown = manifest.statistics.keys() - manifest.schema.keys()
     if unknown:
         raise FormatError("statistics of a column that is not there", url=url, column=min(unknown))
-    for shard in manifest.shards:
-        _check_file(shard, "shards/", url)
-        if shard.payload_bytes > shard.tail_start - HEADER_BYTES:
-            raise FormatError("payload_bytes do not fit in front of the tail", url=url, shard=shard.key)
+    _check_shards(manifest.table, url)
+    _check_bundles(manifest.bundles, manifest.num_samples, url)
+
+
+def _check_shards(table: ShardTable, url: str | None) -> None:
+    for key in table.other_keys.values():
+        _check_key(key, "shards/", url)
+    files = _Files(
+        table.sizes, table.num_samples, table.tail_starts, table.num_chunks, key=lambda at: table[at].key, url=url
+    )
+    files.check()
+    files.refuse(
+        "payload_bytes do not fit in front of the tail", table.payload_bytes > table.tail_starts - HEADER_BYTES
+    )
+
+
+def _check_bundles(bundles: Sequence[BundleEntry], num_samples: int, url: str | None) -> None:
+    for bundle in bundles:
+        _check_key(bundle.key, "columns/", url)
+    files = _Files(
+        sizes=np.array([bundle.size for bundle in bundles], np.int64),
+        num_samples=np.array([bundle.num_samples for bundle in bundles], np.int64),
+        tail_starts=np.array([bundle.tail_start for bundle in bundles], np.int64),
+        num_chunks=np.array([len(bundle.chunk_digests) for bundle in bundles], np.int64),
+        key=lambda at: bundles[at].key,
+        url=url,
+    )
+    files.check()
     covered = 0
-    for bundle in manifest.bundles:
-        _check_file(bundle, "columns/", url)
+    for bundle in bundles:
         if bundle.first_sample < covered:
             raise FormatError(
                 "bundles overlap or are out of order", url=url, shard=bundle.key, sample=bundle.first_sample
@@ -48,25 +81,50 @@ def check_manifest(manifest: Manifest, *, url: str | None = None) -> None:
         if not bundle.num_samples:
             raise FormatError("a bundle of no samples", url=url, shard=bundle.key)
         covered = bundle.first_sample + bundle.num_samples
-    if covered > manifest.num_samples:
-        raise FormatError("a bundle goes beyond the last sample", url=url, expected=manifest.num_samples, got=covered)
+    if covered > num_samples:
+        raise FormatError("a bundle goes beyond the last sample", url=url, expected=num_samples, got=covered)
 
 
-def _check_file(entry: ShardEntry | BundleEntry, folder: str, url: str | None) -> None:
+def _check_key(key: str, folder: str, url: str | None) -> None:
     try:
-        check_key(entry.key)
+        check_key(key)
     except ConfigurationError as error:
-        raise FormatError(f"a key that no store holds: {error.what}", url=url, shard=entry.key) from error
-    if not entry.key.startswith(folder):
-        raise FormatError(f"a key outside {folder}", url=url, shard=entry.key)
-    if not HEADER_BYTES <= entry.tail_start <= entry.size - FOOTER_BYTES:
-        raise FormatError("tail_start does not lie in the file", url=url, shard=entry.key, got=entry.tail_start)
-    if entry.num_samples > entry.size:  # every sample has a byte at least; so nobody allocates for what cannot be
-        raise FormatError(
-            "more samples than bytes", url=url, shard=entry.key, expected=entry.size, got=entry.num_samples
+        raise FormatError(f"a key that no store holds: {error.what}", url=url, shard=key) from error
+    if not key.startswith(folder):
+        raise FormatError(f"a key outside {folder}", url=url, shard=key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What shards and bundles have in common, a column a field: each rule is checked for all files at once."""
+
+    sizes: Counts
+    num_samples: Counts
+    tail_starts: Counts
+    num_chunks: Counts
+    key: Callable[[int], str]
+    url: str | None
+
+    def check(self) -> None:
+        self.refuse(
+            "tail_start does not lie in the file",
+            (self.tail_starts < HEADER_BYTES) | (self.tail_starts > self.sizes - FOOTER_BYTES),
+            got=self.tail_starts,
         )
-    num_chunks = -(-entry.size // CHUNK_BYTES)
-    if len(entry.chunk_digests) != num_chunks:
-        raise FormatError(
-            "one digest a chunk is needed", url=url, shard=entry.key, expected=num_chunks, got=len(entry.chunk_digests)
+        # Every sample has a byte at least; so nobody allocates for what cannot be.
+        self.refuse("more samples than bytes", self.num_samples > self.sizes, expected=self.sizes, got=self.num_samples)
+        num_chunks = -(-self.sizes // CHUNK_BYTES)
+        self.refuse(
+            "one digest a chunk is needed", self.num_chunks != num_chunks, expected=num_chunks, got=self.num_chunks
         )
+
+    def refuse(
+        self, what: str, broken: npt.NDArray[np.bool_], *, expected: Counts | None = None, got: Counts | None = None
+    ) -> None:
+        """Complains of the first file that breaks a rule."""
+        if broken.any():
+            at = int(broken.argmax())
+            raise FormatError(
+                what, url=self.url, shard=self.key(at),
+                expected=None if expected is None else int(expected[at]), got=None if got is None else int(got[at]),
+            )  # fmt: skip

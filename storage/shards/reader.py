@@ -45,7 +45,7 @@ class DatasetReader:
         self.engine = engine
         self.cache = cache
         self.first_samples: npt.NDArray[np.int64] = np.concatenate(
-            [np.zeros(1, np.int64), np.cumsum([shard.num_samples for shard in manifest.shards], dtype=np.int64)]
+            [np.zeros(1, np.int64), np.cumsum(manifest.table.num_samples)]
         )
         self._indexes: OrderedDict[int, ShardIndex] = OrderedDict()
         self._flight: SingleFlight[int, ShardIndex] = SingleFlight()

@@ -67,11 +67,13 @@ def test_others_read_by_sample_or_by_file_and_some_keep_what_they_read() -> None
 
 
 def test_dollars_are_requests_and_bytes_times_their_price() -> None:
-    price = Price(store="", get_per_million=0.4, list_per_million=5, read_per_gib=0.09, source="", note="")
+    price = Price(
+        store="", get_per_million=0.4, list_per_million=5, read_per_gib=0.09, source="", note="", confirmed=""
+    )
     asked = Requests(gets=900_000, heads=100_000, lists=200_000, bytes=10 << 30)
     assert price.dollars(asked) == pytest.approx(0.4 + 1.0 + 0.9)
 
 
 def test_every_price_names_its_source() -> None:
     assert len({price.store for price in PRICES}) == len(PRICES)
-    assert all(price.source.startswith("https://") and price.note for price in PRICES)
+    assert all(price.source.startswith("https://") and price.note and price.confirmed for price in PRICES)

@@ -25,6 +25,10 @@ def test_quick_measures_ours_and_computes_the_others(
 
     monkeypatch.setattr(cost, "local_s3", running)
     arguments = ["--quick", "--samples", "100000", "--epochs", "3", "--mds-bytes", "32MiB"]
+    peer = {"peer": "Somebody", "layout": "tars", "kind": "raw", "latency_ms": 5, "samples": 1_000}
+    epochs = [{"epoch": "cold", "gets": 7, "bytes_ratio": 1.5}, {"epoch": "warm", "gets": 0, "bytes_ratio": 0.0}]
+    (tmp_path / "peers.json").write_text(json.dumps({"rows": [{**peer, **epoch} for epoch in epochs]}))
+    arguments += ["--peers", str(tmp_path / "peers.json")]
     assert main([*arguments, "--json", str(tmp_path / "out.json")]) == 0
     assert "check them" in capsys.readouterr().out
     report = json.loads((tmp_path / "out.json").read_text())
@@ -49,7 +53,19 @@ def test_quick_measures_ours_and_computes_the_others(
         assert set(row) == {"system", "kind", "note", "opening", "first_epoch", "later_epoch", "run", "usd"}
         assert set(row["usd"]) == {price.store for price in PRICES}
         assert row["usd"]["S3 Standard, same region"]["run"] > 0
+    assert rows["Somebody, tars"]["kind"] == "measured"
+    assert rows["Somebody, tars"]["run"]["gets"] == 700
     assert rows["ours, objects, no cache"]["run"]["gets"] == rows["torch, objects"]["run"]["gets"] == 300_000
+
+
+def test_no_file_of_peers_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[object] = []
+    monkeypatch.setattr(cost, "_run", lambda *arguments: given.extend(arguments))
+    assert main(["--peers", str(tmp_path / "peers.json")]) == 0
+    assert "no figures of peers" in capsys.readouterr().err
+    assert given[-2:] == [None, None]
 
 
 @pytest.mark.parametrize("arguments", [["--samples", "0"], ["--sample-bytes", "few"], ["--mds-bytes", "0"]])

@@ -2,13 +2,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks import scale
 from benchmarks.scale import _cell, in_own_process, main
 from benchmarks.simulated_nodes import NodesRow
 
@@ -22,13 +19,7 @@ READ = {
 }  # fmt: skip
 
 
-def test_quick_writes_every_series(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def here(measure: Callable[..., Any], *arguments: Any) -> Any:
-        return measure(*arguments)
-
-    monkeypatch.setattr(scale, "in_own_process", here)
+def test_quick_writes_every_series(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--json", str(tmp_path / "out.json")]) == 0
     assert "nodes, a group each" in capsys.readouterr().out
     report = json.loads((tmp_path / "out.json").read_text())
