@@ -43,7 +43,9 @@ class Treat:
     def __call__(self, data: bytes) -> Tensor | bytes:
         if self._augment is None:
             return data
-        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)  # a copy of 3 µs: read-only buffers are warned of
+        encoded = torch.frombuffer(
+            bytearray(data), dtype=torch.uint8
+        )  # a copy of 3 µs: read-only buffers are warned of
         picture: Tensor = self._augment(decode_jpeg(encoded, mode=ImageReadMode.RGB))
         return picture
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from benchmarks.peers.messages import Job
@@ -48,7 +49,8 @@ class _Loader:
 
     def __iter__(self) -> Iterator[tuple[Any, Sequence[int]]]:
         for batch in self._loader:
-            yield batch["image"], batch["number"]
+            numbers = [int(PurePosixPath(key).stem) for key in batch["key"]] if self._objects else batch["number"]
+            yield batch["image"], numbers
 
     def state(self) -> Any:
         return self._loader.state_dict()

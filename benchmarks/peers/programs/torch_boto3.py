@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import PurePosixPath
 from typing import Any
 
 import boto3
@@ -29,8 +30,12 @@ class _Objects(Dataset[Any]):
         return len(self._keys)
 
     def __getitem__(self, number: int) -> Any:
-        data = self._connect().get_object(Bucket=self._job.bucket, Key=self._keys[number])["Body"].read()
-        return self._treat(data), number
+        key = self._keys[number]
+        data = self._connect().get_object(Bucket=self._job.bucket, Key=key)["Body"].read()
+        return self._treat(data), int(PurePosixPath(key).stem)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None, "_client_pid": 0}
 
     def _connect(self) -> Any:
         """A client of this process: they do not bear forking."""
