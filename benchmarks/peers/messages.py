@@ -26,8 +26,8 @@ class Job(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True)
         region: Its region.
         bucket: Name.
         prefix: Of all that the peer has in it, without slashes at the ends.
-        folder: Where ``write`` may put files that then go into the bucket below the prefix; one that puts them there itself
-            leaves it empty.
+        folder: Where ``write`` may put files that then go into the bucket below the prefix; a peer that puts them there
+            itself leaves it empty.
         urls: Signed URLs of the peer's objects, for those who fetch by them.
         options: Settings of the peer, from the catalogue.
         cache_dir: For a peer that keeps what it has fetched; None for others.

@@ -147,7 +147,7 @@ def main() -> None:
 
 def _read_line() -> bytes:
     """The first line of standard input; unbuffered, for a forked worker closes `sys.stdin` and needs its lock free."""
-    parts = []
+    parts: list[bytes] = []
     while not (parts and parts[-1].endswith(b"\n")):
         part = os.read(0, 1 << 20)
         if not part:

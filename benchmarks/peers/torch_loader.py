@@ -32,16 +32,15 @@ class TorchLoader:
         collate_fn: Any = collate,
         multiprocessing_context: str | None = None,
     ) -> None:
-        shuffled = {} if isinstance(dataset, IterableDataset) else {"shuffle": True}
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_size=job.batch_size,
+            shuffle=None if isinstance(dataset, IterableDataset) else True,
             generator=torch.Generator().manual_seed(job.seed),
             num_workers=job.num_workers,
             prefetch_factor=4 if job.num_workers else None,
             collate_fn=collate_fn,
             multiprocessing_context=multiprocessing_context if job.num_workers else None,
-            **shuffled,
         )
 
     def __iter__(self) -> Iterator[Any]:

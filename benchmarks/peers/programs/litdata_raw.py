@@ -18,7 +18,7 @@ from benchmarks.peers.torch_loader import TorchLoader
 __all__ = ["open_loader"]
 
 
-class _Numbered(litdata.StreamingRawDataset):
+class _Numbered(litdata.StreamingRawDataset):  # type: ignore[misc]
     """Gives (bytes, number): the number is the object's place in the listing."""
 
     def __getitems__(self, indices: list[int]) -> Any:
