@@ -7,7 +7,6 @@ fetched ahead; blocks of 16 MB in place of 128 MB, so that a small data set has 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -129,8 +128,7 @@ class _Loader:
         """The cluster's processes, and the folder with its logs and sockets."""
         del self._dataset
         ray.shutdown()
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)  # its last process may be removing a socket
 
 
 def _filesystem(job: Job) -> pyarrow.fs.S3FileSystem:
