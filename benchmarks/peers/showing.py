@@ -19,14 +19,14 @@ TARGETS = {
     "first_batch_vs_best": (0.5, False),
 }
 _COLUMNS = (
-    ("samples_s", "pictures/s", "{:,.0f}"),
-    ("cpu_s_per_1000", "CPU s/1,000", "{:.2f}"),
-    ("first_batch_s", "first batch, s", "{:.2f}"),
-    ("peak_rss_mb", "memory, MB", "{:,.0f}"),
+    ("samples_s", "per s", "{:,.0f}"),
+    ("cpu_s_per_1000", "CPU s/1k", "{:.2f}"),
+    ("first_batch_s", "first, s", "{:.2f}"),
+    ("peak_rss_mb", "MB", "{:,.0f}"),
     ("gets", "GETs", "{:,}"),
     ("bytes_ratio", "bytes", "{:.2f} x"),
     ("shuffle_distance", "shuffle", "{:.2f}"),
-    ("resume_s", "resume, s", "{:.2f}"),
+    ("resume_s", "resume", "{:.2f}"),
 )
 
 
@@ -38,13 +38,12 @@ def show(figures: Mapping[str, Any], console: Console) -> None:
             cells.setdefault((row["kind"], row["latency_ms"], row["workers"], row["epoch"]), []).append(row)
     for (kind, latency_ms, workers, epoch), rows in cells.items():
         table = Table(title=f"{kind}, {epoch}, {latency_ms} ms, {workers} workers or threads", box=box.SIMPLE_HEAD)
-        table.add_column("")
+        table.add_column("", no_wrap=True)
         for _, title, _ in _COLUMNS:
             table.add_column(title, justify="right")
         for row in sorted(rows, key=lambda row: -(row["samples_s"] or 0)):
             cells_shown = [_cell(row[key], form) for key, _, form in _COLUMNS]
-            name = f"{row['title']}, {row['layout']}"
-            table.add_row(name, *cells_shown)
+            table.add_row(row["peer"], *cells_shown)
         console.print(table)
     for row in figures["rows"]:
         if row["fault"]:

@@ -21,7 +21,6 @@ class TorchLoader:
         dataset: Gives (picture, number); shuffled here where it is a map, by itself where it is iterable.
         job: Of the epoch.
         collate_fn: Other than the usual one.
-        multiprocessing_context: How workers are started, other than torch's way.
     """
 
     def __init__(
@@ -30,7 +29,6 @@ class TorchLoader:
         job: Job,
         *,
         collate_fn: Any = collate,
-        multiprocessing_context: str | None = None,
     ) -> None:
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
@@ -40,7 +38,6 @@ class TorchLoader:
             num_workers=job.num_workers,
             prefetch_factor=4 if job.num_workers else None,
             collate_fn=collate_fn,
-            multiprocessing_context=multiprocessing_context if job.num_workers else None,
         )
 
     def __iter__(self) -> Iterator[Any]:

@@ -5,6 +5,7 @@ https://github.com/Lightning-AI/litData, "Stream raw datasets": torch's DataLoad
 
 from __future__ import annotations
 
+import os
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -28,16 +29,17 @@ class _Numbered(litdata.StreamingRawDataset):  # type: ignore[misc]
 def open_loader(job: Job) -> TorchLoader:
     """The data set in torch's DataLoader."""
     permit_http()
+    # It lists by s3fs and reads by boto3's options, which call the keys otherwise: both find them here.
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": job.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": job.secret_access_key,
+        "AWS_REGION": job.region,
+    }
     dataset = _Numbered(
         f"s3://{job.bucket}/{job.prefix}/",
         cache_dir=job.cache_dir,
         cache_files=job.cache_dir is not None,
-        storage_options={
-            "endpoint_url": job.endpoint_url,
-            "aws_access_key_id": job.access_key_id,
-            "aws_secret_access_key": job.secret_access_key,
-            "region_name": job.region,
-        },
+        storage_options={"endpoint_url": job.endpoint_url},
         transform=Treat(job),
     )
     numbers = [int(PurePosixPath(file.path).stem) for file in dataset.files]

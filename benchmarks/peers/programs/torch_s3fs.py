@@ -49,5 +49,5 @@ class _Objects(Dataset[Any]):
 
 
 def open_loader(job: Job) -> TorchLoader:
-    """The data set in torch's DataLoader; workers are spawned, for s3fs's thread does not come along with a fork."""
-    return TorchLoader(_Objects(job), job, multiprocessing_context="spawn")
+    """The data set in torch's DataLoader."""
+    return TorchLoader(_Objects(job), job)
