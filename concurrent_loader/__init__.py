@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from concurrent_loader.errors import (
         CollateError,
         DecodeError,
+        DeviceError,
+        DeviceMemoryError,
         LoaderError,
         LoaderStateError,
         LoaderTimeout,
@@ -50,6 +52,8 @@ __all__ = [
     "CutMix",
     "DatasetView",
     "DecodeError",
+    "DeviceError",
+    "DeviceMemoryError",
     "DropInDataLoader",
     "GaussianBlur",
     "LoaderError",
@@ -83,6 +87,8 @@ _HOMES = {
     "CutMix": "augment",
     "DatasetView": "views",
     "DecodeError": "errors",
+    "DeviceError": "errors",
+    "DeviceMemoryError": "errors",
     "DropInDataLoader": "drop_in",
     "GaussianBlur": "augment",
     "LoaderError": "errors",
@@ -113,3 +119,7 @@ def __getattr__(name: str) -> object:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import queue
 import threading
@@ -26,6 +27,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _EXIT_S = 5.0
+
+_log = logging.getLogger(__name__)
 
 _Work = tuple[Future[Any], Callable[[], Any]]
 
@@ -128,12 +131,18 @@ class DecodeThreads(Executor):
         return self._gone.done()
 
     def _start(self) -> None:
-        self._num_running = self._num_threads
         _pools.add(self)
         for number in range(self._num_threads):
             thread = threading.Thread(target=self._serve, name=f"{self._name}_{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                if not self._threads:  # otherwise those that there are do the work
+                    raise
+                _log.warning("only %d of %d threads can be started", number, self._num_threads)
+                return
             self._threads.append(thread)
-            thread.start()
+            self._num_running += 1
 
     def _close(self) -> None:
         with self._lock:

@@ -80,7 +80,8 @@ class DeviceBatches:
         self._on_error = on_error
         self._open_device = open_device
         self._stage: DeviceStage | None = None
-        self._failed = False
+        self._failed = False  # as the consumer has been told
+        self._broken = False  # as the stage's thread knows
         self._thread = DecodeThreads(1, name=f"device_{device}")
         self._ahead: deque[_Staged] = deque()
         self._last: Any = None  # a failure or the end, which comes after all that is ahead
@@ -111,8 +112,8 @@ class DeviceBatches:
         try:
             item, began_s, ended_s = first.future.result(left_s)
         except TimeoutError:
-            if not first.future.done():
-                raise
+            if not first.future.done() or first.future.exception() is None:
+                raise  # and if it has come at this very moment, the next call finds it
             return self._failure(first)  # the stage's own error, of the same class
         except Exception:  # noqa: BLE001 - delivered in the batch's place
             return self._failure(first)
@@ -200,12 +201,15 @@ class DeviceBatches:
         batch, errors = (item.batch, item.errors) if isinstance(item, Mended) else (item, ())
         if not isinstance(batch, Batch):
             return item, began_s, began_s
+        if self._broken:  # the device may still read from the slot; and nothing comes after a failure
+            return item, began_s, began_s
         try:
             if self._stage is None:
                 backend = self._open_device(self._device, pinned=self._pinned)
                 self._stage = DeviceStage(backend, clock=self._clock, on_error=self._on_error)
             staged = self._stage.stage(batch)
         except BaseException as error:
+            self._broken = True
             # Its frames would keep the device's memory for as long as anybody keeps the error.
             clear_frames: Callable[[Any], None] = traceback.clear_frames
             clear_frames(error.__traceback__)

@@ -16,7 +16,7 @@ from concurrent_loader.batch import Batch
 from concurrent_loader.broken import OnError
 from concurrent_loader.choosing import MISSING, choose_class, has_native_loader, not_native
 from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder
-from concurrent_loader.device import device_codecs, has_stage, resolve_device
+from concurrent_loader.device import check_pinning, device_codecs, has_stage, resolve_device
 from concurrent_loader.device_batches import DeviceBatches
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
 from concurrent_loader.errors import LoaderTimeout
@@ -153,6 +153,8 @@ class ConcurrentDataLoader:
         self.rank, self.world_size = _place(rank, world_size)
         self._place_is_given = rank is not None
         self.device = resolve_device(device)
+        if pin_memory:
+            check_pinning(self.device)
         self._pin_memory = pin_memory if pin_memory is not None else self._on_cuda
         check_worker_arguments(num_workers, multiprocessing_context, persistent_workers)
         usual_threads, usual_batches = (num_workers, 2 * num_workers) if num_workers else (_num_cores(), None)

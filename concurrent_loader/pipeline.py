@@ -385,7 +385,14 @@ class Pipeline:
     async def _in_thread(self, threads: DecodeThreads, journey: Journey, work: Callable[..., Any], *args: Any) -> Any:
         def serve() -> Any:
             with self._recipe.clock.serving(journey):
-                return work(*args)
+                try:
+                    return work(*args)
+                except BaseException as error:
+                    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                        raise
+                    # Coroutines cannot raise these: StopIteration would never arrive, SystemExit would end the loop.
+                    what = f"the user's code raised {type(error).__name__}: {error}; no batch can be made of that"
+                    raise LoaderError(what) from error
 
         return await asyncio.get_running_loop().run_in_executor(threads, serve)
 

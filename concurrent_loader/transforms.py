@@ -24,7 +24,7 @@ def transform_sample(
         return transform(sample)
     except LoaderError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a thread's sys.exit() ends nothing
         raise TransformError(f"the transform failed: {type(error).__name__}: {error}", **part.facts(place)) from error
 
 

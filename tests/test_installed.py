@@ -1,3 +1,4 @@
+import importlib
 import os
 from pathlib import Path
 
@@ -18,3 +19,11 @@ def test_in_ci_the_installed_wheel_is_what_is_tested(package):
 def test_the_packages_say_that_they_are_typed(package):
     assert package.__file__ is not None
     assert Path(package.__file__).with_name("py.typed").exists()
+
+
+@pytest.mark.parametrize("package", [storage, concurrent_loader])
+def test_every_public_name_is_there_and_every_error_is_public(package):
+    assert set(package.__all__) <= set(dir(package))
+    assert all(getattr(package, name) is not None for name in package.__all__)
+    errors = importlib.import_module(f"{package.__name__}.errors")
+    assert set(errors.__all__) - set(package.__all__) <= {"WorkerTraceback"}  # a cause, which nobody catches

@@ -37,7 +37,8 @@ def _table(alpha: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float6
     # Twice as fine as the table, for the middle of each of its intervals.
     fine = np.linspace(0, 0.5**power, 2 * _POINTS - 1)
     at = fine ** (1 / power)
-    density = at ** (alpha - power) * (1 - at) ** (alpha - 1)
+    # Above 1 the powers of both sides together, times what makes them 1 in the middle: each alone comes to nothing.
+    density = (1 - at) ** (alpha - 1) if alpha <= 1 else (4 * at * (1 - at)) ** (alpha - 1)
     pieces = density[:-2:2] + 4 * density[1::2] + density[2::2]
     area = np.concatenate([[0.0], np.cumsum(pieces)])
     return area / area[-1] / 2, fine[::2], power

@@ -57,7 +57,7 @@ class RandomResizedCrop:
         _check_size(self.size)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ConfigurationError("scale must be two shares of the area, the smaller one first", got=self.scale)
-        if not 0 < self.ratio[0] <= self.ratio[1]:
+        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
             raise ConfigurationError("ratio must be two positive numbers, the smaller one first", got=self.ratio)
         if not 0 <= self.flip <= 1:
             raise ConfigurationError("flip must be a probability", got=self.flip)
@@ -132,6 +132,7 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def _check_size(size: tuple[int, int]) -> None:
-    if len(size) != 2 or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in size):
+def _check_size(size: object) -> None:
+    sides = size if isinstance(size, tuple | list) else ()
+    if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in sides):
         raise ConfigurationError("a size is a positive number, or two of them", got=size)

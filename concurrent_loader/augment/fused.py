@@ -6,6 +6,7 @@ of it is one launch of a Triton kernel; elsewhere, and without Triton, torch doe
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from concurrent_loader.decode.crop import Box
 from storage.errors import ConfigurationError
 
 __all__ = ["boxes_and_flips", "crop_resize", "has_triton"]
+
+_log = logging.getLogger(__name__)
 
 _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 _MOST_BYTES = 2**31 - 1  # from a picture's first byte to its last: the kernel counts with 32 bits
@@ -74,7 +77,7 @@ def crop_resize(
         dtype: uint8; or float32, float16, bfloat16: levels in [0, 1], or normalised.
         channels_last: Whether the channels of a pixel lie together.
         out: Gets the result; (n, 3, height, width) of that dtype, on that device, of any strides.
-        kernel: Whether Triton does it; ``"auto"``: on CUDA devices where there is one.
+        kernel: Whether Triton does it; ``"auto"``: on CUDA devices where there is one, and its kernel works.
 
     Returns:
         (n, 3, height, width); ``out`` if it was given.
@@ -101,12 +104,41 @@ def crop_resize(
         raise ConfigurationError("out does not fit", expected=(shape, dtype, device), got=found)
     if not len(images):
         return out
-    if kernel is True or (kernel == "auto" and device.type == "cuda" and has_triton()):
+    if _takes_kernel(kernel, device):
         _launch(images, wanted, out, multiply, add)
     else:
         for picture, box, into in zip(images, wanted, out, strict=True):
             _resize_one(picture, box, into, multiply, add)
     return out
+
+
+def _takes_kernel(kernel: bool | Literal["auto"], device: torch.device) -> bool:
+    return kernel is True or (kernel == "auto" and device.type == "cuda" and has_triton() and _works(device))
+
+
+@cache
+def _works(device: torch.device) -> bool:
+    """Whether the kernel can be compiled and launched, by having it make a picture: Triton needs tools of the system's.
+
+    Raises:
+        torch.OutOfMemoryError, torch.AcceleratorError: The device itself fails.
+    """
+    level, side = 100, 32  # compiled for sizes like 224, which are multiples of 16 as well
+    whole = _Axis.of(0, 2 * side)
+    try:
+        picture = torch.full((3, 2 * side, 2 * side), level, dtype=torch.uint8, device=device)
+        out = torch.empty((1, 3, side, side), dtype=torch.uint8, device=device)
+        _launch([picture], [_Wanted(whole, whole, False)], out, [1.0] * 3, [0.0] * 3)
+        is_right = bool((out == level).all())
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # noqa: BLE001 - Triton's compiler has errors of many kinds, its tools others
+        what = f"{type(error).__name__}: {error}"
+        _log.warning("the kernel for crops cannot be used on %s, torch makes them one by one: %s", device, what)
+        return False
+    if not is_right:
+        _log.warning("the kernel for crops does not work on %s; torch makes them one by one", device)
+    return is_right
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,8 +153,14 @@ def _check(how: _Pairwise, **alphas: float) -> None:
         if not 0 < alpha < math.inf:
             raise ConfigurationError(f"{name} must be positive", got=alpha)
     check_probability("p", how.p)
-    if how.num_classes is not None and how.num_classes < 1:
-        raise ConfigurationError("num_classes must be positive", got=how.num_classes)
+    if how.num_classes is not None and not _is_integer(how.num_classes, 1):
+        raise ConfigurationError("num_classes must be a positive integer", got=how.num_classes)
+    if not _is_integer(how.seed, 0) or how.seed >= 2**64:
+        raise ConfigurationError("seed must be an integer from 0 to 2**64 - 1", got=how.seed)
+
+
+def _is_integer(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _mixed(batch: Batch, how: _Pairwise, *, mixup: float, cutmix: float, cut_share: float) -> Batch:
@@ -214,7 +220,8 @@ def _boxes(lam: npt.NDArray[np.float64], middle: npt.NDArray[np.float64], height
 
 def _blended(pictures: torch.Tensor, others: torch.Tensor, lam: npt.NDArray[np.float64]) -> torch.Tensor:
     share = torch.from_numpy(lam.astype(np.float32)).to(pictures.device, non_blocking=True).view(-1, 1, 1, 1)
-    values = (pictures.to(torch.float32) * share).add_(others.to(torch.float32).mul_(1 - share))
+    # Not in place: others, which may be float32 already, are to be cut from afterwards.
+    values = (pictures.to(torch.float32) * share).add_(others.to(torch.float32) * (1 - share))
     return to_levels(values) if pictures.dtype == torch.uint8 else values.to(pictures.dtype)
 
 

@@ -72,7 +72,7 @@ def doctor(
 ) -> None:
     """Check endpoint, keys, permissions, pace, cache disk and decoder; say what to do, and what pace to expect.
 
-    Exit status: 0 training will work (there may be warnings), 1 something failed, 2 it could not be checked.
+    Exit status: 0 nothing failed (there may be warnings), 1 something failed, 2 it could not be checked.
     """
     from concurrent_loader.doctor import Wishes, examine, is_healthy
     from storage.sizes import parse_size

@@ -6,9 +6,11 @@ one or three components only (`ImageHeader.baseline`, ``num_channels``, ``sampli
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from concurrent_loader.decode.avif_header import parse_avif
 from concurrent_loader.errors import DecodeError
@@ -23,7 +25,10 @@ Buffer = bytes | bytearray | memoryview
 _MAX_SEGMENTS = 4096  # before a JPEG's frame header, or a GIF's; real files have a few dozen at most
 _NO_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})  # JPEG markers that stand alone
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SEQUENTIAL = frozenset({0xC0, 0xC1})
 _APP1, _APP14 = 0xE1, 0xEE
+_SCAN = re.compile(rb"\xff\xda")
+_MAX_SCANS = 500  # as in jpeg_crop.c; real files have about ten
 _ORIENTATION = 0x0112
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
@@ -116,6 +121,8 @@ def _parse_jpeg(view: memoryview) -> ImageHeader:
             factors = view[position + 9 : position + length : 3]
             if position + length > len(view):
                 raise IndexError
+            if marker not in _SEQUENTIAL:
+                _check_scans(view[position + length :])
             return ImageHeader(
                 "jpeg", width, height, num_components, bits, sof=marker, orientation=orientation,
                 sampling=tuple((factor >> 4, factor & 15) for factor in factors), transform=transform,
@@ -131,6 +138,12 @@ def _parse_jpeg(view: memoryview) -> ImageHeader:
             transform = view[position + 13]
         position += length
     raise DecodeError("the JPEG has too many segments before its frame header", expected=f"at most {_MAX_SEGMENTS}")
+
+
+def _check_scans(view: memoryview) -> None:
+    """Refuses a bomb of time: a few bytes make a progressive scan, and each scan goes over the whole picture."""
+    if next(islice(_SCAN.finditer(view), _MAX_SCANS, None), None) is not None:
+        raise DecodeError("the JPEG has too many scans", expected=f"at most {_MAX_SCANS}")
 
 
 def _parse_orientation(tiff: memoryview) -> int:

@@ -7,7 +7,8 @@
  *
  * The resize is the one of Pillow and of torch's antialias=True: a triangle as wide as the scale, clipped to the crop
  * (P. Heckbert, "Fundamentals of Texture Mapping and Image Warping", 1989, on the filter). Weights have 8 bits and sum
- * to 256 exactly, so that sums of bytes fit into 16 bits and a flat area stays what it is.
+ * to 256 exactly, so that sums of bytes fit into 16 bits and a flat area stays what it is. Crops that shrink so much
+ * that this is too coarse are left to other decoders.
  *
  * Python's stable ABI, 3.11 on.
  */
@@ -49,6 +50,7 @@ typedef uint8_t v8qu __attribute__((vector_size(8)));
 #define PAD 64             /* bytes that a vector may read or write behind a row's end */
 #define MAX_SCANS 500      /* of a progressive file; real ones have about ten */
 #define MAX_SIDE 65500     /* as libjpeg has it */
+#define MAX_SHRINK 64      /* pixels to one: of more, each weighs so little that 8 bits would round its weight away */
 
 /* -- errors: libjpeg's jump out, and what it said ------------------------------------------------------------------ */
 
@@ -297,6 +299,11 @@ static int decode_within(State *state, Job *job) {
         while (eighths > 1 && job->width * (eighths / 2) >= 1.25 * 8 * job->out_width &&
                job->height * (eighths / 2) >= 1.25 * 8 * job->out_height)
             eighths /= 2;
+    if (job->width * eighths > 8.0 * MAX_SHRINK * job->out_width ||
+        job->height * eighths > 8.0 * MAX_SHRINK * job->out_height) {
+        job->unsupported = 1;
+        return say(job, "too many pixels to one");
+    }
     info->scale_num = eighths;
     info->scale_denom = 8;
     info->out_color_space = JCS_EXT_RGBX;
@@ -396,7 +403,8 @@ PyDoc_STRVAR(crop_doc,
 "pixels of the picture as EXIF has it upright. orientation: EXIF's, 1 to 8. flip: left-right, at last. max_pixels:\n"
 "of the whole picture. fast_scale: whether the inverse DCT may shrink.\n"
 "fast_entropy: whether baseline Huffman codes are decoded here, not by libjpeg.\n\n"
-"Raises ValueError for damaged data, Unsupported for kinds that are not gray or RGB.");
+"Raises ValueError for damaged data, Unsupported for kinds that are not gray or RGB, and for crops that shrink by\n"
+"more than 64 to 1 behind the inverse DCT.");
 
 static PyObject *crop(PyObject *module, PyObject *args) {
     (void)module;

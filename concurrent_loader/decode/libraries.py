@@ -64,9 +64,10 @@ ENCODINGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def available_backends() -> tuple[Backend, ...]:
-    """Libraries that can be used here."""
-    return tuple(name for name in _NAMES if not isinstance(_load(name), Exception))
+def available_backends(encoding: str | None = None) -> tuple[Backend, ...]:
+    """Libraries that can be used here; for one encoding those that decode it, in the order in which they are taken."""
+    row: tuple[str, ...] = _NAMES if encoding is None else ENCODINGS[encoding]
+    return tuple(sorted((name for name in _NAMES if name in row and _decodes(name, encoding)), key=row.index))
 
 
 def load_decode(formats: Iterable[str], backend: Backend) -> Decode:
@@ -115,6 +116,11 @@ def _choose(encoding: str, backend: Backend) -> Decode | None:
         if not isinstance(loaded, Exception) and encoding in loaded[1]:
             return loaded[0]
     return None
+
+
+def _decodes(library: str, encoding: str | None) -> bool:
+    loaded = _load(library)
+    return not isinstance(loaded, Exception) and encoding in (None, *loaded[1])
 
 
 def _missing(encoding: str) -> Decode:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import ImageOps, features
 from PIL.GifImagePlugin import GifImageFile
-from PIL.Image import Image, fromarray
+from PIL.Image import DecompressionBombError, Image, fromarray
 from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
@@ -23,7 +23,7 @@ from concurrent_loader.errors import DecodeError
 __all__ = ["FORMATS", "decode"]
 
 # The class of the known format, not Image.open: no other parser sees the bytes, and the cap on pixels is the caller's,
-# not Pillow's process-wide one.
+# not Pillow's process-wide one (but that of WebP and GIF looks at twice that one all the same).
 _FILES: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "jpeg": JpegImageFile,
     "png": PngImageFile,
@@ -69,6 +69,8 @@ def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
                 pixels = np.array(upright).astype(np.uint16)
             else:
                 pixels = np.array(_converted(_in_eight_bits(upright), mode))
+    except DecompressionBombError as error:
+        raise DecodeError("Pillow decodes no more pixels than PIL.Image.MAX_IMAGE_PIXELS", got=str(error)) from error
     except _DAMAGE as error:
         raise DecodeError(f"damaged {header.format} data", got=str(error)[:200]) from error
     if pixels.ndim == 2:

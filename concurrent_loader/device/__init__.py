@@ -2,7 +2,7 @@
 
 from concurrent_loader.device.backend import DeviceBackend, Ticket, Undecodable
 from concurrent_loader.device.deferral import DeferredDecoder
-from concurrent_loader.device.opening import device_codecs, has_stage, open_backend, resolve_device
+from concurrent_loader.device.opening import check_pinning, device_codecs, has_stage, open_backend, resolve_device
 from concurrent_loader.device.outcomes import Staged
 from concurrent_loader.device.pictures import StagedColumn, StagedPicture
 from concurrent_loader.device.screening import CODECS, Codec
@@ -19,6 +19,7 @@ __all__ = [
     "StagedPicture",
     "Ticket",
     "Undecodable",
+    "check_pinning",
     "device_codecs",
     "has_stage",
     "open_backend",

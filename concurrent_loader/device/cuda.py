@@ -12,6 +12,8 @@ from __future__ import annotations
 import io
 import logging
 import re
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -38,10 +40,15 @@ _Decode = Callable[[list[torch.Tensor], Sequence[int], str, torch.device], list[
 
 _TORCHVISION_MODES = {"unchanged": 0, "gray": 1, "rgb": 3}
 # NVJPEG_STATUS_ALLOCATOR_FAILURE is 5; both libraries print the status at the end of what they say.
-_ALLOCATOR_FAILURE = re.compile(r"(decode|nvjpeg)[^\n]*: 5\b", re.IGNORECASE)
+_ALLOCATOR_FAILURE = re.compile(r"(decod|jpeg)[^\n]*: 5\b", re.IGNORECASE)
 _ADVICE = "give the loader a smaller batch_size, smaller crops or fewer columns, or leave more memory to it"
 
 _log = logging.getLogger(__name__)
+
+# torch's allocator keeps freed memory for the stream that it was made on. With a stream of its own for each epoch, up
+# to torch's 32 of them would come to hold a working set each.
+_idle_streams: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)
+_streams_lock = threading.Lock()
 
 
 def resolve_cuda(device: torch.device) -> torch.device:
@@ -71,6 +78,8 @@ def resolve_cuda(device: torch.device) -> torch.device:
 class CudaBackend:
     """One GPU and one stream of it; see `concurrent_loader.device.backend.DeviceBackend`.
 
+    The stream is nobody else's until `close`; then it is the next one's.
+
     Args:
         device: The GPU, with its number.
         pinned: Whether host memory is page-locked; otherwise copies wait.
@@ -82,8 +91,11 @@ class CudaBackend:
     def __init__(self, device: torch.device, *, pinned: bool = True) -> None:
         self.device = device
         self._pinned = pinned
+        self._closed = False
         with _translated("opening the device", device):
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            with _streams_lock:
+                idle = _idle_streams[device]
+                self._stream = idle.pop() if idle else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             decode_jpegs = _find_decoder(device)
             decodes_tiles = _decodes_tiles(device)
         # What else a GPU learns to decode is added here, and to `concurrent_loader.device.screening.CODECS`.
@@ -127,7 +139,7 @@ class CudaBackend:
             except (RuntimeError, ValueError) as error:
                 if _is_memory(error) or _is_cuda(error):
                     raise
-                raise Undecodable(str(error).strip().splitlines()[0][:200]) from error
+                raise Undecodable(_first_line(error)[:200]) from error
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
         """Starts a copy to the GPU."""
@@ -163,7 +175,12 @@ class CudaBackend:
 
     def close(self) -> None:
         """Waits for the stream; pinned memory and blocks of the GPU go back to torch's pools with their tensors."""
+        if self._closed:
+            return
         self.drain()
+        self._closed = True
+        with _streams_lock:
+            _idle_streams[self.device].append(self._stream)
 
 
 @cache
@@ -241,7 +258,7 @@ def _translated(what: str, device: torch.device) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # OutOfMemoryError and AcceleratorError are two of them
-        said = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        said = _first_line(error)[:300]
         if _is_memory(error):
             raise DeviceMemoryError(
                 f"{device} has not enough memory for {what}; {_ADVICE}", got=f"{said}; {_memory(device)}"
@@ -249,6 +266,10 @@ def _translated(what: str, device: torch.device) -> Iterator[None]:
         if isinstance(error, torch.AcceleratorError) or _is_cuda(error):
             raise DeviceError(f"{device} failed at {what}", got=said) from error
         raise
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _is_memory(error: Exception) -> bool:

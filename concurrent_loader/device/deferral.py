@@ -60,6 +60,7 @@ class DeferredDecoder:
         self._formats = formats_of(column_type)
         self._whole = make_decoder(self._mode, column_type, backend=backend, max_pixels=max_pixels)
         self._part = make_crop_decoder(column_type, backend=backend, max_pixels=max_pixels)
+        self._backend = backend
         self._max_pixels = max_pixels
         self._seed = seed
         self._codecs = tuple(CODECS[each] for each in codecs)
@@ -79,7 +80,10 @@ class DeferredDecoder:
         """Puts a batch's pictures together; one that is pixels already stands in for broken ones."""
         size = None if self._crop is None else self._crop.size
         staged = (each if isinstance(each, StagedPicture) else self._made(each, -1, "") for each in pictures)
-        return StagedColumn(self._name, self._column_type, self._mode, size, tuple(staged), self._augment)
+        return StagedColumn(
+            self._name, self._column_type, self._mode, size, tuple(staged), self._augment,
+            backend=self._backend, max_pixels=self._max_pixels,
+        )  # fmt: skip
 
     def _prepare(self, data: Buffer, *, row: Row, sample: int, key: str) -> StagedPicture:
         header = parse_header(data)

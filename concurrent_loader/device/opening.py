@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from concurrent_loader.device.backend import DeviceBackend
+from storage.errors import ConfigurationError
 
-__all__ = ["device_codecs", "has_stage", "open_backend", "resolve_device"]
+__all__ = ["check_pinning", "device_codecs", "has_stage", "open_backend", "resolve_device"]
 
 _CUDA = "concurrent_loader.device.cuda"
 
@@ -23,12 +24,25 @@ def resolve_device(device: str | torch.device | None) -> torch.device | None:
     """Makes sure that a device is there, without touching any other.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: It is not, or that is no device.
     """
     if device is None:
         return None
-    wanted = torch.device(device)
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError("device must be 'cpu', 'cuda', 'cuda:1' or the like", got=device) from error
     return _cuda().resolve_cuda(wanted) if wanted.type == "cuda" else wanted
+
+
+def check_pinning(device: torch.device | None) -> None:
+    """Makes sure that memory can be page-locked, where that was asked for.
+
+    Raises:
+        ConfigurationError: There is no accelerator that would copy from it.
+    """
+    if not has_stage(device) and not torch.accelerator.is_available():
+        raise ConfigurationError("pin_memory is for a GPU, and none can be used here: leave it out")
 
 
 def device_codecs(device: torch.device | None) -> tuple[str, ...]:
@@ -37,7 +51,13 @@ def device_codecs(device: torch.device | None) -> tuple[str, ...]:
     Raises:
         DeviceError: It cannot be used.
     """
-    return tuple(open_backend(device, pinned=False).codecs) if device is not None and has_stage(device) else ()
+    if device is None or not has_stage(device):
+        return ()
+    backend = open_backend(device, pinned=False)
+    try:
+        return tuple(backend.codecs)
+    finally:
+        backend.close()
 
 
 def open_backend(device: torch.device, *, pinned: bool) -> DeviceBackend:

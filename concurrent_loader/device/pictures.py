@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from concurrent_loader.augment import Augment
-from concurrent_loader.decode import Box
+from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Box
 from concurrent_loader.decode.header import Buffer
 from concurrent_loader.lossless import TilePlan
 from concurrent_loader.shared_memory import empty
@@ -64,6 +64,8 @@ class StagedColumn:
         pictures: In the batch's order.
         augment: What is done to the crops; None where nothing is.
         block: (n,) uint8, the encoded bytes of all of them if they came from another process.
+        backend: Of the decoders that try on the CPU what the device refuses.
+        max_pixels: What they refuse, too.
     """
 
     name: str
@@ -73,6 +75,8 @@ class StagedColumn:
     pictures: tuple[StagedPicture, ...]
     augment: Augment | None = None
     block: torch.Tensor | None = None
+    backend: Backend = "auto"
+    max_pixels: int = DEFAULT_MAX_PIXELS
 
     def __len__(self) -> int:
         return len(self.pictures)

@@ -177,14 +177,15 @@ class DeviceStage:
         """Decodes on the CPU what the device did not like: what a library there can read is a picture everywhere."""
         data = column.encoded(picture).data
         box = picture.box
+        options: dict[str, Any] = {"backend": column.backend, "max_pixels": column.max_pixels}
         try:
             if box is None or column.size is None:
-                pixels = make_decoder(column.mode, column.column_type)(data).contiguous()
+                pixels = make_decoder(column.mode, column.column_type, **options)(data).contiguous()
             else:
                 drawn = box if picture.plan is None else picture.plan.located(box)
                 box = Box(0, 0, *column.size)
                 pixels = torch.empty((3, *column.size), dtype=torch.uint8)
-                make_crop_decoder(column.column_type)(data, lambda _, __: drawn, pixels.numpy())
+                make_crop_decoder(column.column_type, **options)(data, lambda _, __: drawn, pixels.numpy())
         except DecodeError as error:
             error.locate(column=column.name, sample=picture.sample, key=picture.key)
             if self._on_error == "raise":

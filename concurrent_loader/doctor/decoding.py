@@ -111,7 +111,7 @@ def judge_decoder(backends: tuple[str, ...], *, native_crop: bool, images_s: flo
         return Finding("decoder", Level.FAIL, "no library can decode pictures", "pip install torchcodec", facts)
     pace = "" if images_s is None else f", {images_s:,.0f} images/s on one core of {num_cores}"
     said = f"{backends[0]}{' and native crops' if native_crop else ''}{pace}"
-    if backends[0] == "pil":
+    if backends[0] == "pillow":
         return Finding("decoder", Level.WARN, said, "torchcodec is faster: pip install torchcodec", facts)
     if not native_crop:
         advice = (

@@ -33,10 +33,13 @@ __all__ = [
 # S3 refuses signatures that are more than 15 minutes off (RequestTimeTooSkewed).
 MAX_SKEW_S = 15 * 60
 _NOTICED_SKEW_S = 60
-_TLS_ADVICE = (
+_CERTIFICATE_ADVICE = (
     "if the server has a certificate of your own authority, name that in AWS_CA_BUNDLE; verify_tls=false gives up on"
     " knowing whom you talk to"
 )
+
+
+FailureKind = Literal["name", "refused", "certificate", "tls", "late", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class Answer:
 class Failure:
     """Why there was no answer."""
 
-    kind: Literal["name", "refused", "tls", "late", "broken"]
+    kind: FailureKind
     seconds: float
 
 
@@ -116,7 +119,7 @@ async def ask(
     trusted = ssl.create_default_context(cafile=place.ca_bundle) if place.verify_tls and place.ca_bundle else None
     begun = clock()
 
-    def failed(kind: Literal["name", "refused", "tls", "late", "broken"]) -> Failure:
+    def failed(kind: FailureKind) -> Failure:
         return Failure(kind, clock() - begun)
 
     try:
@@ -136,7 +139,9 @@ async def ask(
             )
     except TimeoutError:
         return failed("late")
-    except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError, ssl.SSLError):
+    except (aiohttp.ClientConnectorCertificateError, ssl.SSLCertVerificationError):
+        return failed("certificate")
+    except (aiohttp.ClientSSLError, ssl.SSLError):
         return failed("tls")
     except aiohttp.ClientConnectorDNSError:
         return failed("name")
@@ -162,7 +167,8 @@ def judge_endpoint(place: Place, answer: Answer | Failure) -> Finding:
             "does not take connections",
             "check the port, whether the server runs, and firewalls, routes and endpoint policies on the way",
         ),
-        "tls": ("offers a connection that TLS refuses", _TLS_ADVICE),
+        "certificate": ("has a certificate that is not to be trusted", _CERTIFICATE_ADVICE),
+        "tls": ("does not speak TLS", "check the port, and whether it wants http://"),
         "late": (
             f"did not answer within {answer.seconds:.0f} s",
             "a firewall that drops packets looks like this, and a private subnet without a gateway endpoint",
@@ -185,11 +191,15 @@ def judge_tls(place: Place, answer: Answer | Failure) -> Finding:
             "use https:// if the server can",
         )
     if isinstance(answer, Failure):
+        if answer.kind == "certificate":
+            return Finding("tls", Level.FAIL, "the server's certificate is not one to trust", _CERTIFICATE_ADVICE)
         if answer.kind == "tls":
-            return Finding("tls", Level.FAIL, "the server's certificate is not one to trust", _TLS_ADVICE)
+            return Finding("tls", Level.FAIL, "none came about", "see endpoint")
         return Finding("tls", Level.WARN, "not known, because nobody answered", "see endpoint")
     if not place.verify_tls:
-        return Finding("tls", Level.WARN, "the server's certificate is not checked (verify_tls=false)", _TLS_ADVICE)
+        return Finding(
+            "tls", Level.WARN, "the server's certificate is not checked (verify_tls=false)", _CERTIFICATE_ADVICE
+        )
     return Finding("tls", Level.OK, "the server's certificate is good")
 
 

@@ -132,6 +132,8 @@ async def _look_at_s3(url: str, options: Mapping[str, Any], wishes: Wishes, foun
 
     parsed = parse_options(S3Options, options, url=url)
     settings = AwsSettings.resolve(parsed, url=url)
+    if parsed.verify_tls:
+        settings.certificates(url=url)  # complains now if they cannot be read
     place = endpoint.Place(
         Location.parse(url).bucket,
         endpoint_url=settings.endpoint_url,
@@ -171,7 +173,7 @@ def _look_at_drive(cache_dir: Path, wishes: Wishes) -> tuple[Finding, float | No
 def _look_at_decoder(sample_bytes: int) -> tuple[Finding, float | None]:
     from concurrent_loader.decode import available_backends, has_native_crop
 
-    backends, images_s, cores = available_backends(), None, machine.num_cores()
+    backends, images_s, cores = available_backends("jpeg"), None, machine.num_cores()
     if backends:
         jpeg = decoding.sample_jpeg(num_bytes=sample_bytes)
         images_s = decoding.measure_decoding(jpeg, backend=backends[0], seconds=_DECODING_S)

@@ -17,10 +17,10 @@ __all__ = ["IMAGE_FAULTS", "Verification", "check_verification", "fault_text", "
 
 Verification = Literal["decode", "header", "none"]
 
-# What Pillow raises for damaged files, format by format; its own classes are OSErrors. A Warning is raised where the
-# caller's filters make errors of them.
-IMAGE_FAULTS = (OSError, SyntaxError, ValueError, TypeError, EOFError, IndexError, KeyError, OverflowError, MemoryError,
-           struct.error, zlib.error, Image.DecompressionBombError, Warning)  # fmt: skip
+# What Pillow raises for damaged files, format by format (AVIF: RuntimeError); its own classes are OSErrors. A Warning
+# is raised where the caller's filters make errors of them.
+IMAGE_FAULTS = (OSError, RuntimeError, SyntaxError, ValueError, TypeError, EOFError, IndexError, KeyError,
+           OverflowError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError, Warning)  # fmt: skip
 
 
 _BUFFER = re.compile(r"<_io\.BytesIO object at 0x[0-9a-f]+>")  # reasons are kept in manifests: no addresses in them

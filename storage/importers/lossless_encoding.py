@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
+from PIL.TiffImagePlugin import BITSPERSAMPLE, EXTRASAMPLES, SAMPLEFORMAT, SAMPLESPERPIXEL, TiffImageFile
 
 from storage.errors import ConfigurationError, SchemaError
 from storage.importers.image_check import IMAGE_FAULTS, fault_text
@@ -27,6 +28,8 @@ LOSSLESS_EXTENSIONS = frozenset({"png", "webp", "tif", "tiff", "bmp"})
 _FORMATS = ("PNG", "WEBP", "TIFF", "BMP")
 _LOSSY_TIFF = frozenset({"jpeg", "tiff_jpeg", "webp"})
 _MODES = ("L", "LA", "RGB", "RGBA", "I;16")
+_DEEP_COLOUR = "16 bits a channel are kept for gray only, not for colour"
+_PREMULTIPLIED, _SIGNED = 1, 2  # values of TIFF's ExtraSamples and SampleFormat
 
 
 def check_encoding(encoding: str | None) -> str | None:
@@ -63,7 +66,7 @@ def to_lossless(data: bytes, *, encoding: str = "lossless", verify: bool = True)
             reason = _refusal(image, data)
             if reason is not None:
                 return reason
-            pixels = _pixels(image)
+            pixels = _pixels(image, bits=data[24] if image.format == "PNG" else 8)
     except IMAGE_FAULTS as error:
         return f"it does not decode: {fault_text(error)}"
     if isinstance(pixels, str):
@@ -80,12 +83,30 @@ def to_lossless(data: bytes, *, encoding: str = "lossless", verify: bool = True)
 def _refusal(image: Image.Image, data: bytes) -> str | None:
     if getattr(image, "n_frames", 1) > 1:
         return "it has more than one picture"
+    if image.format == "PNG" and data[12:16] != b"IHDR":
+        return "its header is not its first chunk"
     if image.format == "PNG" and data[24] == 16 and data[25] != 0:
-        return "16 bits a channel are kept for gray only, not for colour"
+        return _DEEP_COLOUR
     if image.format == "WEBP" and not _is_lossless_webp(data):
         return "a lossy WebP: its pixels are better kept as they are encoded"
     if image.format == "TIFF" and image.info.get("compression") in _LOSSY_TIFF:
         return "a lossy TIFF: its pixels are better kept as they are encoded"
+    if isinstance(image, TiffImageFile) and image.mode in ("L", "LA", "RGB", "RGBA"):
+        return _tiff_loss(image)
+    return None
+
+
+def _tiff_loss(image: TiffImageFile) -> str | None:
+    """What Pillow would change of a TIFF's samples, or leave out, on their way to 8 bits; None where it is nothing."""
+    tags = image.tag_v2
+    if max(tags.get(BITSPERSAMPLE, (1,))) > 8:
+        return _DEEP_COLOUR
+    if tags.get(SAMPLESPERPIXEL, 1) > len(image.getbands()):
+        return "it has channels that are neither colour nor alpha"
+    if _PREMULTIPLIED in tags.get(EXTRASAMPLES, ()):
+        return "its colours are multiplied by alpha"
+    if _SIGNED in tags.get(SAMPLEFORMAT, ()):
+        return "its samples have signs"
     return None
 
 
@@ -100,9 +121,15 @@ def _is_lossless_webp(data: bytes) -> bool:
     return False
 
 
-def _pixels(image: Image.Image) -> npt.NDArray[Any] | str:
-    """(C, H, W) uint8 or uint16; or why not."""
-    has_key = "transparency" in image.info  # before anything else: turning upright may lose it
+def _pixels(image: Image.Image, *, bits: int) -> npt.NDArray[Any] | str:
+    """(C, H, W) uint8 or uint16; or why not. ``bits`` are a PNG's, of a channel."""
+    key = image.info.get("transparency")  # before anything else: turning upright may lose it
+    has_key = key is not None
+    if has_key and image.mode.startswith("I"):
+        return "16 bits of gray with a transparent one are not supported"
+    if isinstance(key, int) and image.mode == "L":
+        # Pillow has scaled the gray of a PNG to 8 bits, but not its key.
+        image.info["transparency"] = (key & (1 << bits) - 1) * 255 // ((1 << bits) - 1)
     if image.mode in ("1", "L", "P", "PA", "RGB") and (has_key or image.mode == "PA"):
         image = image.convert("RGBA")
     elif image.mode in ("1", "P"):

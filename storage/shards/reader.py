@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from storage.cache.shard_cache import ShardCache
 from storage.cache.single_flight import SingleFlight
-from storage.errors import SchemaError, StorageError
+from storage.errors import CorruptData, SchemaError, StorageError
 from storage.fetch.engine import FetchEngine
 from storage.shards.columns import ColumnKind, Schema
 from storage.shards.index import ShardIndex
@@ -161,19 +161,19 @@ class DatasetReader:
 
     async def _fetch_index(self, entry: ShardEntry | BundleEntry) -> ShardIndex:
         def parse(tail: memoryview) -> ShardIndex:
-            return ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
+            index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
+            if index.num_samples != entry.num_samples:
+                raise CorruptData(
+                    "the shard does not hold as many samples as its manifest says",
+                    shard=entry.key, expected=entry.num_samples, got=index.num_samples,
+                )  # fmt: skip
+            return index
 
         return await self.cache.read(entry, entry.tail_start, entry.size, parse)
 
     async def _bundle(self, bundle: BundleEntry, name: str) -> npt.NDArray[np.generic]:
         index = await self._fetch_index(bundle)
-        part = np.asarray(index.column(name))
-        if len(part) != bundle.num_samples:
-            raise SchemaError(
-                "a bundle does not hold as many samples as its manifest says",
-                key=bundle.key, column=name, expected=bundle.num_samples, got=len(part),
-            )  # fmt: skip
-        return part
+        return np.asarray(index.column(name))
 
     async def _payload_values(
         self, entry: ShardEntry, index: ShardIndex, row: int, names: Sequence[str]

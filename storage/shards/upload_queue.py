@@ -50,8 +50,7 @@ class UploadQueue:
 
     def put(self, key: str, data: bytes) -> None:
         """Starts an upload, after waiting for a place; an error shows at the next `check` or `flush`."""
-        while len(self._running) >= self._in_flight:
-            self._collect(wait(self._running, return_when=FIRST_COMPLETED).done)
+        self._wait_for_place()
         self._start(key, data)
 
     def check(self) -> None:
@@ -90,6 +89,10 @@ class UploadQueue:
         if not self._keep_store:
             await self.store.close()
 
+    def _wait_for_place(self) -> None:
+        while len(self._running) >= self._in_flight:
+            self._collect(wait(self._running, return_when=FIRST_COMPLETED).done)
+
     def _start(self, key: str, data: bytes) -> None:
         self._running[self._loop.submit(self._uploader.put_content_addressed(key, data))] = (key, data)
 
@@ -107,6 +110,7 @@ class UploadQueue:
             raise error
 
     def _restart_failed(self) -> None:
-        failed, self._failed = self._failed, []
-        for key, data in failed:
-            self.put(key, data)
+        for _ in range(len(self._failed)):  # not those that fail meanwhile: their errors are raised first
+            self._wait_for_place()
+            self._start(*self._failed[0])
+            del self._failed[0]  # only now: an interrupted wait forgets none

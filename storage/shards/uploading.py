@@ -8,12 +8,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from storage.errors import AlreadyExists, DeadlineExceeded, NotFound, StorageError
+from storage.errors import AlreadyExists, DeadlineExceeded, InvalidRange, NotFound, StorageError
 from storage.fetch.deadlines import attempt_timeout_s
 from storage.fetch.retry import RetryPolicy, retry_delay_s
 from storage.stores.protocol import Buffer, Store
 
 __all__ = ["Uploader"]
+
+_PIECE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +58,11 @@ class Uploader:
         await self._insist(put, key, len(data))
 
     async def put_content_addressed(self, key: str, data: Buffer) -> None:
-        """Writes an object whose key is made from its bytes: one that is there already is the same, and stays.
+        """Writes an object whose key is made from its bytes: one that is there already stays if it has these bytes.
 
-        Not replacing it keeps its ETag, which readers of older snapshots may hold on to.
+        Not replacing it keeps its ETag, which readers of older snapshots may hold on to. What has other bytes has
+        decayed, or is a stump that some other tool left behind: it contradicts every manifest, and writing the data
+        set again is how it is mended.
 
         Raises:
             StorageError: The last attempt's, with ``attempts`` filled in.
@@ -68,17 +72,22 @@ class Uploader:
             try:
                 await self.store.put_if_absent(key, data)
             except AlreadyExists:
-                # Another size is what some other tool left behind; it contradicts every manifest, so nobody reads it.
-                if await self._size(key) != len(data):
+                if not await self._is_there(key, memoryview(data)):
                     await self.store.put(key, data)
 
         await self._insist(put, key, len(data))
 
-    async def _size(self, key: str) -> int | None:
+    async def _is_there(self, key: str, data: memoryview) -> bool:
+        """Whether an object has exactly these bytes; they are read piece by piece."""
         try:
-            return (await self.store.head(key)).size
-        except NotFound:
-            return None
+            for start in range(0, len(data), _PIECE_BYTES):
+                piece = data[start : start + _PIECE_BYTES]
+                found = await self.store.get_range(key, start, start + len(piece))
+                if found.meta.size != len(data) or found.data != piece:
+                    return False
+        except (NotFound, InvalidRange):
+            return False
+        return True
 
     async def _insist(self, put: Callable[[int], Awaitable[None]], key: str, num_bytes: int) -> None:
         policy = replace(self.retry, deadline_s=self.retry.deadline_s + num_bytes / self.retry.min_bytes_per_s)

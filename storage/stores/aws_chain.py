@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import botocore.configprovider
@@ -97,6 +98,23 @@ class AwsSettings:
                 region=options.region_or_environment or session.get_config_variable("region"),
                 ca_bundle=session.get_config_variable("ca_bundle"),
             )
+
+    def certificates(self, *, url: str) -> bytes | None:
+        """Reads the certificates to trust; None for the system's.
+
+        Raises:
+            ConfigurationError: They cannot be read.
+        """
+        if not self.ca_bundle:
+            return None
+        try:
+            return Path(self.ca_bundle).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(
+                "the certificates that AWS_CA_BUNDLE or ca_bundle names cannot be read",
+                url=url,
+                got=f"{self.ca_bundle}: {error.strerror}",
+            ) from error
 
 
 def chain_credentials(profile: str | None, *, url: str) -> S3Credentials:

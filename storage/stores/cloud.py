@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -269,8 +268,8 @@ class CloudStore(Store):
 
     def _s3_config(self, options: S3Options, client_options: dict[str, Any]) -> dict[str, Any]:
         settings = AwsSettings.resolve(options, url=self.url)
-        if settings.ca_bundle and options.verify_tls:
-            client_options["root_certificate"] = Path(settings.ca_bundle).read_bytes()
+        if options.verify_tls and (certificates := settings.certificates(url=self.url)) is not None:
+            client_options["root_certificate"] = certificates
         bucket, endpoint = self._location.bucket, settings.endpoint_url
         # A bucket's name with a dot in it fits no wildcard certificate.
         path_style = (endpoint is not None or "." in bucket) if options.path_style is None else options.path_style

@@ -193,8 +193,7 @@ class S3Store(Store):
     async def _put_in_parts(
         self, client: Any, key: str, data: memoryview, condition: dict[str, str]
     ) -> Mapping[str, Any]:
-        created = await client.create_multipart_upload(**self._at(key))
-        upload = {**self._at(key), "UploadId": created["UploadId"]}
+        upload = await self._begin_upload(client, key)
         places = asyncio.Semaphore(self._options.parts_in_flight)
         part_bytes = self._options.part_bytes_for(len(data))
 
@@ -219,6 +218,21 @@ class S3Store(Store):
                 raise error.exceptions[0] from error
             raise
         return completed
+
+    async def _begin_upload(self, client: Any, key: str) -> dict[str, str]:
+        """Begins an upload; who is cancelled meanwhile waits for its number, since it could not be given up without."""
+        beginning = asyncio.ensure_future(client.create_multipart_upload(**self._at(key)))
+        try:
+            created = await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            try:
+                await asyncio.wait([beginning], timeout=_ABORT_TIMEOUT_S)
+            finally:
+                beginning.cancel()  # of what is done that is nothing
+            if beginning.done() and not beginning.cancelled() and beginning.exception() is None:
+                await self._abort(client, {**self._at(key), "UploadId": beginning.result()["UploadId"]})
+            raise
+        return {**self._at(key), "UploadId": created["UploadId"]}
 
     async def _abort(self, client: Any, upload: dict[str, str]) -> None:
         """Gives up an upload, so that its parts cost no storage; on failure the bucket's lifecycle rule must do it."""

@@ -56,6 +56,39 @@ async def test_a_pool_that_was_never_used_starts_no_thread() -> None:
     assert await threads.leave(0)
 
 
+def scarce(monkeypatch: pytest.MonkeyPatch, num_threads: int) -> None:
+    """Has the system refuse further threads of a pool."""
+    start = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name in {f"decode_{number}" for number in range(num_threads, 9)}:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+
+
+async def test_where_only_some_threads_can_be_started_these_do_the_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scarce(monkeypatch, 1)
+    threads = DecodeThreads(4)
+    loop = asyncio.get_running_loop()
+    assert [await loop.run_in_executor(threads, divmod, 7, number) for number in (1, 2)] == [(7, 0), (3, 1)]
+    assert "only 1 of 4 threads can be started" in caplog.text
+    assert await threads.leave(10)
+
+
+async def test_where_no_thread_can_be_started_that_is_said_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    scarce(monkeypatch, 0)
+    threads = DecodeThreads(2)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threads.submit(fail)
+    assert await threads.leave(10)
+    assert threads.join(0)
+
+
 async def test_what_has_not_begun_is_cancelled() -> None:
     threads, busy = DecodeThreads(1), Busy()
     running, waiting = threads.submit(busy), threads.submit(divmod, 1, 1)

@@ -138,6 +138,34 @@ def test_a_failing_device_is_a_failure_in_the_batch_s_place(
     assert batches.take(10) is outcome  # nothing comes after it
 
 
+def test_nothing_is_staged_after_a_failure(batches: DeviceBatches, made: Made, fake: FakeDevice) -> None:
+    made.ready = [batch(0), Batch({"x": torch.zeros(1000)}, step=1), batch(2), END]
+    fake.memory_bytes = 500
+    assert taken(batches).step == 0
+    after = batches._ahead[1].future
+    assert isinstance(batches.take(10), Failure)
+    after.result(10)
+    assert len(fake.copied_bytes) == 1
+
+
+def test_what_comes_at_the_very_moment_of_the_time_out_is_not_lost(batches: DeviceBatches, made: Made) -> None:
+    made.ready = [batch(0), batch(1), END]
+    assert taken(batches).step == 0
+    future = batches._ahead[0].future
+    result = future.result
+
+    def late(timeout_s: float | None) -> Any:
+        result(10)
+        raise TimeoutError
+
+    future.result = late  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError):
+        batches.take(0.01)
+    future.result = result  # type: ignore[method-assign]
+    assert taken(batches).step == 1
+    assert batches.take(10) is END
+
+
 def test_an_error_keeps_no_frame_with_the_device_s_memory(batches: DeviceBatches, made: Made, fake: FakeDevice) -> None:
     made.ready = [batch(0)]
     fake.memory_bytes = 1

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from concurrent_loader import ConcurrentDataLoader, LoaderTimeout, ShardDataset, loader
+from concurrent_loader import ConcurrentDataLoader, LoaderError, LoaderTimeout, ShardDataset, TransformError, loader
 
 SOON_S = 0.1
 
@@ -98,6 +98,33 @@ def test_users_code_that_never_returns_ends_in_an_error(
         dataset.loop.run(settled())
         assert cache._pins == {}
         assert cache._open == {}
+
+
+class Own(BaseException):
+    """As test runners have them."""
+
+
+@pytest.mark.parametrize("raised", [StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit, Own])
+@pytest.mark.parametrize("stage", ["transform", "collate", "decode"])
+def test_what_no_coroutine_can_raise_is_an_error_and_the_data_set_goes_on(
+    dataset: ShardDataset, stage: str, raised: type[BaseException]
+) -> None:
+    def fail(argument: Any) -> Any:
+        raise raised("of the user's code")
+
+    how: dict[str, Any] = {
+        "transform": {"transform": fail},
+        "collate": {"collate_fn": fail},
+        "decode": {"decode": {"data": fail}},
+    }[stage]
+    with pytest.raises(LoaderError, match=f"{raised.__name__}: of the user's code") as caught:
+        list(ConcurrentDataLoader(dataset, 8, timeout=30, **how))
+    assert not isinstance(caught.value, LoaderTimeout)
+    assert not decode_threads()
+    if stage == "transform" and raised in (StopIteration, SystemExit):
+        assert isinstance(caught.value, TransformError)
+        assert caught.value.sample is not None
+    assert sum(len(batch["label"]) for batch in ConcurrentDataLoader(dataset, 8)) == 203
 
 
 def test_one_sample_is_enough(dataset: ShardDataset, stuck: Stuck) -> None:

@@ -77,6 +77,9 @@ def test_sizes():
     "make",
     [
         lambda: RandomResizedCrop(0),
+        lambda: RandomResizedCrop(8.0),
+        lambda: RandomResizedCrop(None),
+        lambda: RandomResizedCrop(8, ratio=(1, math.inf)),
         lambda: RandomResizedCrop((3, 0)),
         lambda: RandomResizedCrop(True),
         lambda: RandomResizedCrop(8, scale=(0, 1)),

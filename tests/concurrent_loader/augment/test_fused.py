@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import interpolate
 
+from concurrent_loader.augment import fused
 from concurrent_loader.augment.fused import boxes_and_flips, crop_resize, has_triton
 from concurrent_loader.decode.crop import Box
 from storage.errors import ConfigurationError
 
+WORKS = fused._works
 PROGRAM = Path(__file__).with_name("fused_program.py")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -35,6 +38,52 @@ def cropped(image: torch.Tensor, box: Box) -> torch.Tensor:
 
 IMAGES = [picture(3, 50, 40), picture(1, 200, 13), picture(4, 17, 300), picture(3, 5, 5).permute(0, 2, 1)]
 BOXES = [Box(3, 4, 40, 30, True), Box(0, 0, 200, 13), Box(2, 100, 15, 200, True), Box(1, 1, 3, 4)]
+
+
+def filled(level: int) -> Any:
+    def launch(images: Any, wanted: Any, out: torch.Tensor, *_: Any) -> None:
+        out.fill_(level)
+
+    return launch
+
+
+def failing(error: Exception) -> Any:
+    def launch(*_: Any) -> None:
+        raise error
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("launch", "works", "said"),
+    [
+        (filled(100), True, ""),
+        (filled(99), False, "does not work on cpu"),
+        (failing(RuntimeError("Failed to find C compiler")), False, "RuntimeError: Failed to find C compiler"),
+        (failing(AssertionError("of a compiler")), False, "of a compiler"),
+    ],
+)
+def test_where_the_kernel_does_not_work_torch_makes_crops(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launch: Any, works: bool, said: str
+) -> None:
+    monkeypatch.setattr(fused, "_launch", launch)
+    monkeypatch.setattr(fused, "has_triton", lambda: True)
+    tried = cache(WORKS.__wrapped__)
+    monkeypatch.setattr(fused, "_works", lambda device: tried(torch.device("cpu")))
+    assert fused._takes_kernel("auto", torch.device("cuda")) is works
+    assert fused._takes_kernel("auto", torch.device("cuda")) is works
+    assert fused._takes_kernel(True, torch.device("cuda"))
+    assert [record.getMessage() for record in caplog.records if said not in record.getMessage()] == []
+    assert len(caplog.records) == (not works)  # once
+    assert not fused._takes_kernel(False, torch.device("cuda"))
+    assert not fused._takes_kernel("auto", torch.device("cpu"))
+
+
+def test_a_device_that_fails_is_not_taken_for_one_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (torch.OutOfMemoryError("Allocation on device"), torch.AcceleratorError("CUDA error: unspecified")):
+        monkeypatch.setattr(fused, "_launch", failing(error))
+        with pytest.raises(type(error)):
+            WORKS.__wrapped__(torch.device("cpu"))
 
 
 def test_it_is_torchs_antialiased_resize():

@@ -58,6 +58,16 @@ def test_quantiles_rise_from_0_to_1_and_are_symmetrical(alpha, shares):
     assert np.allclose(beta_quantile(mirrored, alpha), 1 - beta_quantile(1 - mirrored, alpha), atol=1e-9)
 
 
+@pytest.mark.parametrize("alpha", [1e-3, 100, 600, 1e5])
+def test_quantiles_of_extreme_distributions_are_numbers(alpha):
+    shares = np.array([0, 0.159, 0.5, 0.841, 0.999])
+    found = beta_quantile(shares, alpha)
+    assert ((found >= 0) & (found <= 1)).all()
+    assert found[2] == pytest.approx(0.5)
+    if alpha > 1:  # then nearly a normal distribution, whose deviation this is
+        assert (found[3] - 0.5) * math.sqrt(8 * alpha + 4) == pytest.approx(1, abs=0.05)
+
+
 def test_quantiles_are_those_of_the_distribution():
     shares = (np.arange(1000) + 0.5) / 1000
     assert np.allclose(beta_quantile(shares, 1.0), shares, atol=1e-9)
@@ -125,6 +135,17 @@ def test_either_or_neither():
     assert torch.equal(MixUp(p=0)(plain)["image"], plain["image"])
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
+def test_what_is_cut_shows_the_partner_also_beside_what_is_blended(dtype):
+    plain = batch(12, dtype)
+    mixed = MixUpOrCutMix(seed=2)(plain)
+    levels, partner = plain["image"][:, 0, 0, 0].float(), torch.from_numpy(partners(12))
+    wanted = mixed["lam"] * levels + (1 - mixed["lam"]) * levels[partner]
+    assert torch.allclose(mixed["image"].float().mean((1, 2, 3)), wanted, atol=0.51)
+    flat = (mixed["image"] == mixed["image"][:, :, :1, :1]).all((1, 2, 3))
+    assert 2 < flat.sum() < 10  # some are cut and some are blended
+
+
 def test_a_share_belongs_to_the_sample():
     mixed = MixUp(seed=1)(batch())
     some = MixUp(seed=1)(
@@ -150,6 +171,10 @@ def test_layouts_stay():
         lambda: CutMix(alpha=float("inf")),
         lambda: MixUp(p=2),
         lambda: MixUp(num_classes=0),
+        lambda: MixUp(num_classes=10.0),
+        lambda: MixUp(num_classes=True),
+        lambda: CutMix(seed=-1),
+        lambda: MixUpOrCutMix(seed=2**64),
         lambda: MixUpOrCutMix(mixup_alpha=-1),
         lambda: MixUpOrCutMix(cutmix_share=1.5),
         lambda: MixUp()({"image": 1}),

@@ -282,3 +282,11 @@ def test_what_cannot_work_is_said_at_once(arguments: tuple[str, ...]) -> None:
     assert result.exit_code == 2
     assert result.stderr
     assert "word" not in result.output
+
+
+def test_certificates_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "nowhere.pem"))
+    result = CliRunner().invoke(app, ["doctor", "s3://b", "--endpoint-url", "https://127.0.0.1:1"])
+    assert result.exit_code == 2
+    assert "AWS_CA_BUNDLE" in result.stderr
+    assert "nowhere.pem" in result.stderr

@@ -135,6 +135,19 @@ def test_what_ends_too_early_is_damaged(native):
 
 
 @pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize(("size", "turned"), [((64, 64), False), ((64, 16), False), ((8, 64), True)])
+def test_even_a_long_strip_is_averaged(native, size, turned):
+    # 300 pixels to one and more: a weight is less than 1/256, and a few bright ones are easily lost, or multiplied.
+    dice = np.random.default_rng(0)
+    bright = (dice.uniform(size=20_000) < 0.03).astype(np.uint8) * 255
+    strip = np.broadcast_to(bright[:, None] if turned else bright, (20_000, 64) if turned else (64, 20_000))
+    data = encoded(Image.fromarray(np.ascontiguousarray(strip)), quality=97)
+    box = Box(0, 0, *strip.shape)
+    wanted = reference(make_decoder("rgb", "jpeg")(data), box, size)
+    assert np.abs(crop(data, box, size, native=native) - wanted).max() <= 3
+
+
+@pytest.mark.parametrize("native", NATIVE)
 def test_too_many_pixels_are_refused_before_they_exist(native):
     jpeg = encoded(a_photo(64, 64))
     with pytest.raises(DecodeError, match="too large"):
@@ -247,4 +260,4 @@ if has_native_crop():
         length = int.from_bytes(jpeg[start + 2 : start + 4], "big")
         empty = jpeg[start : start + 2 + length]
         with pytest.raises(ValueError, match=r"scans|early|EOF|end"):
-            raw(jpeg[:start] + empty * 5000 + jpeg[start:])
+            raw(jpeg[:start] + empty * 5000 + jpeg[start:], (0, 0, 64, 64))

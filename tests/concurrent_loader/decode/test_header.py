@@ -89,6 +89,18 @@ def test_animated_webp() -> None:
     assert parse_header(target.getvalue()).animated
 
 
+def test_a_jpeg_of_endless_scans_is_refused() -> None:
+    # 100 KB of scans without a coefficient take any decoder of 16 million pixels 10 s.
+    data = encoded("L", "JPEG", progressive=True)
+    first, last = data.index(b"\xff\xda"), data.rindex(b"\xff\xda")
+    scan, num_others = data[last:-2], data[first:last].count(b"\xff\xda")
+    most = 500 - num_others
+    assert parse_header(data[:last] + scan * most).num_channels == 1
+    for kind in (bytes, bytearray, memoryview):
+        with pytest.raises(DecodeError, match="too many scans"):
+            parse_header(kind(data[:last] + scan * (most + 1)))
+
+
 def test_jpeg_fill_bytes_and_lone_markers_are_skipped() -> None:
     data = encoded("RGB", "JPEG")
     assert parse_header(data[:2] + b"\xff\xff\xff\x01\xff\xff\xd0" + data[2:]) == parse_header(data)

@@ -275,6 +275,13 @@ def test_a_large_picture_within_the_cap_is_no_bomb(backend: Any) -> None:
     assert make_decoder("gray", "png", backend=backend)(data).shape == (1, 9_000, 10_000)
 
 
+def test_what_pillow_calls_a_bomb_is_a_decode_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of a WebP it looks at its process-wide cap even here, and a caller's cap may be larger.
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)
+    with pytest.raises(DecodeError, match="MAX_IMAGE_PIXELS"):
+        make_decoder("rgb", "webp", backend="pillow")(IMAGES["turned webp"])
+
+
 def test_formats_must_fit_the_column(backend: Any) -> None:
     for column_type, name in [("jpeg", "png"), ("png", "lossy webp"), ("webp", "baseline")]:
         with pytest.raises(DecodeError, match="another format"):
@@ -342,6 +349,8 @@ def test_arguments_that_cannot_work(arguments: dict[str, Any]) -> None:
 
 def test_all_libraries_are_here() -> None:
     assert available_backends() == ("torchcodec", "torchvision", "simplejpeg", "pillow")
+    assert available_backends("jpeg") == ENCODINGS["jpeg"]
+    assert available_backends("gif") == ("pillow",)
 
 
 def test_every_encoding_has_a_library_here_for_every_name() -> None:

@@ -252,8 +252,10 @@ def test_an_epoch_leaves_no_memory_and_no_thread(stored_url: str, device: torch.
     epoch()
     gc.collect()
     before, threads = torch.cuda.memory_allocated(device), threading.active_count()
+    kept = torch.cuda.memory_reserved(device)
     for _ in range(3):
         epoch()
     gc.collect()
     assert torch.cuda.memory_allocated(device) == before
+    assert torch.cuda.memory_reserved(device) <= 1.5 * kept  # an epoch uses what the one before has left
     assert threading.active_count() == threads

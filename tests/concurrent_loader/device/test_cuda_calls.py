@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -68,6 +69,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
     cuda._find_decoder.cache_clear()
     cuda._decodes_tiles.cache_clear()
+    monkeypatch.setattr(cuda, "_idle_streams", defaultdict(list))
     yield log
     cuda._find_decoder.cache_clear()
     cuda._decodes_tiles.cache_clear()
@@ -98,6 +100,27 @@ def test_a_batch_goes_all_the_way(log: list[str], encode: Callable[..., bytes]) 
     assert log[-4:-2] == ["waited for an event of ours", "on ours"]
     stage.close()
     assert log[-1] == "ours is drained"
+
+
+def test_an_epoch_has_the_stream_of_the_one_before_and_two_at_once_have_two(log: list[str]) -> None:
+    first, second = CudaBackend(CPU), CudaBackend(CPU)
+    assert first._stream is not second._stream
+    first.close()
+    first.close()
+    third, fourth = CudaBackend(CPU), CudaBackend(CPU)
+    assert third._stream is first._stream
+    assert fourth._stream not in (first._stream, second._stream)
+
+
+def test_a_stream_that_cannot_be_drained_is_nobody_s_any_more(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    broken = CudaBackend(CPU)
+    monkeypatch.setattr(broken._stream, "synchronize", fail)
+    with pytest.raises(DeviceError):
+        broken.close()
+    assert CudaBackend(CPU)._stream is not broken._stream
 
 
 def test_pictures_are_those_of_the_library(log: list[str], encode: Callable[..., bytes]) -> None:
@@ -158,6 +181,8 @@ def test_without_a_library_the_cpu_decodes_everything(
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("Failed to decode batch: 5"),
         RuntimeError("nvjpegDecode failed: 5"),
+        RuntimeError("Failed to initialize batch decoding: 5"),
+        RuntimeError("Failed to transfer jpeg to device: 5"),
     ],
 )
 def test_no_memory_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch, raised: Exception) -> None:
@@ -252,6 +277,7 @@ def test_an_error_of_cuda_is_not_blamed_on_a_picture(log: list[str], monkeypatch
         (RuntimeError("Failed to decode batch: 5"), DeviceMemoryError),
         (RuntimeError("Failed to synchronize: CUDA error: launch failure"), DeviceError),
         (RuntimeError("Failed to decode batch: 3"), Undecodable),
+        (ValueError(), Undecodable),
     ):
 
         def fail(*_: Any, raised: Exception = raised) -> list[torch.Tensor]:

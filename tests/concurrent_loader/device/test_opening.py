@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from fake_device import FakeDevice
 
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.device import device_codecs, has_stage, resolve_device
@@ -65,10 +67,31 @@ def test_cpu_and_none_are_taken_as_they_are() -> None:
     assert device_codecs(torch.device("cpu")) == ()
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:first", 0.5])
+def test_what_is_no_device_is_said_at_once(device: Any) -> None:
+    with pytest.raises(ConfigurationError, match="device must be 'cpu', 'cuda'") as caught:
+        resolve_device(device)
+    assert caught.value.got == device
+
+
+def test_the_device_is_closed_when_it_has_said_what_it_decodes(cuda: FakeDevice) -> None:
+    assert device_codecs(torch.device("cuda", 0)) == cuda.codecs
+    assert cuda.closed == 1
+
+
 def test_no_gpu_is_said_when_the_loader_is_made(image_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with ShardDataset(image_url) as dataset, pytest.raises(ConfigurationError, match="no CUDA device can be used here"):
         ConcurrentDataLoader(dataset, batch_size=4, device="cuda")
+
+
+def test_memory_is_not_page_locked_for_nobody(image_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with ShardDataset(image_url) as dataset:
+        for device in (None, "cpu"):
+            with pytest.raises(ConfigurationError, match="pin_memory is for a GPU"):
+                ConcurrentDataLoader(dataset, batch_size=4, device=device, pin_memory=True)
+        assert len(list(ConcurrentDataLoader(dataset, batch_size=40, pin_memory=False))) == 1
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from concurrent_loader.augment import Augment, CenterCrop, CroppingDecoder, Norm
 from concurrent_loader.batch import Batch
 from concurrent_loader.decode import make_decoder
 from concurrent_loader.device import CODECS, Codec, DeferredDecoder, DeviceStage, screening
+from concurrent_loader.device import stage as stage_module
 from concurrent_loader.errors import CollateError, DecodeError, DeviceMemoryError
 from concurrent_loader.stats import StageClock
 
@@ -159,6 +160,27 @@ def test_what_the_device_refuses_the_cpu_decodes(
         assert torch.equal(images[position], expected[position])
     assert not fake.wrong
     assert (clock["pictures decoded by the device"], clock["pictures decoded by the CPU"]) == (7, 2)
+
+
+@pytest.mark.parametrize(("how", "made_by"), [("rgb", "make_decoder"), (CROP, "make_crop_decoder")])
+def test_the_cpu_decodes_it_as_the_loader_was_told(
+    stage: DeviceStage, fake: FakeDevice, encode: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch,
+    how: Any, made_by: str,
+) -> None:  # fmt: skip
+    told: list[dict[str, Any]] = []
+    make = getattr(stage_module, made_by)
+
+    def noted(*args: Any, **options: Any) -> Any:
+        told.append(options)
+        return make(*args, **options)
+
+    monkeypatch.setattr(stage_module, made_by, noted)
+    fake.refused = {as_of(torch.frombuffer(bytearray(encode(0)), dtype=torch.uint8))}
+    limit = 1 << 40  # more than by default
+    decoder = DeferredDecoder("image", how, "image", seed=3, codecs=("nvjpeg",), backend="pillow", max_pixels=limit)
+    (prepare,) = decoder.decoders(0, np.arange(1), ["shard"])
+    stage.stage(Batch({"image": decoder.column([prepare(encode(0))]).packed()}))
+    assert told == [{"backend": "pillow", "max_pixels": limit}]
 
 
 DAMAGED = b"\xff\xd8\xff" + bytes(100)

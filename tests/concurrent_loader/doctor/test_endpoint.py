@@ -109,9 +109,20 @@ class TestAsk:
             wanted = Place("photos", place.endpoint_url, ca_bundle=str(certificate))
             trusted = await ask(wanted, deadline_s=5)
         assert isinstance(failure, Failure)
-        assert failure.kind == "tls"
+        assert failure.kind == "certificate"
         assert isinstance(unchecked, Answer)
         assert isinstance(trusted, Answer)
+
+    async def test_a_server_without_tls(self) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+            await writer.drain()
+
+        async with server(serve) as port:
+            failure = await ask(Place("photos", endpoint_url=f"https://127.0.0.1:{port}"), deadline_s=5)
+        assert isinstance(failure, Failure)
+        assert failure.kind == "tls"
 
     async def test_can_be_cancelled(self, no_leaks: None) -> None:
         heard = asyncio.Event()
@@ -167,7 +178,7 @@ class TestEndpoint:
     def test_a_server_that_fails(self) -> None:
         assert judge_endpoint(LOCAL, answered(status=503)).level is Level.FAIL
 
-    @pytest.mark.parametrize("kind", ["name", "refused", "tls", "late", "broken"])
+    @pytest.mark.parametrize("kind", ["name", "refused", "certificate", "tls", "late", "broken"])
     def test_every_failure_has_its_advice(self, kind: str) -> None:
         finding = judge_endpoint(LOCAL, Failure(kind, 3.0))  # type: ignore[arg-type]
         assert finding.level is Level.FAIL
@@ -196,6 +207,9 @@ class TestTls:
 
     def test_refused_unchecked_and_unknown(self) -> None:
         place = Place("b", endpoint_url="https://minio.example.org")
+        assert "certificate" in judge_tls(place, Failure("certificate", 0.1)).said
+        assert judge_tls(place, Failure("certificate", 0.1)).level is Level.FAIL
+        assert "certificate" not in judge_tls(place, Failure("tls", 0.1)).said
         assert judge_tls(place, Failure("tls", 0.1)).level is Level.FAIL
         assert judge_tls(place, Failure("late", 0.1)).level is Level.WARN
         assert judge_tls(Place("b", place.endpoint_url, verify_tls=False), answered()).level is Level.WARN

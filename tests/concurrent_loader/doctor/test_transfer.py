@@ -17,6 +17,7 @@ from concurrent_loader.doctor.transfer import (
 )
 from storage.errors import AccessDenied, NotFound
 from storage.stores import GetResult, MemoryStore, ObjectMeta
+from storage.testing.fault_store import FaultStore, Stall, in_order
 
 MIB = 1 << 20
 
@@ -67,6 +68,15 @@ async def test_throughput_of_a_silent_store_ends_at_the_deadline(no_leaks: None)
     finding, result = await measure_throughput(store, objects, num_bytes=MIB, deadline_s=0.1)
     assert result is None
     assert finding.level is Level.FAIL
+
+
+async def test_throughput_counts_what_came_of_ranges_that_are_late(no_leaks: None) -> None:
+    inner, objects = await store_of(8 * MIB)
+    store = FaultStore(inner, in_order([Stall(3 * MIB, asyncio.Event().wait)]))
+    finding, result = await measure_throughput(store, objects, num_bytes=8 * MIB, deadline_s=2.0)
+    assert result is not None
+    assert (result.num_bytes, result.num_requests) == (3 * MIB, 1)
+    assert finding.level is not Level.FAIL
 
 
 def test_a_rate_is_bytes_by_seconds() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,18 @@ async def test_after_close_there_is_an_error(open_reader: Callable[..., DatasetR
     await reader.cache.close()
     with pytest.raises(StoreClosed):
         await reader.read(0)
+
+
+@pytest.mark.parametrize("num_samples", [1, 1000])
+async def test_a_shard_that_contradicts_its_manifest_is_corrupt(
+    num_samples: int, store: Store, entries: list[ShardEntry]
+) -> None:
+    engine = FetchEngine(store)
+    cache = MemoryShardCache(engine)
+    lying = replace(entries[0], num_samples=num_samples)
+    reader = DatasetReader(Manifest(snapshot=1, schema=SCHEMA, shards=(lying,)), engine, cache)
+    for read in (reader.read(num_samples - 1), reader.column("name"), reader.column("label")):
+        with pytest.raises(CorruptData, match="as many samples") as caught:
+            await read
+        assert caught.value.shard == lying.key
+    await cache.close()

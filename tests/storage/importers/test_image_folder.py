@@ -175,6 +175,14 @@ class TestDamagedFiles:
             passed[verify] = {Path(item.name).stem for item in items if isinstance(item, ImportedSample)}
         assert passed == {"decode": set(), "header": {"cut"}, "none": {"cut", "header alone", "magic alone"}}
 
+    @pytest.mark.parametrize("verify", ["decode", "header"])
+    async def test_a_damaged_avif_called_jpg_is_named(self, verify: str) -> None:
+        data = picture("AVIF")
+        no_item = data.replace(b"pitm\0\0\0\0\0\x01", b"pitm\0\0\0\0\0\x09")
+        assert no_item != data
+        _, items = await run(await folder({"a/x.jpg": no_item}), image_type="image", verify=verify)
+        assert [item.name for item in items if isinstance(item, ImportProblem)] == ["a/x.jpg"]
+
     async def test_a_png_called_jpg_is_welcome_where_the_type_is_image(self) -> None:
         _, items = await run(await folder({"a/x.jpg": picture("PNG")}), image_type="image")
         assert len(samples(items)) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +101,44 @@ def test_pictures_are_turned_upright():
         assert np.array_equal(pixels_of(file), as_planes(wanted))
 
 
-def sixteen_bit_colour() -> bytes:
-    import struct
-    import zlib
+def png(width: int, bits: int, colour: int, *rows: bytes, key: bytes = b"") -> bytes:
+    """A PNG of packed rows, with one transparent colour if there is a ``key``."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    rows = b"".join(b"\0" + bytes(range(12)) for _ in range(2))
-    header = struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    parts = [chunk(b"IHDR", struct.pack(">IIBBBBB", width, len(rows), bits, colour, 0, 0, 0))]
+    parts += [chunk(b"tRNS", key)] if key else []
+    parts += [chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))), chunk(b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def sixteen_bit_colour() -> bytes:
+    return png(2, 16, 2, *[bytes(range(12))] * 2)
+
+
+@pytest.mark.parametrize(
+    ("bits", "row", "key", "gray"),
+    [
+        (1, b"\x50", 1, [0, 255, 0, 255]),
+        (2, b"\x1b", 2, [0, 85, 170, 255]),
+        (2, b"\x1b", 0, [0, 85, 170, 255]),
+        (4, b"\x0f\x51", 15, [0, 255, 85, 17]),
+        (4, b"\x0f\x51", 7, [0, 255, 85, 17]),
+        (8, b"\x00\x0f\xff\x01", 15, [0, 15, 255, 1]),
+    ],
+)
+def test_a_transparent_gray_of_few_bits_becomes_alpha(bits, row, key, gray):
+    found = pixels_of(png(4, bits, 0, row, key=struct.pack(">H", key)))
+    assert found[:3].tolist() == [[gray]] * 3
+    transparent = key * 255 // (2**bits - 1)
+    assert found[3].tolist() == [[0 if each == transparent else 255 for each in gray]]
+
+
+def test_a_transparent_gray_of_16_bits_is_refused():
+    made = to_lossless(png(2, 16, 0, b"\x01\x02\x03\x04", key=b"\x01\x02"))
+    assert isinstance(made, str)
+    assert "transparent" in made
 
 
 @pytest.mark.parametrize(
@@ -132,6 +161,58 @@ def test_why_not(file, words):
     made = to_lossless(file)
     assert isinstance(made, str)
     assert words in made
+
+
+def tiff(samples: np.ndarray, **tags: int | tuple[int, ...]) -> bytes:
+    """A TIFF of (H, W, C) samples as they are, which no writer of Pillow makes. Tags by name, of SHORTs."""
+    height, width, channels = samples.shape
+    data = samples.astype(samples.dtype.newbyteorder("<")).tobytes()
+    numbers = {"photometric": 262, "extra": 338, "format": 339}
+    entries = {256: (width,), 257: (height,), 258: (samples.itemsize * 8,) * channels, 259: (1,), 262: (2,), 273: (0,),
+               277: (channels,), 278: (height,), 279: (len(data),)}  # fmt: skip
+    entries |= {numbers[name]: value if isinstance(value, tuple) else (value,) for name, value in tags.items()}
+    outside_at = 8 + 2 + 12 * len(entries) + 4
+    outside = {tag: struct.pack(f"<{len(of)}H", *of) for tag, of in entries.items() if len(of) > 2}
+    entries[273] = (outside_at + sum(map(len, outside.values())),)
+    directory, at = struct.pack("<H", len(entries)), outside_at
+    for tag, of in sorted(entries.items()):
+        inside = struct.pack("<I", at) if tag in outside else struct.pack(f"<{len(of)}H", *of).ljust(4, b"\0")
+        at += len(outside.get(tag, b""))
+        directory += struct.pack("<HHI", tag, 3, len(of)) + inside
+    return b"II*\0\x08\0\0\0" + directory + bytes(4) + b"".join(outside[tag] for tag in sorted(outside)) + data
+
+
+def noise(channels: int, dtype: str = "u1") -> np.ndarray:
+    return DICE.integers(0, np.iinfo(dtype).max, (3, 4, channels)).astype(dtype)
+
+
+def test_a_tiff_of_three_channels_is_kept():
+    samples = noise(3)
+    assert np.array_equal(pixels_of(tiff(samples)), samples.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (tiff(noise(3, "u2")), "16 bits"),
+        (tiff(noise(4, "u2"), extra=2), "16 bits"),
+        (tiff(noise(4), extra=0), "neither colour nor alpha"),
+        (tiff(noise(5), extra=(2, 0)), "neither colour nor alpha"),
+        (tiff(noise(4), extra=1), "multiplied by alpha"),
+        (tiff(noise(1), photometric=1, format=2), "signs"),
+    ],
+)
+def test_what_pillow_would_change_of_a_tiff_is_refused(file, words):
+    made = to_lossless(file)
+    assert isinstance(made, str)
+    assert words in made
+
+
+def test_a_png_whose_header_comes_later_is_refused():
+    file, before = sixteen_bit_colour(), struct.pack(">I4sI", 0, b"aaAa", zlib.crc32(b"aaAa"))
+    made = to_lossless(file[:8] + before + file[8:])
+    assert isinstance(made, str)
+    assert "not its first chunk" in made
 
 
 # -- a folder ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from storage.errors import AccessDenied, AlreadyExists, ConnectionFailed, DeadlineExceeded, ServerError
+from storage.errors import AccessDenied, AlreadyExists, ConnectionFailed, DeadlineExceeded, NotFound, ServerError
 from storage.fetch import RetryPolicy
 from storage.shards.uploading import Uploader
 from storage.stores import MemoryStore
@@ -102,6 +102,24 @@ class TestContentAddressed:
         uploader, memory, _ = an_uploader([])
         await memory.put("shards/x", b"da")
         await uploader.put_content_addressed("shards/x", b"data")
+        assert (await memory.get("shards/x")).data == b"data"
+
+    @pytest.mark.parametrize("piece_bytes", [1, 3, 8 << 20])
+    @pytest.mark.parametrize("found", [b"dat\0", b"\0ata", b"data and more"])
+    async def test_what_has_decayed_is_replaced(
+        self, found: bytes, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("storage.shards.uploading._PIECE_BYTES", piece_bytes)
+        uploader, memory, _ = an_uploader([])
+        await memory.put("shards/x", found)
+        await uploader.put_content_addressed("shards/x", b"data")
+        assert (await memory.get("shards/x")).data == b"data"
+
+    async def test_what_vanishes_meanwhile_is_written(self) -> None:
+        memory = MemoryStore(f"memory://upload-{uuid4()}")
+        store = FaultStore(memory, in_order([Fail(NotFound)], operation="get"))
+        await memory.put("shards/x", b"dat\0")
+        await Uploader(store=store).put_content_addressed("shards/x", b"data")
         assert (await memory.get("shards/x")).data == b"data"
 
     async def test_insists(self) -> None:

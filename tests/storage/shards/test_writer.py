@@ -29,6 +29,7 @@ from storage.fetch import RetryPolicy
 from storage.shards.bundling import BundleGatherer
 from storage.shards.index import ShardIndex, verify_shard
 from storage.shards.manifest import Manifest, encode, latest_snapshot, load_manifest
+from storage.shards.upload_queue import UploadQueue
 from storage.shards.writer import ShardWriter
 from storage.stores import MemoryStore, open_store
 from storage.testing.fault_store import Call, Fail, Fault, FaultStore, Wait, in_order
@@ -441,6 +442,28 @@ class TestFaults:
             write(store, range(3), retry=NO_PATIENCE)
         assert caught.value.key is not None
         assert not any(key.startswith("manifests/") for key in objects(url))
+
+    def test_an_interrupt_while_failed_uploads_start_again_loses_none(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = FaultStore(open_store(url), puts_of("shards/", *[Fail(ServerError)] * 3))
+        queue = UploadQueue(store, in_flight=1, retry=NO_PATIENCE)
+        keys = [f"shards/{number}" for number in range(4)]
+        for key in keys:
+            queue.put(key, key.encode())
+        with pytest.raises(ServerError):
+            queue.flush()
+
+        def interrupt(*_args: object, **_options: object) -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("storage.shards.upload_queue.wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            queue.check()
+        queue.flush()
+        queue.close()
+        assert objects(url) == {key: key.encode() for key in keys}
 
     def test_commit_can_be_repeated(self, url: str) -> None:
         store = FaultStore(open_store(url), puts_of("", Fail(ServerError), None, Fail(ServerError)))

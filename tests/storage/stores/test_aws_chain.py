@@ -40,6 +40,16 @@ def test_options_before_environment_before_files(monkeypatch, tmp_path):
     assert AwsSettings.resolve(given, url="") == AwsSettings("http://given", "given", None)
 
 
+def test_certificates(monkeypatch, tmp_path):
+    assert AwsSettings.resolve(S3Options(), url="").certificates(url="") is None
+    bundle = tmp_path / "bundle.pem"
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    with pytest.raises(ConfigurationError, match=r"AWS_CA_BUNDLE.*bundle\.pem: No such file"):
+        AwsSettings.resolve(S3Options(), url="").certificates(url="")
+    bundle.write_bytes(b"certificates")
+    assert AwsSettings.resolve(S3Options(), url="").certificates(url="") == b"certificates"
+
+
 def test_explicit_keys(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "somebody else's")
     keys = CredentialSource(S3Options(access_key_id="id", secret_access_key="secret"), url="")()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
+import botocore.exceptions
 import pytest
 
 from storage.errors import AccessDenied, AlreadyExists, ConfigurationError, NotFound, StoreClosed
@@ -61,6 +62,37 @@ async def test_cancelled_and_failed_uploads_leave_no_parts(s3_client, s3_bucket,
     uploads = s3_client.list_multipart_uploads(Bucket=s3_bucket.name, Prefix=bucket_store._location.full("large"))
     taken = s3_client.list_multipart_uploads(Bucket=s3_bucket.name, Prefix=bucket_store._location.full("taken"))
     assert uploads.get("Uploads", []) == taken.get("Uploads", []) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_upload_that_is_cancelled_as_it_begins_is_given_up(monkeypatch, no_leaks, fails):
+    class Client:
+        asked, answer, aborted = asyncio.Event(), asyncio.Event(), None
+
+        async def create_multipart_upload(self, **place):
+            self.asked.set()
+            await self.answer.wait()
+            if fails:
+                raise botocore.exceptions.HTTPClientError(error="gone")
+            return {"UploadId": "7"}
+
+        async def abort_multipart_upload(self, **upload):
+            self.aborted = upload["UploadId"]
+
+    client, store = Client(), S3Store("s3://bucket/below", S3Options(anonymous=True, **SMALL_PARTS))
+
+    async def its_client():
+        return client
+
+    monkeypatch.setattr(store, "_client", its_client)
+    putting = asyncio.create_task(store.put("large", bytes(11 * MIB)))
+    await client.asked.wait()
+    putting.cancel()
+    await asyncio.sleep(0)
+    client.answer.set()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    assert client.aborted == (None if fails else "7")
 
 
 async def test_folder_markers_are_not_listed(s3_client, s3_bucket, bucket_store):

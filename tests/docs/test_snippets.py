@@ -1,0 +1,129 @@
+"""The Python of the pages is run, block after block, on a small data set on the local drive instead of a bucket."""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import concurrent_loader
+import storage
+from concurrent_loader import ShardDataset
+from storage import ShardWriter
+
+ROOT = Path(__file__).parents[2]
+NUM_PICTURES = 40
+
+# What stands in a block that cannot be run here: it needs a cloud, a server, a GPU, another package, or is half of one.
+ELSEWHERE = (
+    "endpoint_url",
+    "boto3",
+    "obstore",
+    "CommitConflict",
+    'device="cuda"',
+    "accelerator",
+    "http_faults",
+    "files, ",
+)
+
+# Sizes and places for a small data set on the local drive, without worker processes.
+SMALLER = {
+    r"s3://[\w-]+/(photos|train)": r"{folder}/\g<1>",
+    r"s3://[\w-]+/images/": r"{folder}/images",
+    r"(?<=\")\./train": r"{folder}/images",
+    r"/nvme/cache": r"{folder}/cache",
+    r"storage_options={\"connect_s\": 3},": "",
+    r"(batch_size=|dataset, |, )(256|64)(?=[,)])": r"\g<1>8",
+    r"\b224\b": "32",
+    r"\b90\)": "1)",
+    r"\[17\]": "[7]",
+    r"\[100:110\]": "[10:20]",
+    r"num_workers=\d(, persistent_workers=True)?": "num_workers=0",
+}
+
+
+def blocks(page: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [
+        textwrap.dedent(block) for block in re.findall(r"^ *```python\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    ]
+
+
+def picture(number: int) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 255, (48, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "JPEG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Images in folders, and the current folder is an empty one beside them."""
+    for number in range(NUM_PICTURES):
+        path = tmp_path / "images" / ("cat" if number % 2 else "dog") / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(number))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path
+
+
+def surroundings(place: Path) -> dict[str, Any]:
+    """What the pages take for granted: the packages' names, a data set, and things of the reader's own."""
+    paths = sorted(place.glob("images/*/*.jpg"))
+    names = {name: getattr(package, name) for package in (storage, concurrent_loader) for name in package.__all__}
+    return {
+        **names,
+        "torch": torch,
+        "my_samples": [(path, int(path.parent.name == "dog"), [0.0, 0.0, 1.0, 1.0]) for path in paths],
+        "samples": [
+            {"image": path.read_bytes(), "label": 1, "boxes": np.zeros((2, 4), np.float32), "caption": "a dog"}
+            for path in paths
+        ],
+        "my_torch_dataset": torch.arange(100.0),
+        "my_dataset": torch.arange(100.0),
+        "crop": lambda sample: {**sample, "image": sample["image"][:, :16, :16]},
+        "my_transform": lambda sample: sample,
+        "model": torch.nn.Linear(1, 1),
+        "time_to_save": True,
+        "pixels": np.zeros((3, 20, 20), np.uint8),
+        "top": 0, "left": 0, "height": 5, "width": 5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("page", "at_least"),
+    [
+        ("README.md", 6), ("docs/augmentation.md", 1), ("docs/datasets.md", 6), ("docs/decoding.md", 2),
+        ("docs/drop_in.md", 1), ("docs/fetching.md", 1), ("docs/lossless.md", 1), ("docs/training.md", 1),
+        ("docs/workers.md", 1),
+    ],
+)  # fmt: skip
+def test_a_page_runs(page: str, at_least: int, place: Path) -> None:
+    given = surroundings(place)
+    given["url"] = str(place / "another")
+    # These two pages write s3://…/photos themselves.
+    ready = str(place / ("ready" if page in {"README.md", "docs/datasets.md"} else "photos"))
+    with ShardWriter(ready, columns={"image": "jpeg", "label": "int64"}) as writer:
+        for path, label, _ in given["my_samples"]:
+            writer.write({"image": path.read_bytes(), "label": label})
+    given["dataset"] = given["photos"] = given["drawings"] = ShardDataset(ready)
+    num_run = 0
+    for block in blocks(page):
+        if any(sign in block for sign in ELSEWHERE) or re.search(r"\w…|…\w|…,|, …", block):
+            continue
+        for pattern, small in SMALLER.items():
+            block = re.sub(pattern, small, block)
+        exec(compile(block.replace("{folder}", str(place)).replace("…", "..."), f"{page}, block", "exec"), given)
+        num_run += 1
+    for value in given.values():
+        if isinstance(value, ShardDataset):
+            value.close()
+    assert num_run >= at_least
