@@ -46,6 +46,7 @@ class Load:
         batch_size: Pictures a batch.
         limit_s: When an epoch is cut short.
         workers: The first is the headline's.
+        num_counted: Of the first cells: in how many requests and memory are looked at.
     """
 
     num_photos: int
@@ -55,6 +56,7 @@ class Load:
     batch_size: int
     limit_s: float
     workers: tuple[int, ...]
+    num_counted: int
 
     def changed(self, *, num_rounds: int | None, latencies_ms: Sequence[int] | None) -> Self:
         """With what the command line says otherwise."""
@@ -83,8 +85,18 @@ FULL = Load(
     batch_size=256,
     limit_s=6.0,
     workers=(2, 1),
+    num_counted=2,
 )
-QUICK = Load(num_photos=60, raw_bytes=1, latencies_ms=(5,), num_rounds=1, batch_size=16, limit_s=6.0, workers=(2,))
+QUICK = Load(
+    num_photos=60,
+    raw_bytes=1,
+    latencies_ms=(5,),
+    num_rounds=1,
+    batch_size=16,
+    limit_s=6.0,
+    workers=(2,),
+    num_counted=1,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +148,7 @@ class Measuring:
                     self._measure(cell, way)
                     if number == 0:
                         self._resume(cell, way)
-                if number < 2:
+                if number < self._load.num_counted:
                     self._count(server, cell)
                 figures = self.figures(server.kind)
                 on_figures(figures)
