@@ -19,11 +19,11 @@ WHEEL := $(VENV)/.wheel
 SOURCES := pyproject.toml README.md LICENSE $(shell find storage concurrent_loader -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name '*.[ch]' -o -name '*.pyi' -o -name py.typed \) -print)
 ARGS ?=
 
-.PHONY: help demo test test-gpu check bench soak lock clean
+.PHONY: help demo test test-gpu check bench bench-smoke soak lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*##/\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*##/\t/' | expand -t 14
 
 demo: $(WHEEL)  ## train from a bucket and from the local drive, side by side (ARGS="--latency 0" …)
 	$(BIN)/python -m benchmarks.demo $(ARGS)
@@ -43,8 +43,11 @@ check: $(DEPENDENCIES)  ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(WHEEL)  ## remote against local, as figures (ARGS="--json out.json" …)
-	$(BIN)/python -m benchmarks.remote_vs_local $(ARGS)
+bench: $(WHEEL)  ## half an hour of benchmarks, and the report (ARGS="--only tail cache" …)
+	$(BIN)/python -m benchmarks.suite $(ARGS)
+
+bench-smoke: $(WHEEL)  ## every benchmark with tiny sizes: does it still run? (ARGS="--only tail cache" …)
+	$(BIN)/python -m benchmarks.smoke $(ARGS)
 
 soak: $(WHEEL)  ## half an hour of bad weather, every sample compared (ARGS="--minutes 5 --json out.json" …)
 	$(BIN)/python -m benchmarks.soak $(ARGS)

@@ -1,6 +1,6 @@
 """How much of a data set that is larger than its cache comes from the cache: by next use, by LRU, and at best.
 
-    python -m benchmarks.cache [--json FILE]
+    python -m benchmarks.cache [--json FILE] [--quick]
 
 The data set lies on the local drive; what counts here are shards and bytes, not seconds. Three epochs are read by the
 real loader through the real cache, shuffled anew each time, for every budget and policy:
@@ -35,7 +35,7 @@ from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from storage import ShardWriter
 from storage.cache import DiskShardCache, UseSchedule
 
-__all__ = ["FULL", "Load", "Row", "main", "measure", "optimum"]
+__all__ = ["FULL", "QUICK", "Load", "Row", "main", "measure", "optimum"]
 
 BUDGETS = (0.10, 0.25, 0.50, 1.00)
 POLICIES = ("ours", "lru", "optimum")
@@ -61,6 +61,7 @@ class Load:
 
 
 FULL = Load(num_shards=400, samples_per_shard=16, sample_bytes=2048)
+QUICK = Load(num_shards=40, samples_per_shard=4, sample_bytes=1200, batch_size=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,18 +209,18 @@ def _table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _run(file: Path | None) -> None:
+def _run(load: Load, file: Path | None) -> None:
     console = Console()
     with (
         tempfile.TemporaryDirectory(prefix="cache-benchmark-") as folder,
         bar(console, "cache", len(BUDGETS) * len(POLICIES)) as progress,
     ):
-        rows = measure(FULL, Path(folder), on_round=progress.advance)
+        rows = measure(load, Path(folder), on_round=progress.advance)
     console.print(_table(rows))
     if file is not None:
         report = {
             "rows": [asdict(row) for row in rows],
-            "load": asdict(FULL),
+            "load": asdict(load),
             "machine": describe_machine(),
             "versions": versions(),
         }
@@ -230,8 +231,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark from the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cache", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    file: Path | None = parser.parse_args(arguments).json
-    return ends_with_one_line(lambda: _run(file))
+    parser.add_argument("--quick", action="store_true", help="a tiny data set, to see that it works")
+    options = parser.parse_args(arguments)
+    return ends_with_one_line(lambda: _run(QUICK if options.quick else FULL, options.json))
 
 
 if __name__ == "__main__":

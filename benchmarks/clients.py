@@ -1,8 +1,9 @@
 """Which S3 client should `storage.open_store` take? Every client, through our own stores, against one local server.
 
-``python -m benchmarks.clients [--json FILE]``: small objects at 32 in flight and 8 MiB ranges at 16 in flight; rounds
-alternate between the clients, so that a busy machine is busy for all of them; medians, and the CPU time that the
-client cost this process (the server is another).
+    python -m benchmarks.clients [--json FILE] [--quick]
+
+Small objects at 32 in flight and 8 MiB ranges at 16 in flight; rounds alternate between the clients, so that a busy
+machine is busy for all of them; medians, and the CPU time that the client cost this process (the server is another).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Load:
 
 
 FULL = Load(num_keys=500, num_small=2000, num_ranges=64, num_rounds=5)
+QUICK = Load(num_keys=3, num_small=6, num_ranges=2, num_rounds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,18 +172,21 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the benchmark from the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.clients", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    file: Path | None = parser.parse_args(arguments).json
+    parser.add_argument("--quick", action="store_true", help="a few requests, to see that it works")
+    options = parser.parse_args(arguments)
+    file: Path | None = options.json
+    load = QUICK if options.quick else FULL
     console = Console()
     machine = describe_machine()
-    with local_s3() as server, bar(console, "clients", (FULL.num_rounds + 1) * len(CLIENTS)) as progress:
+    with local_s3() as server, bar(console, "clients", (load.num_rounds + 1) * len(CLIENTS)) as progress:
         name = f"clients-{secrets.token_hex(6)}"
         server.make_bucket(name)
-        figures = asyncio.run(measure(f"s3://{name}", server.storage_options(), FULL, on_round=progress.advance))
+        figures = asyncio.run(measure(f"s3://{name}", server.storage_options(), load, on_round=progress.advance))
     console.print(_table(figures))
     if file is not None:
         report = {
             "clients": {name: asdict(found) for name, found in figures.items()},
-            "load": asdict(FULL)
+            "load": asdict(load)
             | {"small_bytes": SMALL_BYTES, "range_bytes": RANGE_BYTES}
             | {"small_in_flight": SMALL_IN_FLIGHT, "ranges_in_flight": RANGES_IN_FLIGHT},
             "server": server.kind,

@@ -16,12 +16,10 @@ import json
 import multiprocessing
 import resource
 import secrets
-import signal
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -33,6 +31,7 @@ from rich.table import Table
 from torch.utils.data import DataLoader
 
 from benchmarks.console import Bar, bar, ends_with_one_line
+from benchmarks.fresh_process import cpu_of_fresh_processes_s, in_fresh_process
 from benchmarks.machine import Bystanders, describe_machine, versions
 from benchmarks.single_objects import CLIENTS, NUM_OBJECTS, OBJECT_BYTES, key_of
 from concurrent_loader import ConcurrentDataLoader
@@ -46,7 +45,6 @@ _BATCH = 32
 _BANDWIDTH_MB_S = 90
 _JITTER_PART = 3  # latency is uniform in median ± a third of it
 _EPOCH_S = 300.0  # an epoch that takes longer has hung
-_END_S = 30.0  # and so has a process that does not end
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
                 for case in load.cases:
                     for side in ("vanilla", "ours") if number % 2 == 0 else ("ours", "vanilla"):
                         epochs.setdefault((case, side), []).append(_epoch(bucket, options, case, side, load, progress))
-        share = others.share()
+        share = others.share(also_own_s=cpu_of_fresh_processes_s())
     rows = [_row(case, epochs[case, "vanilla"], epochs[case, "ours"]) for case in load.cases]
     return {
         **{name: rows[0][name] for name in ("vanilla_batch_s", "ours_batch_s", "speedup", "in_flight", "num_workers")},
@@ -196,31 +194,18 @@ async def _fill(url: str, options: Mapping[str, str]) -> None:
 
 def _epoch(bucket: str, options: Mapping[str, str], case: Case, side: str, load: Load, progress: Bar) -> Epoch:
     """Measures an epoch in a process of its own, with no client or connection left from the last."""
-    # Not by fork from here: obstore's runtime, should this process have one, would hang in the child.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["concurrent_loader.drop_in", "benchmarks.single_objects"])
-    receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(sending, bucket, dict(options), case, side, load))
-    process.start()
-    sending.close()
-    try:
-        if not receiving.poll(_EPOCH_S):
-            raise TimeoutError(f"{side}, {case}: nothing after {_EPOCH_S:.0f} s")
-        epoch = receiving.recv()
-        process.join(_END_S)
-    except EOFError:
-        raise RuntimeError(f"{side}, {case}: the measurement failed, see above") from None
-    finally:
-        receiving.close()
-        process.kill()
-        process.join()
+    epoch = in_fresh_process(
+        _measure,
+        (bucket, dict(options), case, side, load),
+        what=f"{side}, {case}",
+        preload=("concurrent_loader.drop_in", "benchmarks.single_objects"),
+        timeout_s=_EPOCH_S,
+    )
     progress.advance()
-    assert isinstance(epoch, Epoch)
     return epoch
 
 
-def _measure(answer: Connection, bucket: str, options: dict[str, str], case: Case, side: str, load: Load) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler would unwind it
+def _measure(bucket: str, options: dict[str, str], case: Case, side: str, load: Load) -> Epoch:
     multiprocessing.set_start_method("fork", force=True)  # torch's workers, as anywhere on Linux
     torch.set_num_threads(1)
     num_batches = load.vanilla_batches * max(1, case.num_workers) if side == "vanilla" else load.ours_batches
@@ -249,7 +234,7 @@ def _measure(answer: Connection, bucket: str, options: dict[str, str], case: Cas
         raise AssertionError("the items did not come in the sampler's order")
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_s = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    answer.send(Epoch(took_s / num_batches, first_batch_s, 1000 * cpu_s / len(seen)))
+    return Epoch(took_s / num_batches, first_batch_s, 1000 * cpu_s / len(seen))
 
 
 def show(figures: Mapping[str, Any], console: Console) -> None:

@@ -5,10 +5,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from benchmarks.measurement import Epoch
 
-__all__ = ["RAW_TARGETS", "TRAINING_TARGETS", "Spread", "Target", "check_same_samples", "section", "spread"]
+__all__ = [
+    "RAW_TARGETS",
+    "TRAINING_TARGETS",
+    "Delivered",
+    "Spread",
+    "Target",
+    "check_same_samples",
+    "section",
+    "spread",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,20 @@ def section(local: Sequence[Epoch], cold: Sequence[Epoch], warm: Sequence[Epoch]
     return facts
 
 
-def check_same_samples(epochs: Mapping[str, Sequence[Epoch]]) -> None:
+class Delivered(Protocol):
+    """What an epoch says of the samples that it delivered; see `benchmarks.measurement.Epoch`."""
+
+    @property
+    def num_samples(self) -> int: ...
+
+    @property
+    def class_counts(self) -> list[int]: ...
+
+    @property
+    def digest(self) -> str | None: ...
+
+
+def check_same_samples(epochs: Mapping[str, Sequence[Delivered]]) -> None:
     """Makes sure that all sides delivered the same pictures, or a comparison means nothing.
 
     Raises:

@@ -6,6 +6,7 @@ import os
 import platform
 import resource
 import tempfile
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter, process_time
@@ -27,13 +28,14 @@ _PACKAGES = ("concurrent-loader", "torch", "torchvision", "torchcodec", "numpy",
 
 
 def describe_machine() -> dict[str, object]:
-    """Processor, cores, memory, operating system, and the load of the last minute."""
+    """Processor, cores, memory, operating system, the load of the last minute, and what time it is."""
     return {
         "cpu": cpu_name(),
         "num_cores": num_cores(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "system": platform.platform(terse=True),
         "load_before": load_before(),
+        "measured_at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
 
 
@@ -101,9 +103,13 @@ class Bystanders:
         self._busy_s = _busy_s()
         self._own_s = cpu_of_tree_s()
 
-    def share(self) -> float:
-        """Their share of all cores, 0 … 1."""
-        others_s = (_busy_s() - self._busy_s) - (cpu_of_tree_s() - self._own_s)
+    def share(self, *, also_own_s: float = 0.0) -> float:
+        """Their share of all cores, 0 … 1.
+
+        Args:
+            also_own_s: Processor seconds of processes that are not below this one, but not others' either.
+        """
+        others_s = (_busy_s() - self._busy_s) - (cpu_of_tree_s() - self._own_s) - also_own_s
         return max(0.0, others_s / ((perf_counter() - self._wall_s) * num_cores()))
 
 

@@ -1,4 +1,6 @@
-"""The bucket against the local drive, held to its targets: ``python -m benchmarks.remote_vs_local --json FILE``.
+"""The bucket against the local drive, held to its targets.
+
+    python -m benchmarks.remote_vs_local [--json FILE] [--quick]
 
 Photographs as an image folder through torch's DataLoader against the same photographs as shards in a bucket behind
 latency through ConcurrentDataLoader, with an empty cache (cold) and with the one that this left (warm): training on
@@ -216,7 +218,10 @@ def parse_options(arguments: Sequence[str]) -> Options:
         action="store_false",
         help="do not put real memory behind the page cache before each epoch (virtual machines: noise)",
     )
+    parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it works")
     parsed = parser.parse_args(arguments)
+    if parsed.quick:
+        parsed.images, parsed.repeats, parsed.rss_dataset = 12, 1, "1MB"
     if parsed.images < 1 or parsed.repeats < 1 or parsed.latency < 0:
         parser.error("--images and --repeats are at least 1, --latency is at least 0")
     steps: dict[str, tuple[Step, ...]] = {

@@ -1,4 +1,4 @@
-"""The first batch after a resume, anywhere in an epoch: ``python -m benchmarks.resume --json FILE``.
+"""The first batch after a resume, anywhere in an epoch: ``python -m benchmarks.resume [--json FILE] [--quick]``.
 
 A data set of two million tiny samples on the local drive. Loaders take turns: each is given a state as it would stand
 in a checkpoint, at the beginning of an epoch or in its middle, and the time to its first batch is taken, with what it
@@ -102,7 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--samples", type=int, default=2_000_000, help="of the data set, default 2,000,000")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each side, default 9")
+    parser.add_argument("--quick", action="store_true", help="few samples and one turn, to see that it works")
     parsed = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    if parsed.quick:
+        parsed.samples, parsed.rounds = 20_000, 1
     if parsed.samples < 4 * _BATCH or parsed.rounds < 1:
         parser.error(f"--samples is at least {4 * _BATCH}, --rounds at least 1")
 

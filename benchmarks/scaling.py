@@ -53,16 +53,18 @@ class Load:
         num_rounds: Of all sides.
         batch_size: Of the loader.
         loop_length: Turns of the loop in pure Python, a sample.
+        most: Sides with more threads or processes are left out.
     """
 
     num_photos: int
     num_rounds: int
     batch_size: int = 32
     loop_length: int = 20_000
+    most: int = 1024
 
 
 FULL = Load(num_photos=960, num_rounds=5)
-QUICK = Load(num_photos=64, num_rounds=1, batch_size=8)
+QUICK = Load(num_photos=16, num_rounds=1, batch_size=4, loop_length=100, most=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +120,11 @@ class Python(Native):
         return {**made, "sum": total}
 
 
-def sides() -> list[Side]:
+def sides(load: Load) -> list[Side]:
     """All of them, in the order of a round."""
-    processes = sorted({1, 2, num_cores()})
-    ways = [("threads", 1), ("threads", 2), ("threads", 4), *(("processes", n) for n in processes)]
-    return [Side(mode, n, transform) for transform in TRANSFORMS for mode, n in ways]
+    threads, processes = {1, 2, 4}, {1, 2, num_cores()}
+    ways = [("threads", n) for n in sorted(threads)] + [("processes", n) for n in sorted(processes)]
+    return [Side(mode, n, transform) for transform in TRANSFORMS for mode, n in ways if n <= load.most]
 
 
 def measure(load: Load, folder: Path, *, on_side: Callable[[], object] = lambda: None) -> list[list[Row]]:
@@ -144,7 +146,7 @@ def measure(load: Load, folder: Path, *, on_side: Callable[[], object] = lambda:
     rounds = []
     for number in range(load.num_rounds):
         rows = []
-        for side in sides() if number % 2 == 0 else reversed(sides()):
+        for side in sides(load) if number % 2 == 0 else reversed(sides(load)):
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
                 rows.append(process.submit(run_side, side, load, url, str(folder / "cache")).result())
             on_side()
@@ -203,19 +205,23 @@ def medians(rounds: Sequence[Sequence[Row]]) -> list[Row]:
                 for name in ("samples_s", "cpu_s_per_1000", "peak_rss_mb", "start_s")
             },
         )
-        for side in sides()
+        for side in _sides_of(rounds)
     ]
 
 
 def ratios(rounds: Sequence[Sequence[Row]]) -> dict[str, float]:
     """``transform-mode-n`` → rate ÷ that of one thread with the same transform in the same round; medians."""
     found = {}
-    for side in sides():
+    for side in _sides_of(rounds):
         alone = Side("threads", 1, side.transform)
         found[f"{side.transform}-{side.mode}-{side.n}"] = median(
             _of(side, rows).samples_s / _of(alone, rows).samples_s for rows in rounds
         )
     return found
+
+
+def _sides_of(rounds: Sequence[Sequence[Row]]) -> list[Side]:
+    return [Side(row.mode, row.n, row.transform) for row in rounds[0]]
 
 
 def _of(side: Side, rows: Sequence[Row]) -> Row:
@@ -240,7 +246,7 @@ def _run(load: Load, file: Path | None) -> None:
     machine = describe_machine()
     with (
         tempfile.TemporaryDirectory(prefix="scaling-benchmark-") as folder,
-        bar(console, "scaling", load.num_rounds * len(sides())) as progress,
+        bar(console, "scaling", load.num_rounds * len(sides(load))) as progress,
     ):
         rounds = measure(load, Path(folder), on_side=progress.advance)
     rows, found = medians(rounds), ratios(rounds)

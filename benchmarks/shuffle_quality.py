@@ -1,4 +1,4 @@
-"""How well the shuffle mixes: ``python -m benchmarks.shuffle_quality --json FILE``. Arithmetic only, nothing is read.
+"""How well the shuffle mixes: ``python -m benchmarks.shuffle_quality [--json FILE] [--quick]``. Arithmetic only.
 
 A data set that is sorted by class is the worst case. For windows from one shard to the whole set it says
 
@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.console import bar, ends_with_one_line
+from benchmarks.machine import describe_machine, versions
 from concurrent_loader.plan import DEFAULT_SHUFFLE_WINDOW, EpochPlan
 from storage.shards.layout import CHUNK_BYTES
 from storage.sizes import parse_size
@@ -66,6 +67,9 @@ class Options:
             window=window,
             last_batch="drop",
         )
+
+
+QUICK = Options(num_shards=80, per_shard=20, num_classes=10, batch_size=64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,8 @@ def run_benchmark(options: Options, console: Console) -> dict[str, object]:
         for size, whole, first, random, one, after in raw
     ]  # fmt: skip
     return {
+        "machine": describe_machine(),
+        "versions": versions(),
         "options": {**asdict(options), "num_samples": options.num_samples},
         "rows": [asdict(row) for row in rows],
         "share_of_shards": {str(nodes): _shares(options, nodes, default * options.per_shard) for nodes in _NODES},
@@ -196,8 +202,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     for name, value in asdict(Options()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help=f"default {value}")
+    parser.add_argument("--quick", action="store_true", help="few samples, to see that it works")
     parsed = vars(parser.parse_args(sys.argv[1:] if arguments is None else arguments))
     file = parsed.pop("json")
+    if parsed.pop("quick"):
+        parsed = asdict(QUICK)
     if min(parsed.values()) < 1:
         parser.error("all numbers are at least 1")
 

@@ -25,7 +25,7 @@ from benchmarks.memory import peak_rss_bytes, start_peak_rss
 from benchmarks.minibatch import Minibatch
 from benchmarks.training import Trainer
 
-__all__ = ["main", "time_epoch"]
+__all__ = ["main", "time_epoch", "workers_rss"]
 
 _PROGRESS_S = 0.2
 
@@ -81,7 +81,7 @@ def time_epoch(request: Request, *, on_progress: Callable[[int], object]) -> Epo
             num_bytes=fetched[1],
             dataset_bytes=batches.dataset_bytes,
             cpu_s=cpu_s,
-            peak_rss_mb=(peak_rss + _workers_rss()) / 1e6,
+            peak_rss_mb=(peak_rss + workers_rss()) / 1e6,
             rss_added_mb=(peak_rss - rss_before) / 1e6,
             first_loss=lesson.first_loss if lesson else None,
             last_loss=lesson.last_loss if lesson else None,
@@ -170,7 +170,7 @@ def _opener(request: Request) -> Callable[[], Batches]:
 # -- what it costs -------------------------------------------------------------------------------------------------
 
 
-def _workers_rss() -> int:
+def workers_rss() -> int:
     """Resident memory of the workers, what they share counted once, in bytes."""
     infos = [child.memory_full_info() for child in psutil.Process().children(recursive=True)]
     return sum(int(getattr(info, "pss", info.rss)) for info in infos)

@@ -16,7 +16,15 @@ from obstore.store import S3Store
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = ["CLIENTS", "NUM_OBJECTS", "OBJECT_BYTES", "Item", "key_of"]
+__all__ = [
+    "CLIENTS",
+    "NUM_OBJECTS",
+    "OBJECT_BYTES",
+    "AsyncObstoreObjects",
+    "BotocoreObjects",
+    "Item",
+    "key_of",
+]
 
 OBJECT_BYTES = 115_000
 NUM_OBJECTS = 256
@@ -56,6 +64,13 @@ class _Objects(Dataset[Item], ABC):
                 self._made, self._pid = self._make(), os.getpid()
             return self._made
 
+    def __getitem__(self, index: int) -> Item:
+        return _item(index, self.read(key_of(index)))
+
+    @abstractmethod
+    def read(self, key: str) -> Any:
+        """Gets an object."""
+
     @abstractmethod
     def _make(self) -> Any: ...
 
@@ -63,9 +78,10 @@ class _Objects(Dataset[Item], ABC):
 class BotocoreObjects(_Objects):
     """With ``get_object().read()`` of botocore, which is boto3's."""
 
-    def __getitem__(self, index: int) -> Item:
-        answer = self._client().get_object(Bucket=self._bucket, Key=key_of(index))
-        return _item(index, answer["Body"].read())
+    def read(self, key: str) -> bytes:
+        """Gets an object, blocking."""
+        data: bytes = self._client().get_object(Bucket=self._bucket, Key=key)["Body"].read()
+        return data
 
     def _make(self) -> Any:
         return botocore.session.get_session().create_client(
@@ -82,8 +98,9 @@ class BotocoreObjects(_Objects):
 class ObstoreObjects(_Objects):
     """With obstore's blocking ``get``, whose work is done outside the interpreter's lock."""
 
-    def __getitem__(self, index: int) -> Item:
-        return _item(index, obstore.get(self._client(), key_of(index)).bytes())
+    def read(self, key: str) -> Any:
+        """Gets an object, blocking."""
+        return obstore.get(self._client(), key).bytes()
 
     def _make(self) -> Any:
         return S3Store(
@@ -102,8 +119,11 @@ class AsyncObstoreObjects(ObstoreObjects):
 
     async def getitem_async(self, index: int) -> Item:
         """Brings an item."""
-        answer = await obstore.get_async(self._client(), key_of(index))
-        return _item(index, await answer.bytes_async())
+        return _item(index, await self.read_async(key_of(index)))
+
+    async def read_async(self, key: str) -> Any:
+        """Gets an object."""
+        return await (await obstore.get_async(self._client(), key)).bytes_async()
 
 
 CLIENTS: dict[str, Callable[[str, Mapping[str, str], int, int], Dataset[Item]]] = {

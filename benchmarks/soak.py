@@ -301,7 +301,10 @@ def parse_options(arguments: Sequence[str]) -> Options:
     parser.add_argument("--longest", type=float, default=6.0, help="seconds, of a spell of weather (default 6)")
     parser.add_argument("--seed", type=int, default=0, help="of samples, order and weather (default 0)")
     parser.add_argument("--client", default="auto", help="auto, obstore, aiobotocore")
+    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
     parsed = parser.parse_args(arguments)
+    if parsed.quick:
+        parsed.minutes, parsed.samples, parsed.shortest, parsed.longest = 0.1, 300, 0.1, 0.3
     if parsed.minutes <= 0 or parsed.samples < 1 or not 0 < parsed.shortest <= parsed.longest:
         parser.error("--minutes and --samples are positive, --shortest is not longer than --longest")
     return Options(

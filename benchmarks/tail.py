@@ -1,4 +1,4 @@
-"""The slowest batches, with and without hedging: ``python -m benchmarks.tail --json FILE``.
+"""The slowest batches, with and without hedging: ``python -m benchmarks.tail [--json FILE] [--quick]``.
 
 A bucket behind a proxy that draws every answer's latency from a lognormal distribution and makes 1 % of the requests 50
 times as slow, as real stores do. Batches of small objects, several in flight; a batch takes as long as its slowest
@@ -216,7 +216,10 @@ def parse_options(arguments: Sequence[str]) -> Options:
     parser.add_argument("--slow-factor", type=float, default=50.0, help="how much slower (default 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the latencies (default 0)")
     parser.add_argument("--client", default="auto", help="auto, obstore, aiobotocore")
+    parser.add_argument("--quick", action="store_true", help="a few batches, to see that it works")
     parsed = parser.parse_args(arguments)
+    if parsed.quick:
+        parsed.batches, parsed.latency = 6, 2.0
     if parsed.batches < 2 or parsed.latency <= 0 or not 0 <= parsed.slow <= 1:
         parser.error("--batches is at least 2, --latency above 0, --slow a share")
     return Options(

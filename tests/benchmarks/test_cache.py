@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import cache
-from benchmarks.cache import BUDGETS, POLICIES, Load, measure, optimum
-
-TINY = Load(num_shards=40, samples_per_shard=4, sample_bytes=1200, batch_size=8)
+from benchmarks.cache import BUDGETS, POLICIES, optimum
 
 
 def test_the_optimum_keeps_what_is_used_soonest() -> None:
@@ -23,11 +21,8 @@ def test_an_offline_cache_hits_as_much_as_it_holds() -> None:
     assert [sum(row) for row in hits] == [0, 30, 30]
 
 
-def test_the_program_writes_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(cache, "FULL", TINY)
-    assert cache.main(["--json", str(tmp_path / "out.json")]) == 0
+def test_the_program_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache.main(["--quick", "--json", str(tmp_path / "out.json")]) == 0
     assert "optimum" in capsys.readouterr().out
     report = json.loads((tmp_path / "out.json").read_text())
     rows = {(row["budget"], row["policy"]): row for row in report["rows"]}
@@ -40,8 +35,3 @@ def test_the_program_writes_its_rows(
         assert best - 0.1 < ours < best + 0.1  # shards are few here, and not quite equal
         assert ours > lru
     assert report["load"]["num_epochs"] == 3
-
-
-def test_measures_into_a_folder_of_the_callers(tmp_path: Path) -> None:
-    rounds = []
-    assert len(measure(TINY, tmp_path, on_round=lambda: rounds.append(1))) == len(rounds) == 12

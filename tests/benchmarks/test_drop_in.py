@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from benchmarks import drop_in
 from benchmarks.drop_in import FULL, Case, Epoch, main
-
-
-@pytest.mark.s3
-@pytest.mark.usefixtures("toxiproxy_program")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_it_measures_both_sides(s3_server, tmp_path):
-    if s3_server.kind != "minio":
-        pytest.skip("moto is no measure of anything")
-    file = tmp_path / "drop_in.json"
-    assert main(["--quick", "--json", str(file)]) == 0
-    figures = json.loads(file.read_text())
-    assert (figures["num_workers"], figures["in_flight"]) == (2, 64)
-    assert figures["speedup"] == pytest.approx(figures["vanilla_batch_s"] / figures["ours_batch_s"], rel=0.02)
-    assert figures["measured_latency_ms"] > 15
-    assert [row["client"] for row in figures["rows"]] == ["botocore", "obstore async"]
-    assert all(row["ours_batch_s"] > 0 for row in figures["rows"])
-    assert len(figures["batch_s"]) == 4
 
 
 def test_figures_are_medians():

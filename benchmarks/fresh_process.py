@@ -1,0 +1,73 @@
+"""Where a side is measured: a process of its own, with no client, connection or memory left from the one before.
+
+It begins as a fork of a server process that has only imported what is needed (`multiprocessing`'s forkserver), so it is
+there in milliseconds, and no runtime of the parent's (obstore's would hang) is in it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import signal
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+__all__ = ["cpu_of_fresh_processes_s", "in_fresh_process"]
+
+_END_S = 30.0  # a process that does not end by then after its answer has hung
+
+Result = TypeVar("Result")
+
+_cpu_s = 0.0  # of all that have answered
+
+
+def in_fresh_process(
+    measure: Callable[..., Result], arguments: Sequence[Any], *, what: str, preload: Sequence[str], timeout_s: float
+) -> Result:
+    """Calls a function of a module in a process of its own; both it and its result must pickle.
+
+    Args:
+        measure: The function.
+        arguments: Its arguments.
+        what: Names the measurement in errors.
+        preload: Modules that the server process imports when it starts, with the first call.
+        timeout_s: For the answer.
+
+    Raises:
+        TimeoutError: There was none in time.
+        RuntimeError: The process ended without one; its traceback is on standard error.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(sending, measure, tuple(arguments)))
+    process.start()
+    sending.close()
+    try:
+        if not receiving.poll(timeout_s):
+            raise TimeoutError(f"{what}: nothing after {timeout_s:.0f} s")
+        answer: Result
+        answer, cpu_s = receiving.recv()
+        process.join(_END_S)
+    except EOFError:
+        raise RuntimeError(f"{what}: the measurement failed, see above") from None
+    finally:
+        receiving.close()
+        process.kill()
+        process.join()
+    global _cpu_s
+    _cpu_s += cpu_s
+    return answer
+
+
+def cpu_of_fresh_processes_s() -> float:
+    """Processor seconds of all of them so far, workers included: the server's children are not this process's."""
+    return _cpu_s
+
+
+def _run(answer: Connection, measure: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler would unwind it
+    result = measure(*arguments)
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    answer.send((result, sum(usage.ru_utime + usage.ru_stime for usage in used)))

@@ -1,0 +1,133 @@
+"""The benchmarks that fit into half an hour, one after another, and the report: ``python -m benchmarks.suite``.
+
+Also ``make bench``. Each is a program of its own, which writes its figures; what is known of the run (the command,
+when, how long, how much of the machine other programs had) is added to them under ``run``. One that fails leaves the
+figures of an earlier run alone, and says in the report how it failed; the others go on. At the end the report is made
+anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from rich.console import Console
+
+from benchmarks import report_page
+from benchmarks.catalogue import BENCHMARKS, Benchmark, chosen
+from benchmarks.console import ends_with_one_line
+from benchmarks.machine import Bystanders
+from benchmarks.program import ROOT, run_program
+from benchmarks.reporting.results import Failure, Results
+
+__all__ = ["main", "run_one"]
+
+_PATIENCE = 4.0  # times the minutes that it should take, for machines that are slower
+_LEAST_S = 600.0
+_ERROR_LINES = 40
+
+
+async def run_one(benchmark: Benchmark, results: Results, *, folder: Path = ROOT) -> Failure | None:
+    """Runs one, and keeps what came of it among the results.
+
+    Args:
+        benchmark: Which.
+        results: Where its figures, or its failure, go.
+        folder: To run it in.
+
+    Returns:
+        How it failed, or None.
+    """
+    command = " ".join(["python", *benchmark.command(benchmark.arguments)])
+    began = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    others, began_s = Bystanders(), perf_counter()
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+        file = Path(temporary) / "figures.json"
+        timeout_s = max(_LEAST_S, _PATIENCE * 60 * benchmark.minutes)
+        arguments = benchmark.command([*benchmark.arguments, "--json", str(file)])
+        ended = await run_program(arguments, folder=folder, timeout_s=timeout_s)
+        share, took_s = others.share(), perf_counter() - began_s
+        failed_file = results.failed_file(benchmark.name)
+        if ended.status != 0 or not file.exists():
+            how = f"stopped after {timeout_s:.0f} s" if ended.status is None else f"ended with status {ended.status}"
+            error = "\n".join([how, *ended.said.splitlines()[-_ERROR_LINES:]])
+            failure = Failure(command=command, began=began, error=error)
+            _write(failed_file, asdict(failure))
+            return failure
+        figures = json.loads(file.read_text(encoding="utf-8"))
+    figures["run"] = {
+        "command": command,
+        "began": began,
+        "took_s": round(took_s, 1),
+        "other_programs_share": round(share, 3),
+    }
+    _write(results.file(benchmark.name), figures)
+    failed_file.unlink(missing_ok=True)
+    return None
+
+
+def _write(file: Path, figures: object) -> None:
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(file)
+
+
+async def _run_all(benchmarks: Sequence[Benchmark], results: Results, console: Console) -> list[str]:
+    """One after another: they would be in each other's way."""
+    failed = []
+    for benchmark in benchmarks:
+        console.print(f"{benchmark.name}: about {benchmark.minutes:g} minutes …", highlight=False)
+        began = perf_counter()
+        failure = await run_one(benchmark, results)
+        told = "done" if failure is None else f"FAILED\n{failure.error}"
+        console.print(f"{benchmark.name}: {told} ({perf_counter() - began:.0f} s)", markup=False, highlight=False)
+        if failure is not None:
+            failed.append(benchmark.name)
+    return failed
+
+
+def main(arguments: Sequence[str] | None = None, *, benchmarks: Sequence[Benchmark] = BENCHMARKS) -> int:
+    """Runs the set; returns the exit status: 1 if one of them failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.suite", description=__doc__)
+    names = [benchmark.name for benchmark in benchmarks]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"some of {', '.join(names)}")
+    parser.add_argument("--minutes", type=float, default=30.0, help="take the first ones that fit (default 30)")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=report_page.RESULTS,
+        metavar="DIR",
+        help="for figures and report, instead of benchmarks/results; leaves the README alone",
+    )
+    options = parser.parse_args(arguments)
+    failed: list[str] = []
+
+    def run() -> None:
+        console = Console()
+        if options.only is None:
+            asked = chosen(benchmarks, minutes=options.minutes, has_gpu=torch.cuda.is_available())
+        else:
+            asked = [benchmark for benchmark in benchmarks if benchmark.name in options.only]
+        options.results.mkdir(parents=True, exist_ok=True)
+        minutes = sum(benchmark.minutes for benchmark in asked)
+        console.print(f"{len(asked)} benchmarks, about {minutes:g} minutes", highlight=False)
+        failed.extend(asyncio.run(_run_all(asked, Results(options.results), console)))
+        report_page.main(["--results", str(options.results)])
+        console.print(f"Report: {options.results / 'REPORT.md'}", soft_wrap=True, highlight=False)
+        if failed:
+            console.print(f"FAILED: {', '.join(failed)}", highlight=False)
+
+    return ends_with_one_line(run) or int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The forerunners' benchmark, with a few pictures: that all sides bring the same ones, and what is made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures import check_same_samples
+from benchmarks.filling import put_objects
+from benchmarks.forerunners import FULL, QUICK, _expected, main
+from benchmarks.fresh_process import in_fresh_process
+from benchmarks.in_flight_map import Cell, measure_cell
+from benchmarks.layers import CASES, Case, measure_layer
+from benchmarks.photo_places import Where, order_of
+from benchmarks.photos import CLASSES, PhotoFolder, make_photos
+from benchmarks.sequential import READERS, measure_reading
+from storage import ShardWriter
+
+PRELOAD = ("benchmarks.layers", "benchmarks.in_flight_map", "benchmarks.sequential")
+NUM_PHOTOS = 12
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Where:
+    """Pictures on the local drive only."""
+    folder = tmp_path_factory.mktemp("forerunners")
+    photos = make_photos(folder, count=NUM_PHOTOS)
+    paths = photos.paths()
+    labels = tuple(CLASSES.index(path.parent.name) for path in paths)
+    write_shards(str(folder / "shards"), paths, labels, {})
+    names = tuple(f"{path.parent.name}/{path.name}" for path in paths)
+    return Where(str(photos.root), names, labels, str(folder / "shards"), "nowhere", {})
+
+
+def write_shards(url: str, paths: list[Path], labels: tuple[int, ...], options: dict[str, str]) -> None:
+    columns = {"image": "jpeg", "label": "int64", "number": "int64"}
+    with ShardWriter(url, columns=columns, storage_options=options) as writer:
+        for number, path in enumerate(paths):
+            writer.write({"image": path.read_bytes(), "label": labels[number], "number": number})
+
+
+def measured(measure, *arguments):
+    return in_fresh_process(measure, arguments, what=str(arguments[0]), preload=PRELOAD, timeout_s=60)
+
+
+LOCAL = [case for case in CASES if case.place == "local" and case.layer in ("store", "loader")]
+
+
+@pytest.mark.parametrize("case", [*LOCAL, Case("local", "training", "threads")], ids=str)
+def test_a_layer_brings_every_picture_from_the_local_drive(where, case):
+    epoch = measured(measure_layer, case, where, None, 4, 1, 4)
+    check_same_samples({"files": [_expected(where, None, raw=case.is_raw)], "side": [epoch]})
+    assert 0 < epoch.first_batch_s <= epoch.epoch_s
+    assert len(epoch.load_s) in ((0,) if case.layer in ("loader", "training") and case.side == "shards" else (3,))
+    assert epoch.cpu_s > 0
+    assert epoch.peak_rss_mb > 50
+
+
+@pytest.mark.parametrize("name", list(READERS))
+def test_a_reader_brings_every_picture(where, name):
+    reading = measured(measure_reading, name, where, 0.01)
+    check_same_samples({"files": [_expected(where, None, raw=True)], "reader": [reading]})
+    assert reading.timed_samples % NUM_PHOTOS == 0
+    assert 0 < reading.first_s <= reading.seconds
+
+
+@pytest.fixture
+def far(where, s3_server, s3_bucket) -> Where:
+    """The same pictures in a bucket."""
+    options = s3_server.storage_options()
+    far = Where(where.root, where.names, where.labels, where.local_shards, s3_bucket.name, options)
+    put_objects(PhotoFolder(Path(where.root), NUM_PHOTOS, 0, 0, ""), far.objects_url, options)
+    write_shards(far.shards_url, [Path(where.root) / name for name in where.names], where.labels, options)
+    return far
+
+
+FROM_S3 = [case for case in CASES if case.place == "s3" and case.layer in ("store", "loader")]
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("case", [*FROM_S3, Case("s3", "data set", "shards")], ids=str)
+def test_a_layer_brings_every_picture_from_a_bucket(far, case):
+    limit = 8 if case.is_slow else None
+    epoch = measured(measure_layer, case, far, limit, 4, 1, 4)
+    check_same_samples({"files": [_expected(far, limit, raw=case.is_raw)], str(case): [epoch]})
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("cell", [Cell(0, 2), Cell(1, "auto")], ids=str)
+def test_a_cell_brings_what_it_is_to_bring(far, cell):
+    found = measured(measure_cell, cell, far, 10)
+    check_same_samples({"files": [_expected(far, 10, raw=True)], str(cell): [found]})
+
+
+def test_what_is_expected_is_of_the_files(where):
+    whole, part = _expected(where, None, raw=True), _expected(where, 4, raw=True)
+    assert (whole.num_samples, sum(whole.class_counts)) == (NUM_PHOTOS, NUM_PHOTOS)
+    assert (part.num_samples, part.digest) != (whole.num_samples, whole.digest)
+    assert _expected(where, None, raw=False).digest != whole.digest
+
+
+def test_the_order_is_every_numbers_and_a_limit_takes_its_beginning():
+    assert sorted(order_of(100, None)) == list(range(100))
+    assert order_of(100, 10) == order_of(100, None)[:10]
+
+
+def test_slow_sides_read_a_part_and_all_others_everything():
+    limits = {case: FULL.limit(case) for case in CASES}
+    assert {case.side for case, limit in limits.items() if limit is not None} == {"vanilla"}
+    assert {case.place for case, limit in limits.items() if limit is not None} == {"s3"}
+    assert limits[Case("s3", "loader", "vanilla")] == 2 * FULL.num_slow
+    assert FULL.num_rounds >= 5
+    assert FULL.map_limit(Cell(0, 1)) == 16
+    assert FULL.map_limit(Cell(2, 4)) == 128
+    assert FULL.map_limit(Cell(2, "auto")) == FULL.num_photos
+    assert QUICK.map_limit(Cell(2, "auto")) == QUICK.num_photos
+
+
+def test_impossible_options(capsys):
+    with pytest.raises(SystemExit):
+        main(["--rounds", "0"])
+    assert "--rounds is at least 1" in capsys.readouterr().err
+
+
+def test_secrets_stay_out_of_what_is_said(where):
+    assert "hush" not in repr(Where(where.root, (), (), "", "bucket", {"secret_access_key": "hush"}))

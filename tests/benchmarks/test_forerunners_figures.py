@@ -1,0 +1,162 @@
+"""What is made of the forerunners' measurements: rows, ratios, ours beside theirs, Markdown and the plot."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from benchmarks.committed import committed_or
+from benchmarks.forerunners_figures import compared, heat_map, layer_rows, remote_share, sequential_rows, speedups
+from benchmarks.forerunners_report import markdown, plot
+from benchmarks.in_flight_map import Cell, CellEpoch
+from benchmarks.layers import CASES, Case, Epoch
+from benchmarks.published import DIFFERENCES, NAMES, PUBLISHED
+from benchmarks.sequential import READERS, Reading
+
+
+def epoch(epoch_s: float, load_s: list[float]) -> Epoch:
+    return Epoch(64, [64], "d", epoch_s, 0.1, load_s, 0.32, 500.0)
+
+
+def rows_of_rates(rates: dict[tuple[str, str], float]) -> list[dict[str, Any]]:
+    found = {
+        Case(place, "loader", side): [epoch(64 / rate, [] if side == "shards" else [32 / rate])]
+        for (place, side), rate in rates.items()
+    }  # type: ignore[arg-type]
+    return layer_rows(found, 32)
+
+
+RATES = {
+    ("local", "vanilla"): 400.0,
+    ("local", "threads"): 500.0,
+    ("local", "shards"): 640.0,
+    ("s3", "vanilla"): 32.0,
+    ("s3", "threads"): 320.0,
+    ("s3", "coroutines"): 400.0,
+    ("s3", "shards"): 640.0,
+}
+
+
+def test_a_row_has_medians_of_rounds_and_of_all_batches():
+    case = Case("s3", "loader", "threads")
+    (row,) = layer_rows({case: [epoch(1.0, [0.5, 0.1]), epoch(4.0, [0.1]), epoch(2.0, [0.2, 0.2])]}, 32)
+    assert (row["place"], row["layer"], row["side"]) == ("s3", "loader", "threads")
+    assert (row["samples_s"], row["samples_s_spread"]) == (32.0, [16.0, 64.0])
+    assert (row["batch_load_s"], row["batch_every_s"]) == (0.2, 1.0)
+    assert (row["cpu_s_per_1000"], row["peak_rss_mb"], row["num_samples"]) == (5.0, 500.0, 64)
+
+
+def test_items_without_a_beginning_have_no_load():
+    (row,) = layer_rows({Case("s3", "loader", "shards"): [epoch(1.0, [])]}, 32)
+    assert row["batch_load_s"] is None
+
+
+def test_speedups_are_over_vanilla_from_s3():
+    rows = rows_of_rates(RATES)
+    assert speedups(rows, "loader", "batch_every_s") == {"threads": 10.0, "coroutines": 12.5, "shards": 20.0}
+    assert speedups(rows, "loader", "batch_load_s") == {"threads": 10.0, "coroutines": 12.5}
+
+
+def test_shares_are_of_the_local_drive():
+    found = remote_share(rows_of_rates(RATES), "loader")
+    assert found["of_vanilla_local"] == {"threads": 0.8, "coroutines": 1.0, "shards": 1.6}
+    assert found["of_own_local"] == {"threads": 0.64, "coroutines": 0.8, "shards": 1.0}
+
+
+def cells(rates: dict[Cell, float]) -> dict[Cell, list[CellEpoch]]:
+    return {cell: [CellEpoch(100, [100], "d", 100 / rate, 0.1)] for cell, rate in rates.items()}
+
+
+def test_a_map_says_what_share_of_the_possible_is_reached():
+    rates = {Cell(0, 1): 16.0, Cell(0, "auto"): 60.0, Cell(2, 1): 40.0, Cell(2, "auto"): 30.0}
+    made = heat_map(cells(rates), latency_s=0.04, mean_bytes=100_000, bytes_per_s=10e6)
+    assert (made["workers"], made["in_flight"]) == ([0, 2], [1, "auto"])
+    assert [cell["of_in_flight"] for cell in made["cells"]] == [0.8, None, 1.0, None]
+    assert made["auto_vs_best"] == {"0": 3.75, "2": 0.75}
+
+
+def test_a_map_without_auto_compares_nothing():
+    made = heat_map(cells({Cell(0, 1): 16.0}), latency_s=0.04, mean_bytes=1e5, bytes_per_s=1e7)
+    assert made["auto_vs_best"] == {"0": None}
+
+
+def test_a_readers_row_is_of_all_its_passes():
+    (row,) = sequential_rows(
+        {"files": [Reading(10, [10], "d", 1000, seconds, 0.01, 0.1, 90.0) for seconds in (1, 2, 4)]}
+    )
+    assert (row["samples_s"], row["samples_s_spread"], row["samples_s_core"]) == (500.0, [250.0, 1000.0], 10000.0)
+    assert (row["cpu_s_per_1000"], row["first_sample_s"], row["peak_rss_mb"]) == (0.1, 0.01, 90.0)
+
+
+@pytest.fixture
+def figures() -> dict[str, Any]:
+    """As of a run, with the committed figures of the two benchmarks that are not run again."""
+    rows = layer_rows({case: [epoch(1.0, [0.5])] for case in CASES}, 32)
+    machine = {"cpu": "A | B", "num_cores": 2}
+    found: dict[str, Any] = {
+        "layers": rows,
+        "batch_load_speedup": speedups(rows, "loader", "batch_load_s"),
+        "batch_every_speedup": speedups(rows, "loader", "batch_every_s"),
+        "remote_share": {layer: remote_share(rows, layer) for layer in ("loader", "training")},
+        "heat_map": heat_map(
+            cells({Cell(workers, number): 10.0 for workers in (0, 2) for number in (1, 16, "auto")}),
+            latency_s=0.04,
+            mean_bytes=1e5,
+            bytes_per_s=1e7,
+        ),
+        "sequential": sequential_rows({name: [Reading(1, [1], "d", 10, 1.0, 0.1, 0.1, 90.0)] for name in READERS}),
+        "pipelines": committed_or("pipelines", None),
+        "lossless": committed_or("lossless", None),
+        "differences": DIFFERENCES,
+        "num_photos": 64,
+        "mean_bytes": 60_000,
+        "batch_size": 32,
+        "num_workers": 2,
+        "in_flight": 16,
+        "num_rounds": 5,
+        "server": "MinIO",
+        "latency": "30 ms",
+        "latency_ms": 29.5,
+        "cache_state": "Warm.",
+        "other_programs_share": 0.01,
+        "machine": machine,
+    }
+    return {"compared": compared(found), **found}
+
+
+def test_every_published_figure_has_ours_beside_it(figures):
+    assert len(figures["compared"]) == len(PUBLISHED)
+    assert all(row["theirs"] and row["ours"] and row["source"] for row in figures["compared"])
+    assert {row["forerunner"] for row in figures["compared"]} == set(NAMES) == set(DIFFERENCES)
+
+
+def test_a_gpus_figures_come_first_where_there_are_any(figures):
+    assert [row["ours"] for row in figures["compared"]][-1] == "not measured: no GPU"
+    changed = copy.deepcopy(figures)
+    changed["lossless"] |= {"gpu_prepare_vs_png": 12.5, "gpu_train_vs_png": 2.0}
+    *_, decoding, training = compared(changed)
+    assert decoding["ours"].startswith("12.5× on the GPU")
+    assert training["ours"] == "2.00×"
+
+
+def test_markdown_has_every_table_and_every_difference(figures):
+    text = markdown(figures)
+    assert text.endswith("\n")
+    assert text.count("### ") == 7
+    for each in PUBLISHED:
+        assert each.figure in text
+    for sentences in DIFFERENCES.values():
+        assert all(sentence in text for sentence in sentences)
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(tables) > len(PUBLISHED) + len(CASES) + len(READERS)
+    assert "ours, drop-in, coroutines" in text
+    assert "benchmarks/results/pipelines.json, measured" in text
+
+
+@pytest.mark.parametrize(("suffix", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_the_map_is_drawn(figures, tmp_path, suffix, begins):
+    file = tmp_path / f"map.{suffix}"
+    plot(figures, file)
+    assert file.read_bytes().startswith(begins)
