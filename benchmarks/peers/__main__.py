@@ -19,8 +19,8 @@ bytes of the pictures; these two counted on the wire, with ``peak_rss_mb``, in a
 latency)``, shuffle_distance`` (see `benchmarks.shuffle_quality`: 0.25 is a permutation's)``, resume_s`` (a new process,
 half way through the epoch: seconds to the next batch)``, resume`` (``state``, or ``replay`` where half of the epoch has
 to be read again)``, complete, fault, note, error, spread``. ``cold_raw_vs_best, warm_raw_vs_best, decoded_vs_best,
-decoded_wall_vs_best, first_batch_vs_best, best``: see `benchmarks.peers.figures.headline`. ``photos, first_byte_ms,
-load, environments, machine, versions, other_programs_share``.
+decoded_wall_vs_best, first_batch_vs_best, best``: see `benchmarks.peers.figures.headline`. ``photos, sample_bytes,
+first_byte_ms, load, environments, machine, versions, other_programs_share``.
 """
 
 from __future__ import annotations

@@ -306,6 +306,7 @@ class Measuring:
                 }
                 for kind, made in self._pictures.items()
             },
+            "sample_bytes": round(next(iter(self._pictures.values())).photos.mean_bytes),
             "first_byte_ms": self._first_byte_ms,
             "bandwidth_mb_s_a_connection": 90,
             "server": server,
