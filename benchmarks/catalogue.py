@@ -170,6 +170,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         "training.cpu_ratio_to_torch training.targets",
         needs_gpu=True,
     ),
+    PEERS,
+    FORERUNNERS,
     Benchmark(
         "soak",
         "soak",

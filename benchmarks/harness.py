@@ -22,11 +22,11 @@ import msgspec
 
 from benchmarks.measurement import Epoch, Message, Request
 
-__all__ = ["CommandError", "run_command", "run_epoch"]
+__all__ = ["ENVIRONMENT", "CommandError", "child_process", "run_command", "run_epoch"]
 
 # OpenMP's threads spin while they wait and so take cores from those that decode. Passive, torch's DataLoader trains 17%
 # faster on two cores (293 → 346 images/s), the loader, which has no worker processes, as fast as before.
-_ENVIRONMENT = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+ENVIRONMENT = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 _EXIT_S = 30.0  # a side that is done must let go of threads, workers and files by then
 _KILL_S = 5.0
 
@@ -47,7 +47,7 @@ def run_epoch(request: Request, *, on_progress: Callable[[int], object] | None =
     """
     command = [sys.executable, "-m", "benchmarks.side"]
     epoch = None
-    with tempfile.TemporaryFile() as errors, _child(command, errors=errors.fileno(), env=_ENVIRONMENT) as process:
+    with tempfile.TemporaryFile() as errors, child_process(command, errors=errors.fileno(), env=ENVIRONMENT) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(request) + b"\n")
@@ -78,13 +78,13 @@ def run_command(command: Sequence[str], *, env: Mapping[str, str]) -> None:
     Raises:
         CommandError: Its exit status is not 0.
     """
-    with _child(command, env=env, captured=False) as process:
+    with child_process(command, env=env, captured=False) as process:
         if process.wait() != 0:
             raise CommandError(f"{' '.join(command)} ended with status {process.returncode}")
 
 
 @contextlib.contextmanager
-def _child(
+def child_process(
     command: Sequence[str], *, errors: int | None = None, env: Mapping[str, str] | None = None, captured: bool = True
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a session of its own; it and all that it started are gone when the block ends."""

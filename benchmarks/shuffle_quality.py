@@ -33,7 +33,7 @@ from concurrent_loader.plan import DEFAULT_SHUFFLE_WINDOW, EpochPlan
 from storage.shards.layout import CHUNK_BYTES
 from storage.sizes import parse_size
 
-__all__ = ["Options", "main", "run_benchmark"]
+__all__ = ["Options", "class_distances", "main", "run_benchmark"]
 
 _OPENING = 8  # batches while the window opens
 _NODES = (1, 2, 4, 8)
@@ -116,13 +116,13 @@ def run_benchmark(options: Options, console: Console) -> dict[str, object]:
     with bar(console, "Windows", len(sizes)) as progress:
         for size in sizes:
             batches = [index.sample for index in options.plan(size * options.per_shard).batches()]
-            distances = _distances(batches, by_number, options.num_classes)
+            distances = class_distances(batches, by_number, options.num_classes)
             raw.append(
                 (
                     size,
                     distances.mean(),
                     distances[:_OPENING].mean(),
-                    _distances(batches, shuffled, options.num_classes).mean(),
+                    class_distances(batches, shuffled, options.num_classes).mean(),
                     _same_shard(batches, options.per_shard),
                     _next_in_batch(batches),
                 )
@@ -145,7 +145,7 @@ def run_benchmark(options: Options, console: Console) -> dict[str, object]:
     }
 
 
-def _distances(
+def class_distances(
     batches: list[npt.NDArray[np.int64]], classes: npt.NDArray[np.int64], num_classes: int
 ) -> npt.NDArray[np.float64]:
     """(batches,): total variation distance of each batch's classes from the uniform distribution."""

@@ -1,0 +1,79 @@
+"""Ours and every other loader on the same pictures from the same bucket.
+
+    python -m benchmarks.peers [--json FILE] [--peer NAME …] [--latency MS …] [--rounds N] [--quick]
+
+The same real photographs (19,200 JPEGs, 1.07 GB, raw; 3,200 of them decoded to 224²) from one MinIO behind a latency
+of 5, 30 or 130 ms ± a third and 90 MB/s a connection, in each peer's own format and settings
+(`benchmarks.peers.catalog` and ``programs/``, which name the documentation that they follow), each peer in a virtual
+environment of its own, made on the first run below ``--data``. Every epoch is a fresh process; its clock starts when
+the imports are done, before the data set is opened, so that listing, starting workers and connecting count. In every
+round each peer has its turn, in an order that changes. ``cold``: nothing kept on the drive; ``warm``: with the cache
+folder that a cold epoch in an earlier process left, for peers that have one. An epoch may be cut short after
+``limit_s`` seconds (``complete`` is false then, ``samples`` says how many came). Every picture that comes is checked:
+bytes, none twice, none missing at the end (``fault``).
+
+JSON: ``rows``: ``peer, title, layout, kind`` (raw or decoded)``, epoch`` (cold or warm)``, latency_ms, workers``
+(worker processes; threads where the peer has threads)``, rounds, samples, samples_s, cpu_s_per_1000`` (processor
+seconds of client and workers)``, peak_rss_mb, build_s, first_batch_s, half_s, gets, bytes_ratio`` (bytes fetched ÷
+bytes of the pictures; these two counted on the wire, with ``peak_rss_mb``, in an epoch of their own without
+latency)``, shuffle_distance`` (see `benchmarks.shuffle_quality`: 0.25 is a permutation's)``, resume_s`` (a new process,
+half way through the epoch: seconds to the next batch)``, resume`` (``state``, or ``replay`` where half of the epoch has
+to be read again)``, complete, fault, note, error, spread``. ``cold_raw_vs_best, warm_raw_vs_best, decoded_vs_best,
+decoded_wall_vs_best, first_batch_vs_best, best``: see `benchmarks.peers.figures.headline`. ``photos, sample_bytes,
+first_byte_ms, load, environments, machine, versions, other_programs_share``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.console import ends_with_one_line
+from benchmarks.peers.catalog import PEERS, find
+from benchmarks.peers.measuring import FULL, QUICK, Measuring
+from benchmarks.peers.showing import show
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmark from the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--peer", action="append", metavar="NAME", help="only this one and ours; may be repeated")
+    parser.add_argument("--rounds", type=int, help=f"of each cell (default {FULL.num_rounds})")
+    parser.add_argument("--latency", type=int, action="append", help="ms; may be repeated (default 30, 5, 130)")
+    parser.add_argument("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; no figures to quote")
+    parsed = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    try:
+        peers = [find(name) for name in parsed.peer] if parsed.peer else list(PEERS)
+    except ValueError as error:
+        parser.error(str(error))
+    load = QUICK if parsed.quick else FULL
+    load = load.changed(num_rounds=parsed.rounds, latencies_ms=parsed.latency)
+
+    def run() -> None:
+        console = Console()
+        measuring = Measuring(load, peers, parsed.data, console)
+        figures = measuring.run(on_figures=lambda found: _write(parsed.json, found))
+        show(figures, console)
+
+    return ends_with_one_line(run)
+
+
+def _write(file: Path | None, figures: dict[str, object]) -> None:
+    if file is not None:
+        file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,81 @@
+"""Who takes part in the peers' benchmark: which packages, which program, which settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["OURS", "PEERS", "Peer", "find"]
+
+Place = Literal["shards", "objects", "local"]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer.
+
+    Attributes:
+        name: As the command line and the JSON call it.
+        title: As people do.
+        layout: How its pictures lie: words for the report.
+        place: ``shards``: in the bucket in a format that the peer writes; ``objects``: one object a picture; ``local``:
+            on the local drive.
+        program: Module below `benchmarks.peers.programs`.
+        environment: Its file below ``requirements/`` without ``.txt``; None runs in the project's own environment.
+        caches: Whether it can keep on the local drive what it has fetched.
+        options: Settings that its program knows.
+        note: What a reader must know.
+    """
+
+    name: str
+    title: str
+    layout: str
+    place: Place
+    program: str
+    environment: str | None
+    caches: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is what the others are compared with."""
+        return self.program == "ours"
+
+
+OURS = "ours"
+PEERS = (
+    Peer(OURS, "concurrent-loader", "shards, 8 MiB", "shards", "ours", None, True, {"layout": "shards"}),
+    Peer("ours_objects", "concurrent-loader", "objects", "objects", "ours", None, False, {"layout": "objects"}),
+    Peer("ours_local", "concurrent-loader", "shards on the local drive", "local", "ours", None, False,
+         {"layout": "local"}, "memory-mapped reading without a bucket"),
+    Peer("local_files", "torch DataLoader", "files on the local drive", "local", "local_files", None),
+    Peer("litdata", "LitData", "chunks, 64 MB", "shards", "litdata_chunks", "litdata", True, {},
+         "allow_http is set for its client obstore, or it would refuse the endpoint and fall back to boto3"),
+    Peer("litdata_8mb", "LitData", "chunks, 8 MB", "shards", "litdata_chunks", "litdata", True,
+         {"chunk_bytes": "8MB", "max_pre_download": 8}, "not its default: chunks as small as our shards, 8 ahead"),
+    Peer("litdata_raw", "LitData StreamingRawDataset", "objects", "objects", "litdata_raw", "litdata"),
+    Peer("mosaicml", "MosaicML Streaming", "MDS shards", "shards", "mosaicml", "mosaicml", True),
+    Peer("webdataset", "WebDataset", "tar files", "shards", "webdataset_tars", "webdataset", True),
+    Peer("s3torchconnector", "s3torchconnector, map", "objects", "objects", "s3torchconnector_objects",
+         "s3torchconnector"),
+    Peer("s3torchconnector_iterable", "s3torchconnector, iterable", "objects", "objects", "s3torchconnector_objects",
+         "s3torchconnector", False, {"iterable": True}, "the bucket's order: it does not shuffle"),
+    Peer("torch_boto3", "torch DataLoader + boto3", "objects", "objects", "torch_boto3", "boto3"),
+    Peer("torch_s3fs", "torch DataLoader + s3fs", "objects", "objects", "torch_s3fs", "s3fs"),
+    Peer("hf_datasets", "Hugging Face datasets", "Parquet", "shards", "hf_datasets", "datasets"),
+    Peer("ray_data", "Ray Data", "Parquet", "shards", "ray_data", "ray"),
+    Peer("spdl", "SPDL + boto3", "objects", "objects", "spdl_objects", "spdl"),
+)  # fmt: skip
+
+
+def find(name: str) -> Peer:
+    """The peer of that name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    for peer in PEERS:
+        if peer.name == name:
+            return peer
+    raise ValueError(f"no peer is called {name!r}; there are {', '.join(peer.name for peer in PEERS)}")

@@ -1,0 +1,215 @@
+"""What the peers' epochs amount to: rows, and how ours compare with the best of the others. No I/O."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from benchmarks.figures import spread
+from benchmarks.peers.catalog import OURS, PEERS, Peer
+from benchmarks.peers.messages import Outcome
+from benchmarks.shuffle_quality import class_distances
+
+__all__ = ["Cell", "Run", "check", "expected_digest", "headline", "make_row", "shuffle_distance"]
+
+_CLASSES = 100  # made up, of pictures that lie side by side in the bucket
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is measured together: every peer does this, in turn.
+
+    Attributes:
+        kind: ``raw`` or ``decoded``.
+        latency_ms: To the first byte.
+        workers: Worker processes, or threads.
+    """
+
+    kind: str
+    latency_ms: int
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One epoch of a peer.
+
+    Attributes:
+        outcome: What its process said.
+        round: In which turn.
+        fault: What was wrong with the pictures that came; empty if nothing.
+    """
+
+    outcome: Outcome
+    round: int
+    fault: str = ""
+
+
+def expected_digest(numbers: Sequence[int], digests: Sequence[int]) -> str:
+    """What `Outcome.digest` must be for these pictures.
+
+    Args:
+        numbers: Of the pictures that came.
+        digests: Of each picture of the data set, by number.
+    """
+    return f"{sum(digests[number] for number in numbers) % 2**128:032x}"
+
+
+def picture_digest(data: bytes, number: int) -> int:
+    """One picture's part of `Outcome.digest`."""
+    return xxhash.xxh3_128_intdigest(data, seed=number)
+
+
+def check(outcome: Outcome, digests: Sequence[int], *, decoded: bool) -> str:
+    """Says in words what is wrong with what was delivered; an empty string if each picture came once, as it is.
+
+    An epoch that was cut short may lack pictures, but must have no other and none twice.
+    """
+    num_samples = len(digests)
+    counts = Counter(outcome.numbers)
+    strange = [number for number in counts if not 0 <= number < num_samples]
+    repeated = sum(count - 1 for count in counts.values())
+    missing = num_samples - len(counts) + len(strange)
+    faults = []
+    if strange:
+        faults.append(f"{len(strange)} pictures that do not exist")
+    if repeated:
+        faults.append(f"{repeated} pictures again")
+    if missing and outcome.complete:
+        faults.append(f"{missing} pictures missing")
+    if not strange and not decoded and outcome.digest != expected_digest(outcome.numbers, digests):
+        faults.append("wrong bytes")
+    return ", ".join(faults)
+
+
+def shuffle_distance(outcome: Outcome, order: Sequence[int]) -> float | None:
+    """How far batches are from the whole, if a hundred classes lay sorted in the bucket.
+
+    Mean over the batches of the total variation distance between their classes and the data set's; see
+    `benchmarks.shuffle_quality`. A permutation has some, too: 0.25 for batches of 256.
+
+    Args:
+        outcome: An epoch.
+        order: Picture at each place in the bucket.
+
+    Returns:
+        None if nothing came.
+    """
+    place = np.empty(len(order), dtype=np.int64)
+    place[np.asarray(order)] = np.arange(len(order))
+    classes = place * _CLASSES // len(order)
+    ends = np.cumsum(outcome.batch_sizes)
+    numbers = np.asarray(outcome.numbers)
+    largest = max(outcome.batch_sizes, default=0)
+    batches = [
+        numbers[end - size : end] for end, size in zip(ends, outcome.batch_sizes, strict=True) if size == largest
+    ]
+    return round(float(class_distances(batches, classes, _CLASSES).mean()), 3) if batches else None
+
+
+def make_row(
+    peer: Peer, cell: Cell, epoch: str, runs: Sequence[Run], order: Sequence[int], error: str | None
+) -> dict[str, Any]:
+    """A row of the JSON: medians over the rounds, extremes under ``spread``."""
+    row: dict[str, Any] = {
+        "peer": peer.name,
+        "title": peer.title,
+        "layout": peer.layout,
+        "kind": cell.kind,
+        "epoch": epoch,
+        "latency_ms": None if peer.place == "local" else cell.latency_ms,
+        "workers": cell.workers,
+        "rounds": len(runs),
+        "samples": None,
+        "samples_s": None,
+        "cpu_s_per_1000": None,
+        "peak_rss_mb": None,
+        "build_s": None,
+        "first_batch_s": None,
+        "half_s": None,
+        "gets": None,
+        "bytes_ratio": None,
+        "shuffle_distance": None,
+        "resume_s": None,
+        "resume": None,
+        "complete": None,
+        "fault": None,
+        "note": peer.note,
+        "error": error,
+    }
+    if not runs:
+        return row
+    values = {
+        "samples_s": [_rate(run.outcome) for run in runs],
+        "cpu_s_per_1000": [_cpu_per_1000(run.outcome) for run in runs],
+        "build_s": [run.outcome.build_s for run in runs],
+        "first_batch_s": [run.outcome.first_batch_s for run in runs],
+        "half_s": [run.outcome.half_s for run in runs],
+    }
+    spreads = {key: spread(found) for key, found in values.items()}
+    return row | {
+        **{key: _short(found.median) for key, found in spreads.items()},
+        "samples": round(statistics.median(len(run.outcome.numbers) for run in runs)),
+        "shuffle_distance": shuffle_distance(runs[0].outcome, order),
+        "complete": all(run.outcome.complete for run in runs),
+        "fault": "; ".join(sorted({run.fault for run in runs if run.fault})) or None,
+        "spread": {key: [_short(found.low), _short(found.high)] for key, found in spreads.items()},
+    }
+
+
+def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, decoded: Cell) -> dict[str, Any]:
+    """Ours against the best of the others: medians over the rounds of the ratio within a round.
+
+    ``cold_raw_vs_best`` and ``warm_raw_vs_best``: pictures a second. ``decoded_vs_best``: decoded pictures a second of
+    processor time, with a warm cache where the peer has one. ``first_batch_vs_best``: seconds to the first batch, cold
+    and raw: less is better. ``best`` names who was the best. The best is the one with the best median; peers on the
+    local drive do not compete. None where one side is missing.
+    """
+    found: dict[str, Any] = {"best": {}}
+    for key, cell, epoch, figure, more_is_better in (
+        ("cold_raw_vs_best", main, "cold", _rate, True),
+        ("warm_raw_vs_best", main, "warm", _rate, True),
+        ("decoded_vs_best", decoded, "warm", _per_cpu_s, True),
+        ("decoded_wall_vs_best", decoded, "warm", _rate, True),
+        ("first_batch_vs_best", main, "cold", lambda outcome: outcome.first_batch_s, False),
+    ):
+        rivals: dict[str, Sequence[Run]] = {}
+        for peer in PEERS:
+            if peer.is_ours or peer.place == "local":
+                continue
+            rival = runs.get((peer.name, cell, epoch)) or runs.get((peer.name, cell, "cold"))
+            if rival:
+                rivals[peer.name] = rival
+        ours = runs.get((OURS, cell, epoch))
+        if not ours or not rivals:
+            found[key] = None
+            continue
+        medians = {name: statistics.median(figure(run.outcome) for run in rival) for name, rival in rivals.items()}
+        best = (max if more_is_better else min)(medians, key=medians.__getitem__)
+        theirs = {run.round: figure(run.outcome) for run in rivals[best]}
+        ratios = [figure(run.outcome) / theirs[run.round] for run in ours if run.round in theirs]
+        found[key] = _short(statistics.median(ratios))
+        found["best"][key] = best
+    return found
+
+
+def _rate(outcome: Outcome) -> float:
+    return len(outcome.numbers) / outcome.epoch_s
+
+
+def _cpu_per_1000(outcome: Outcome) -> float:
+    return 1000 * outcome.cpu_s / len(outcome.numbers)
+
+
+def _per_cpu_s(outcome: Outcome) -> float:
+    return len(outcome.numbers) / outcome.cpu_s
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,381 @@
+"""Runs the peers in turn: cells, rounds, counting and resuming; what fails is told and the others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from msgspec import structs
+from rich.console import Console
+
+from benchmarks.harness import CommandError
+from benchmarks.machine import Bystanders, describe_machine, versions
+from benchmarks.peers.bucket import BUCKET, Way, counted, far_away, prefix_of, put_files, put_objects, signed_urls
+from benchmarks.peers.catalog import OURS, Peer
+from benchmarks.peers.environments import EnvironmentFailed, python_of, requirements_file
+from benchmarks.peers.figures import Cell, Run, check, headline, make_row, picture_digest
+from benchmarks.peers.messages import Job, Outcome
+from benchmarks.peers.pictures import paths
+from benchmarks.peers.processes import run_job
+from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
+from storage.testing import LocalS3, local_s3
+
+__all__ = ["FULL", "QUICK", "Load", "Measuring"]
+
+_DEADLINE_S = 120.0
+_WRITE_S = 600.0
+_TAR_FILES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is measured.
+
+    Attributes:
+        num_photos: Cut; the decoded cells read these.
+        raw_bytes: Size that they are repeated to for the raw cells.
+        latencies_ms: The first is the one of the headline, and of decoding, of one worker and of resuming.
+        num_rounds: Of each cell.
+        batch_size: Pictures a batch.
+        limit_s: When an epoch is cut short.
+        workers: The first is the headline's.
+        num_counted: Of the first cells: in how many requests and memory are looked at.
+    """
+
+    num_photos: int
+    raw_bytes: int
+    latencies_ms: tuple[int, ...]
+    num_rounds: int
+    batch_size: int
+    limit_s: float
+    workers: tuple[int, ...]
+    num_counted: int
+
+    def changed(self, *, num_rounds: int | None, latencies_ms: Sequence[int] | None) -> Self:
+        """With what the command line says otherwise."""
+        return replace(
+            self,
+            num_rounds=self.num_rounds if num_rounds is None else num_rounds,
+            latencies_ms=self.latencies_ms if latencies_ms is None else tuple(latencies_ms),
+        )
+
+    def cells(self) -> list[Cell]:
+        """In the order of measuring: those of the headline first."""
+        first = self.latencies_ms[0]
+        return [
+            Cell("raw", first, self.workers[0]),
+            Cell("decoded", first, self.workers[0]),
+            *(Cell("raw", latency, self.workers[0]) for latency in self.latencies_ms[1:]),
+            *(Cell(kind, first, workers) for workers in self.workers[1:] for kind in ("raw", "decoded")),
+        ]
+
+
+FULL = Load(
+    num_photos=3_200,
+    raw_bytes=1_000_000_000,
+    latencies_ms=(30, 5, 130),
+    num_rounds=5,
+    batch_size=256,
+    limit_s=6.0,
+    workers=(2, 1),
+    num_counted=2,
+)
+QUICK = Load(
+    num_photos=60,
+    raw_bytes=1,
+    latencies_ms=(5,),
+    num_rounds=1,
+    batch_size=16,
+    limit_s=6.0,
+    workers=(2,),
+    num_counted=1,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pictures:
+    """A data set and where each peer has it."""
+
+    photos: PhotoFolder
+    order: list[int]
+    digests: list[int]
+    keys: dict[str, list[str]]
+
+
+class Measuring:
+    """One run of the benchmark.
+
+    Args:
+        load: How much.
+        peers: Who; ours is measured in any case, for the others are compared with it.
+        data: Folder for all that is made.
+        console: Where progress is told.
+    """
+
+    def __init__(self, load: Load, peers: Sequence[Peer], data: Path, console: Console) -> None:
+        self._load = load
+        self._peers = list(peers)
+        self._data = data.resolve() / "peers"
+        self._console = console
+        self._pythons: dict[str, str] = {}
+        self._errors: dict[tuple[str, str], str] = {}
+        self._runs: dict[tuple[str, Cell, str], list[Run]] = defaultdict(list)
+        self._extras: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
+        self._pictures: dict[str, _Pictures] = {}
+        self._first_byte_ms: dict[str, float | None] = {}
+        self._others = Bystanders()
+
+    def run(self, *, on_figures: Callable[[dict[str, object]], object]) -> dict[str, object]:
+        """Measures everything; ``on_figures`` gets the figures so far after each cell."""
+        shutil.rmtree(self._data / "run", ignore_errors=True)
+        self._data.mkdir(parents=True, exist_ok=True)
+        self._make_environments()
+        photos = make_photos(self._data, count=self._load.num_photos)
+        with local_s3(data_dir=self._data / "run" / "s3") as server:
+            server.make_bucket(BUCKET)
+            for number, cell in enumerate(self._load.cells()):
+                if cell.kind not in self._pictures:
+                    self._prepare(server, cell.kind, photos)
+                with far_away(server, cell.latency_ms) as way:
+                    self._first_byte_ms[str(cell.latency_ms)] = way.first_byte_ms
+                    self._measure(cell, way)
+                    if number == 0:
+                        self._resume(cell, way)
+                if number < self._load.num_counted:
+                    self._count(server, cell)
+                figures = self.figures(server.kind)
+                on_figures(figures)
+        shutil.rmtree(self._data / "run", ignore_errors=True)
+        return figures
+
+    # -- what has to be there -----------------------------------------------------------------------------------------
+
+    def _make_environments(self) -> None:
+        for peer in self._peers:
+            self._tell(f"environment of {peer.name}")
+            try:
+                self._pythons[peer.name] = python_of(peer.environment, self._data / "environments")
+            except (EnvironmentFailed, subprocess.TimeoutExpired, OSError) as error:
+                self._fail(peer, "raw", error)
+                self._fail(peer, "decoded", error)
+
+    def _prepare(self, server: LocalS3, kind: str, photos: PhotoFolder) -> None:
+        """Writes a kind's pictures in every format."""
+        if kind == "raw":
+            photos = replicate_photos(photos, min_bytes=self._load.raw_bytes)
+        found = paths(str(photos.root))
+        order = random.Random(0).sample(range(len(found)), len(found))
+        digests = [picture_digest(path.read_bytes(), number) for number, path in enumerate(found)]
+        made = self._pictures[kind] = _Pictures(photos, order, digests, {})
+        if any(peer.place == "objects" for peer in self._peers):
+            self._tell(f"{kind}: {len(found):,} objects")
+            put_objects(server, kind, found)
+        direct = Way(endpoint_url=server.endpoint_url, options=server.storage_options())
+        for peer in self._able(kind):
+            if peer.place == "objects" or peer.program == "local_files":
+                continue
+            self._tell(f"{kind}: {peer.name} writes its format")
+            folder = self._data / "run" / "write"
+            folder.mkdir(parents=True)
+            job = self._job(peer, Cell(kind, 0, 1), direct)
+            with self._told(peer, kind):
+                run_job(
+                    self._pythons[peer.name],
+                    structs.replace(job, task="write", folder=str(folder), order=order),
+                    deadline_s=_WRITE_S,
+                )
+                made.keys[peer.name] = put_files(server, f"{kind}/{prefix_of(peer)}", folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # -- measuring ----------------------------------------------------------------------------------------------------
+
+    def _measure(self, cell: Cell, way: Way) -> None:
+        for number in range(self._load.num_rounds):
+            peers = self._able(cell.kind)
+            turn = number * len(peers) // max(1, self._load.num_rounds)
+            for peer in (*peers[turn:], *peers[:turn])[:: -1 if number % 2 else 1]:
+                self._tell(
+                    f"{cell.kind}, {cell.latency_ms} ms, {cell.workers} workers, round {number + 1}: {peer.name}"
+                )
+                with self._told(peer, cell.kind), self._cache(peer) as cache:
+                    for epoch in ("cold", "warm") if peer.caches else ("cold",):
+                        # A cold epoch that was cut short has left half a cache: it is filled before the warm one.
+                        if epoch == "warm" and not self._runs[peer.name, cell, "cold"][-1].outcome.complete:
+                            self._epoch(peer, cell, way, cache, limit_s=None)
+                        outcome = self._epoch(peer, cell, way, cache, limit_s=self._load.limit_s)
+                        fault = check(outcome, self._pictures[cell.kind].digests, decoded=cell.kind == "decoded")
+                        self._runs[peer.name, cell, epoch].append(Run(outcome, number, fault))
+
+    def _epoch(self, peer: Peer, cell: Cell, way: Way, cache: str | None, *, limit_s: float | None) -> Outcome:
+        job = structs.replace(self._job(peer, cell, way), cache_dir=cache, limit_s=limit_s)
+        return run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)[0]
+
+    def _count(self, server: LocalS3, cell: Cell) -> None:
+        """One more cold epoch each, without latency: requests and bytes on the wire, and memory."""
+        for peer in self._able(cell.kind):
+            self._tell(f"{cell.kind}: requests and memory of {peer.name}")
+            with self._told(peer, cell.kind), self._cache(peer) as cache:
+                with counted(server) as (way, requests):
+                    job = structs.replace(self._job(peer, cell, way), cache_dir=cache)
+                    outcome, peak_bytes = run_job(
+                        self._pythons[peer.name], job, deadline_s=2 * _DEADLINE_S, watch_memory=True
+                    )
+                scale = len(self._pictures[cell.kind].order) / max(1, len(outcome.numbers))
+                self._extras[peer.name, cell.kind, "cold"] |= {
+                    "peak_rss_mb": round(peak_bytes / 1e6, 1),
+                    **(
+                        {}
+                        if peer.place == "local"
+                        else {
+                            "gets": round(requests[0].gets * scale),
+                            "bytes_ratio": round(
+                                requests[0].bytes * scale / self._pictures[cell.kind].photos.num_bytes, 4
+                            ),
+                        }
+                    ),
+                }
+
+    def _resume(self, cell: Cell, way: Way) -> None:
+        """Stops half way and goes on in a new process."""
+        pictures = self._pictures[cell.kind]
+        half = len(pictures.order) // self._load.batch_size // 2
+        for peer in self._able(cell.kind):
+            runs = self._runs[peer.name, cell, "warm" if peer.caches else "cold"]
+            if not runs:
+                continue
+            extra = self._extras[peer.name, cell.kind, "warm" if peer.caches else "cold"]
+            self._tell(f"{peer.name} stops half way and goes on")
+            with self._told(peer, cell.kind), self._cache(peer) as cache:
+                job = structs.replace(self._job(peer, cell, way), cache_dir=cache)
+                first = run_job(
+                    self._pythons[peer.name],
+                    structs.replace(job, num_batches=half, limit_s=self._load.limit_s),
+                    deadline_s=_DEADLINE_S,
+                )[0]
+                if first.state is None:
+                    # An epoch that was cut short is half done when its rate says so.
+                    factor = len(pictures.order) / max(1, len(runs[-1].outcome.numbers))
+                    extra |= {"resume": "replay", "resume_s": round(runs[-1].outcome.half_s * factor, 3)}
+                    continue
+                second = run_job(
+                    self._pythons[peer.name], structs.replace(job, state=first.state), deadline_s=_DEADLINE_S
+                )[0]
+                both = structs.replace(first, numbers=first.numbers + second.numbers, complete=True)
+                wrong = check(both, pictures.digests, decoded=True)
+                extra |= {
+                    "resume": f"state{f' ({wrong})' if wrong else ''}",
+                    "resume_s": round(second.first_batch_s, 3),
+                }
+
+    # -- what came of it ----------------------------------------------------------------------------------------------
+
+    def figures(self, server: str) -> dict[str, object]:
+        """The figures so far, as they are written to the JSON file."""
+        cells = self._load.cells()
+        rows = []
+        for cell in cells:
+            pictures = self._pictures.get(cell.kind)
+            if pictures is None:
+                continue
+            for peer in self._peers:
+                for epoch in ("cold", "warm") if peer.caches else ("cold",):
+                    runs = self._runs[peer.name, cell, epoch]
+                    error = self._errors.get((peer.name, cell.kind))
+                    if not runs and error is None:
+                        continue
+                    row = make_row(peer, cell, epoch, runs, pictures.order, error)
+                    if cell in cells[:2]:
+                        row |= self._extras[peer.name, cell.kind, epoch]
+                    rows.append(row)
+        return {
+            "rows": rows,
+            **headline(self._runs, cells[0], cells[1]),
+            "load": asdict(self._load),
+            "photos": {
+                kind: {
+                    "samples": len(made.order),
+                    "bytes": made.photos.num_bytes,
+                    "digest": made.photos.digest,
+                }
+                for kind, made in self._pictures.items()
+            },
+            "sample_bytes": round(next(iter(self._pictures.values())).photos.mean_bytes),
+            "first_byte_ms": self._first_byte_ms,
+            "bandwidth_mb_s_a_connection": 90,
+            "server": server,
+            "environments": {
+                peer.environment: requirements_file(peer.environment).read_text().splitlines()
+                for peer in self._peers
+                if peer.environment is not None and requirements_file(peer.environment).exists()
+            },
+            "machine": describe_machine(),
+            "versions": versions(),
+            "other_programs_share": round(self._others.share(), 3),
+        }
+
+    # -- small things -------------------------------------------------------------------------------------------------
+
+    def _able(self, kind: str) -> list[Peer]:
+        """Peers that have not failed at this kind."""
+        return [peer for peer in self._peers if (peer.name, kind) not in self._errors]
+
+    def _job(self, peer: Peer, cell: Cell, way: Way) -> Job:
+        pictures = self._pictures[cell.kind]
+        keys = pictures.keys.get(peer.name, [])
+        options = dict(peer.options)
+        if options.get("layout") == "local":
+            options["folder"] = str(self._data / "run" / f"local-{cell.kind}")
+        if peer.program == "webdataset_tars":
+            # As large as its documentation advises if each worker still has several.
+            options["tar_bytes"] = min(64_000_000, pictures.photos.num_bytes // _TAR_FILES)
+        job = Job(
+            peer=peer.program,
+            task="epoch",
+            photos=str(pictures.photos.root),
+            prefix=f"{cell.kind}/{prefix_of(peer)}",
+            urls=signed_urls(way, keys) if peer.program == "webdataset_tars" and keys else [],
+            options=options,
+            decoded=cell.kind == "decoded",
+            batch_size=self._load.batch_size,
+            num_workers=cell.workers,
+            resident_bytes=pictures.photos.num_bytes * 11 // 10 if self._load is FULL else 0,
+        )
+        return way.lead(job)
+
+    @contextlib.contextmanager
+    def _cache(self, peer: Peer) -> Iterator[str | None]:
+        """An empty folder for a peer that keeps what it has fetched."""
+        if not peer.caches:
+            yield None
+            return
+        folder = self._data / "run" / "cache"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            yield str(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _told(self, peer: Peer, kind: str) -> Iterator[None]:
+        """A peer that fails is out, with its error in the report; ours must not."""
+        try:
+            yield
+        except (CommandError, OSError) as error:
+            if peer.name == OURS:
+                raise
+            self._fail(peer, kind, error)
+
+    def _fail(self, peer: Peer, kind: str, error: Exception) -> None:
+        self._errors[peer.name, kind] = str(error)
+        self._console.print(f"{peer.name} ({kind}) fails and is left out:\n{error}", markup=False, style="red")
+
+    def _tell(self, what: str) -> None:
+        self._console.print(what, markup=False, highlight=False, style="dim")

@@ -1,0 +1,140 @@
+"""Ray Data: Parquet files read by tasks in worker processes, passed on in shared memory, shuffled in a local buffer.
+
+Settings from https://docs.ray.io/en/latest/data/performance-tips.html and
+https://docs.ray.io/en/latest/data/shuffling-data.html: files shuffled, a local buffer of rows shuffled, a few batches
+fetched ahead; blocks of 16 MB in place of 128 MB, so that a small data set has enough of them to be streamed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+os.environ |= {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    "RAY_AUTH_MODE": "disabled",
+}
+
+import pyarrow.fs
+import pyarrow.parquet
+import ray
+import torch
+from torch import Tensor
+
+from benchmarks.peers.messages import Job
+from benchmarks.peers.pictures import Treat, written
+
+__all__ = ["open_loader", "write"]
+
+_SCHEMA = pyarrow.schema({"image": pyarrow.binary(), "number": pyarrow.int64()})
+
+
+def write(job: Job) -> None:
+    """Parquet files of ``file_bytes``: uncompressed, for pictures do not shrink."""
+    filesystem = _filesystem(job)
+    rows: list[tuple[int, bytes]] = []
+    num_files = 0
+
+    def flush() -> None:
+        nonlocal num_files
+        pyarrow.parquet.write_table(
+            pyarrow.table(
+                {"image": [data for _, data in rows], "number": [number for number, _ in rows]}, schema=_SCHEMA
+            ),
+            f"{job.bucket}/{job.prefix}/{num_files:06d}.parquet",
+            filesystem=filesystem,
+            compression="none",
+            use_dictionary=False,
+            write_statistics=False,
+        )
+        rows.clear()
+        num_files += 1
+
+    num_bytes = 0
+    for number, data in written(job):
+        rows.append((number, data))
+        num_bytes += len(data)
+        if num_bytes >= job.options.get("file_bytes", 16 << 20):
+            flush()
+            num_bytes = 0
+    if rows:
+        flush()
+
+
+class _Decode:
+    def __init__(self, job: Job) -> None:
+        self._treat = Treat(job)
+
+    def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
+        torch.set_num_threads(1)
+        images = [image for image in map(self._treat, columns["image"]) if isinstance(image, Tensor)]
+        return {
+            "image": torch.stack(images).numpy(),
+            "number": columns["number"],
+        }
+
+
+def open_loader(job: Job) -> _Loader:
+    """A cluster of this machine, and a data set in it."""
+    return _Loader(job)
+
+
+class _Loader:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._folder = tempfile.mkdtemp(prefix="ray-")
+        ray.init(
+            num_cpus=job.num_workers,
+            include_dashboard=False,
+            configure_logging=True,
+            logging_level="warning",
+            log_to_driver=False,
+            object_store_memory=job.options.get("object_store_bytes", 2 << 30),
+            _temp_dir=self._folder,
+        )
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.target_max_block_size = job.options.get("block_bytes", 16 << 20)
+        dataset = ray.data.read_parquet(
+            f"{job.bucket}/{job.prefix}/",
+            filesystem=_filesystem(job),
+            shuffle=ray.data.FileShuffleConfig(seed=job.seed),
+            override_num_blocks=job.options.get("num_blocks"),
+        )
+        if job.decoded:
+            dataset = dataset.map_batches(_Decode(job), batch_size=job.options.get("map_batch", 64))
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._dataset.iter_batches(
+            batch_size=self._job.batch_size,
+            prefetch_batches=self._job.options.get("prefetch_batches", 4),
+            batch_format="numpy",
+            local_shuffle_buffer_size=self._job.options.get("buffer_size", 1000),
+            local_shuffle_seed=self._job.seed,
+        ):
+            images = batch["image"]
+            yield torch.from_numpy(images) if self._job.decoded else images.tolist(), batch["number"].tolist()
+
+    def state(self) -> None:
+        """Has none: an interrupted epoch is begun again."""
+
+    def close(self) -> None:
+        """The cluster's processes, and the folder with its logs and sockets."""
+        del self._dataset
+        ray.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)  # its last process may be removing a socket
+
+
+def _filesystem(job: Job) -> pyarrow.fs.S3FileSystem:
+    return pyarrow.fs.S3FileSystem(
+        access_key=job.access_key_id,
+        secret_key=job.secret_access_key,
+        region=job.region,
+        endpoint_override=job.endpoint_url,
+    )

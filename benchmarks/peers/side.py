@@ -1,0 +1,168 @@
+"""One peer's epoch in one process of its own environment: ``python -m benchmarks.peers.side``, a job on standard input.
+
+The outcome is a line of JSON on standard output; what libraries print goes to standard error. Only what the peers'
+environments have is imported here: msgspec, psutil, torch, xxhash.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import msgspec
+import xxhash
+from torch import Tensor
+
+from benchmarks.machine import cpu_of_tree_s, make_memory_resident
+from benchmarks.peers.messages import Job, Outcome
+
+__all__ = ["Batch", "Loader", "Program", "main", "read"]
+
+Batch = tuple["Sequence[bytes | memoryview] | Tensor", "Sequence[int] | Tensor"]
+
+
+class Loader(Protocol):
+    """A peer's loader, ready to be iterated."""
+
+    def __iter__(self) -> Any:
+        """Pictures (files as they are, or uint8 (N, 3, 224, 224)) and their numbers, batch by batch."""
+
+    def state(self) -> Any:
+        """The position, as JSON can carry it; None where the peer has no such thing."""
+
+    def close(self) -> None:
+        """Ends workers and connections, as a training script would at its end."""
+
+
+class Program(Protocol):
+    """A module below `benchmarks.peers.programs`."""
+
+    def write(self, job: Job) -> None:
+        """Puts the pictures into the bucket in the peer's format."""
+
+    def open_loader(self, job: Job) -> Loader:
+        """Makes the peer's data set and loader, from ``job.state`` where there is one."""
+
+
+def read(program: Program, job: Job) -> Outcome:
+    """Times one epoch."""
+    if job.resident_bytes:
+        make_memory_resident(Path(job.cache_dir or job.photos).parent, job.resident_bytes)
+    taken = _Taken(job)
+    cpu_before_s = cpu_of_tree_s()
+    began = perf_counter()
+    loader = program.open_loader(job)
+    build_s = perf_counter() - began
+    try:
+        complete = taken.take(loader, began)
+        state = loader.state() if job.num_batches is not None else None
+    finally:
+        loader.close()
+        del loader
+        gc.collect()
+    return Outcome(
+        numbers=taken.numbers,
+        batch_sizes=taken.batch_sizes,
+        digest="" if job.decoded else f"{taken.digest:032x}",
+        build_s=build_s,
+        first_batch_s=taken.times[0],
+        half_s=taken.half_s(),
+        epoch_s=taken.times[-1],
+        cpu_s=cpu_of_tree_s() - cpu_before_s,
+        complete=complete,
+        state=state,
+    )
+
+
+class _Taken:
+    """Takes batches with a stopwatch, and notes what was in them."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.numbers: list[int] = []
+        self.batch_sizes: list[int] = []
+        self.times: list[float] = []
+        self.digest = 0
+
+    def take(self, batches: Iterable[Batch], began: float) -> bool:
+        for images, numbers in batches:
+            told: list[int] = numbers.tolist() if isinstance(numbers, Tensor) else [int(number) for number in numbers]
+            self._look_at(images, told)
+            self.numbers += told
+            self.batch_sizes.append(len(told))
+            self.times.append(perf_counter() - began)
+            if self._job.limit_s is not None and self.times[-1] >= self._job.limit_s:
+                return False
+            if len(self.times) == self._job.num_batches:
+                return False
+        if not self.times:
+            raise RuntimeError("nothing was delivered")
+        return True
+
+    def half_s(self) -> float:
+        """When half of what came had come."""
+        num_samples = 0
+        for time_s, size in zip(self.times, self.batch_sizes, strict=True):
+            num_samples += size
+            if 2 * num_samples >= len(self.numbers):
+                return time_s
+        raise AssertionError("half of something is no more than all of it")
+
+    def _look_at(self, images: Sequence[bytes | memoryview] | Tensor, numbers: Sequence[int]) -> None:
+        if len(images) != len(numbers):
+            raise RuntimeError(f"{len(images)} pictures with {len(numbers)} numbers")
+        if isinstance(images, Tensor):
+            if not self._job.decoded or images.shape[1:] != (3, 224, 224) or images.element_size() != 1:
+                raise RuntimeError(f"a tensor of {images.dtype}, {tuple(images.shape)} was not asked for")
+            return
+        if self._job.decoded:
+            raise RuntimeError("files came where pictures were asked for")
+        for data, number in zip(images, numbers, strict=True):
+            self.digest = (self.digest + xxhash.xxh3_128_intdigest(data, seed=number)) % 2**128
+
+
+def main() -> None:
+    """Does one job."""
+    messages = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    job = msgspec.json.decode(_read_line(), type=Job)
+    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    program: Any = importlib.import_module(f"benchmarks.peers.programs.{job.peer}")
+    if job.task == "write":
+        program.write(job)
+        outcome = Outcome()
+    else:
+        outcome = read(program, job)
+    messages.write(msgspec.json.encode(outcome) + b"\n")
+    messages.close()
+
+
+def _read_line() -> bytes:
+    """The first line of standard input; unbuffered, for a forked worker closes `sys.stdin` and needs its lock free."""
+    parts: list[bytes] = []
+    while not (parts and parts[-1].endswith(b"\n")):
+        part = os.read(0, 1 << 20)
+        if not part:
+            sys.exit("no job on standard input")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 4096):
+        continue
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The peers' benchmark: what is made of the epochs, and that it runs, with ours and torch alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.__main__ import main
+from benchmarks.peers.catalog import OURS, PEERS, find
+from benchmarks.peers.environments import EnvironmentFailed, python_of, requirements_file
+from benchmarks.peers.figures import Cell, Run, check, expected_digest, headline, make_row, picture_digest
+from benchmarks.peers.measuring import FULL, QUICK
+from benchmarks.peers.messages import Outcome
+
+PICTURES = [f"picture {number}".encode() for number in range(8)]
+DIGESTS = [picture_digest(data, number) for number, data in enumerate(PICTURES)]
+CELL = Cell("raw", 30, 2)
+
+
+def outcome(numbers: list[int], *, epoch_s: float = 1.0, complete: bool = True, digest: str | None = None) -> Outcome:
+    known = [number for number in numbers if number < len(DIGESTS)]
+    return Outcome(
+        numbers=numbers,
+        batch_sizes=[len(numbers)],
+        digest=expected_digest(known, DIGESTS) if digest is None else digest,
+        first_batch_s=epoch_s / 4,
+        half_s=epoch_s / 2,
+        epoch_s=epoch_s,
+        cpu_s=epoch_s / 10,
+        complete=complete,
+    )
+
+
+class TestCheck:
+    def test_each_picture_once_in_any_order(self) -> None:
+        assert check(outcome([3, 1, 2, 0, 7, 6, 5, 4]), DIGESTS, decoded=False) == ""
+
+    def test_missing_and_repeated(self) -> None:
+        assert check(outcome([0, 0, 2, 3, 4, 5, 6, 7]), DIGESTS, decoded=False) == (
+            "1 pictures again, 1 pictures missing"
+        )
+
+    def test_an_epoch_that_was_cut_short_may_lack_some(self) -> None:
+        assert check(outcome([0, 1], complete=False), DIGESTS, decoded=False) == ""
+        assert check(outcome([0, 0], complete=False), DIGESTS, decoded=False) == "1 pictures again"
+
+    def test_wrong_bytes(self) -> None:
+        assert check(outcome(list(range(8)), digest="0" * 32), DIGESTS, decoded=False) == "wrong bytes"
+
+    def test_bytes_of_another_picture(self) -> None:
+        swapped = sum(picture_digest(PICTURES[number ^ 1], number) for number in range(8)) % 2**128
+        assert check(outcome(list(range(8)), digest=f"{swapped:032x}"), DIGESTS, decoded=False) == "wrong bytes"
+
+    def test_pictures_that_do_not_exist(self) -> None:
+        assert "1 pictures that do not exist" in check(outcome([*range(7), 9]), DIGESTS, decoded=True)
+
+
+def test_a_row_has_medians_and_extremes() -> None:
+    runs = [Run(outcome(list(range(8)), epoch_s=epoch_s), number) for number, epoch_s in enumerate((1.0, 2.0, 4.0))]
+    row = make_row(find(OURS), CELL, "cold", runs, list(range(8)), None)
+    assert (row["samples_s"], row["spread"]["samples_s"]) == (4.0, [2.0, 8.0])
+    assert (row["first_batch_s"], row["samples"], row["rounds"], row["complete"]) == (0.5, 8, 3, True)
+    assert row["fault"] is None
+
+
+def test_a_peer_that_fails_has_its_error_in_its_row() -> None:
+    row = make_row(find("litdata"), CELL, "cold", [], [], "ImportError: no")
+    assert (row["error"], row["samples_s"], row["rounds"]) == ("ImportError: no", None, 0)
+
+
+def test_the_headline_compares_with_the_best_within_a_round() -> None:
+    decoded = Cell("decoded", 30, 2)
+
+    def runs(*epochs_s: float) -> list[Run]:
+        return [Run(outcome(list(range(8)), epoch_s=epoch_s), number) for number, epoch_s in enumerate(epochs_s)]
+
+    found = headline(
+        {
+            (OURS, CELL, "cold"): runs(1, 2, 1),
+            ("litdata", CELL, "cold"): runs(3, 6, 3),
+            ("webdataset", CELL, "cold"): runs(9, 9, 9),
+            ("ours_objects", CELL, "cold"): runs(0.1, 0.1, 0.1),
+            ("local_files", CELL, "cold"): runs(0.1, 0.1, 0.1),
+            (OURS, CELL, "warm"): runs(1, 1, 1),
+            (OURS, decoded, "warm"): runs(1, 1, 1),
+            ("webdataset", decoded, "cold"): runs(2, 2, 2),
+        },
+        CELL,
+        decoded,
+    )
+    assert (found["cold_raw_vs_best"], found["best"]["cold_raw_vs_best"]) == (3.0, "litdata")
+    assert found["warm_raw_vs_best"] == 3.0  # nobody else keeps anything: their cold epochs count
+    assert found["decoded_vs_best"] == 2.0
+    assert found["first_batch_vs_best"] == 0.3333
+
+
+def test_without_a_rival_there_is_no_headline() -> None:
+    found = headline({(OURS, CELL, "cold"): [Run(outcome([0]), 0)]}, CELL, CELL)
+    assert found["cold_raw_vs_best"] is None
+
+
+def test_cells_begin_with_the_headline() -> None:
+    cells = FULL.cells()
+    assert cells[:2] == [Cell("raw", 30, 2), Cell("decoded", 30, 2)]
+    assert len(set(cells)) == len(cells)
+
+
+def test_every_peer_has_a_program_and_pinned_packages() -> None:
+    programs = Path(str(sys.modules["benchmarks.peers"].__file__)).parent / "programs"
+    for peer in PEERS:
+        assert (programs / f"{peer.program}.py").exists(), peer.name
+        if peer.environment is not None:
+            pinned = requirements_file(peer.environment).read_text().splitlines()
+            assert all("==" in line or line.startswith("    # ") for line in pinned), peer.name
+            assert any(line.startswith("msgspec==") for line in pinned), peer.name
+
+
+def test_an_unknown_peer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--peer", "nobody"])
+    assert "no peer is called 'nobody'" in capsys.readouterr().err
+
+
+def test_packages_that_cannot_be_installed_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = tmp_path / "pinned.txt"
+    pinned.write_text("no-such-package-at-all @ file:///nowhere\n")
+    monkeypatch.setattr("benchmarks.peers.environments.requirements_file", lambda _: pinned)
+    with pytest.raises(EnvironmentFailed, match="ended with status"):
+        python_of("broken", tmp_path / "environments")
+
+
+def test_it_runs(tmp_path: Path) -> None:
+    file = tmp_path / "peers.json"
+    peers = [argument for name in (OURS, "local_files") for argument in ("--peer", name)]
+    assert main(["--quick", "--json", str(file), "--data", str(tmp_path), *peers]) == 0
+    figures = json.loads(file.read_text())
+    rows = {(row["peer"], row["kind"], row["epoch"]): row for row in figures["rows"]}
+    assert len(rows) == len(figures["rows"]) == 6
+    for row in rows.values():
+        assert row["error"] is None
+        assert row["fault"] is None
+        assert row["complete"]
+        assert row["samples"] == QUICK.num_photos
+        assert row["samples_s"] > 0
+    cold = rows[OURS, "raw", "cold"]
+    assert cold["gets"] >= 1
+    assert 1.0 <= cold["bytes_ratio"] < 1.1
+    assert rows[OURS, "raw", "warm"]["resume"] == "state"
+    assert rows["local_files", "raw", "cold"]["resume"] == "replay"
+    assert figures["photos"]["raw"]["samples"] == QUICK.num_photos
+    assert figures["cold_raw_vs_best"] is None  # nobody to compare with
+
+
+def test_shuffling_is_looked_at_where_pictures_lie() -> None:
+    order = random.Random(1).sample(range(1000), 1000)
+    sorted_run = Outcome(numbers=order, batch_sizes=[100] * 10)
+    mixed = Outcome(numbers=random.Random(2).sample(range(1000), 1000), batch_sizes=[100] * 10)
+    rows = [
+        make_row(find(OURS), CELL, "cold", [Run(_timed(one), 0)], order, None)["shuffle_distance"]
+        for one in (sorted_run, mixed)
+    ]
+    assert rows[0] == 0.9  # ten of a hundred classes in each batch
+    assert rows[1] < 0.5
+
+
+def _timed(one: Outcome) -> Outcome:
+    return Outcome(
+        numbers=one.numbers, batch_sizes=one.batch_sizes, epoch_s=1.0, half_s=0.5, first_batch_s=0.1, cpu_s=1.0
+    )
