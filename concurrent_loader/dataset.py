@@ -27,8 +27,8 @@ _HEDGE = HedgePolicy()
 class ShardDataset(BucketDataset):
     """One snapshot of a unified-format data set below a URL.
 
-    Opening costs two requests (a list and a GET); everything else is lazy. The snapshot is pinned: what is appended
-    later is not seen.
+    Opening costs two requests at once (a list and a GET), a third where there are several snapshots; everything else
+    is lazy. The snapshot is pinned: what is appended later is not seen.
 
     Args:
         url: ``s3://bucket/prefix``, ``gs://…``, ``az://…``, a local folder, or any fsspec URL.

@@ -48,6 +48,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_AHEAD = 1024  # shards or objects fetched ahead, however small: each is a task; at most 256 requests are in flight
 
+_HEAD_START_S = 1.0  # at most, of the first batch's shards before those fetched ahead
+
 STOP_S = 30.0  # for threads to end what they are doing
 _UNWIND_S = 10.0  # for everything else, on top of it
 
@@ -217,15 +219,20 @@ class Pipeline:
         async def schedule() -> None:
             lookahead = _Lookahead(self._upcoming())
             passed: list[BatchIndex] = []
+            is_first = True
             for index in self._plan.batches(self._start_step, self._rank, self._world_size):
                 passed.append(index)
                 if not self._is_own(index):
                     continue
                 await self._slots.acquire()
-                self._fetch_ahead(index.step, lookahead, start)
+                self._fetch_ahead(index.step, lookahead, start, ahead_bytes=0 if is_first else self._prefetch_bytes)
                 journey = self._journeys[index.step] = Journey(index.step, self._recipe.clock.now)
                 order.put_nowait((passed, start(self._make(index, threads, journey))))
                 passed = []
+                if is_first:
+                    is_first = False
+                    await self._head_start()
+                    self._fetch_ahead(index.step, lookahead, start, ahead_bytes=self._prefetch_bytes)
             order.put_nowait(None)
 
         start(schedule())
@@ -253,14 +260,25 @@ class Pipeline:
         batches = self._plan.batches(self._start_step, self._rank, self._world_size)
         return first_uses(filter(self._is_own, batches))
 
-    def _fetch_ahead(self, step: int, lookahead: _Lookahead, start: Callable[[Any], asyncio.Task[Any]]) -> None:
-        """Starts fetching what step ``step`` needs, and what comes after it as far as the budget goes."""
+    async def _head_start(self) -> None:
+        """Waits for the first shard: until it has arrived, those of the first batch share the way with no others.
+
+        The first batch needs less than what is fetched ahead. Where processors or the network are the limit, it comes
+        so much earlier; where they are not, the rest begins one shard's transfer later.
+        """
+        if self._arriving:
+            await asyncio.wait(self._arriving.values(), timeout=_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)
+
+    def _fetch_ahead(
+        self, step: int, lookahead: _Lookahead, start: Callable[[Any], asyncio.Task[Any]], *, ahead_bytes: int
+    ) -> None:
+        """Starts fetching what step ``step`` needs, and what comes after it as far as ``ahead_bytes`` go."""
         while self._ahead and self._ahead[0][0] <= step:
             self._ahead_bytes -= heapq.heappop(self._ahead)[1]
         while (upcoming := lookahead.peek()) is not None:
             first_use, shard = upcoming
             size = self._source.num_bytes(shard)
-            if first_use > step and (self._ahead_bytes + size > self._prefetch_bytes or len(self._ahead) >= _MAX_AHEAD):
+            if first_use > step and (self._ahead_bytes + size > ahead_bytes or len(self._ahead) >= _MAX_AHEAD):
                 return
             lookahead.take()
             if first_use > step:

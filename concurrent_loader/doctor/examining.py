@@ -126,7 +126,7 @@ async def _look_at_store(
 
 async def _look_at_s3(url: str, options: Mapping[str, Any], wishes: Wishes, found: Callable[..., None]) -> bool:
     """Endpoint, TLS, path style, region, clock and credentials; whether anybody is there to be asked for more."""
-    from storage.stores.aws_chain import AwsSettings
+    from storage.stores.aws_settings import AwsSettings
     from storage.stores.location import Location
     from storage.stores.options import S3Options, parse_options
 

@@ -143,9 +143,15 @@ class FetchEngine:
         """
         return await Transfer(self, Wish(key, start, end, if_match, digest, object_size), write).run()
 
-    async def fetch_object(self, key: str) -> GetResult:
-        """Brings a whole object whose size is not known beforehand (a manifest, say)."""
-        transfer = Transfer(self, Wish(key, 0, None), None)
+    async def fetch_object(self, key: str, *, accept: Callable[[ObjectMeta], None] | None = None) -> GetResult:
+        """Brings a whole object whose size is not known beforehand (a manifest, say).
+
+        Args:
+            key: The object.
+            accept: Told what the answer's headers say, before memory for the body is taken; what it raises goes through
+                unchanged. A store that does not stream has the body by then.
+        """
+        transfer = Transfer(self, Wish(key, 0, None), None, accept)
         meta = await transfer.run()
         return GetResult(transfer.data.toreadonly(), meta)
 

@@ -86,15 +86,19 @@ class Transfer:
         lane: The engine.
         wish: What.
         write: Takes the pieces; None to keep them in `data`.
+        accept: Told once what an object is whose end is not known; it may raise.
 
     Attributes:
         data: All bytes, after `run`, if nobody took them.
     """
 
-    def __init__(self, lane: Lane, wish: Wish, write: Write | None) -> None:
+    def __init__(
+        self, lane: Lane, wish: Wish, write: Write | None, accept: Callable[[ObjectMeta], None] | None = None
+    ) -> None:
         self._lane = lane
         self._wish = wish
         self._write = write
+        self._accept = accept
         self._end = wish.end
         self._position = wish.start
         self._hash = xxhash.xxh3_64() if wish.digest is not None else None
@@ -189,6 +193,10 @@ class Transfer:
         async with aclosing(opened):
             self._check(opened.meta)
             if self._end is None:
+                if self._accept is not None:
+                    self._is_taking = True  # what it raises is not the store's failure
+                    self._accept(opened.meta)
+                    self._is_taking = False
                 self._end = opened.end
                 self._policy = for_size(self._policy, opened.end)
             if self._write is None and start == wish.start:

@@ -7,6 +7,7 @@ put-if-absent, and never changes: readers see a whole snapshot or none. docs/for
 
 from __future__ import annotations
 
+import asyncio
 import re
 import struct
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from storage.fetch import FetchEngine, RetryPolicy
 from storage.shards.manifest_rules import check_manifest
 from storage.shards.shard_table import ShardEntry, ShardTable, shard_key
 from storage.shards.uploading import Uploader
-from storage.stores.protocol import Buffer, Store
+from storage.stores.protocol import Buffer, ObjectMeta, Store
 
 __all__ = [
     "BundleEntry",
@@ -370,17 +371,10 @@ async def load_manifest(source: Store | FetchEngine, snapshot: int | None = None
     engine = _engine(source)
     url = engine.store.url
     if snapshot is None:
-        snapshot = await latest_snapshot(engine)
-        if snapshot is None:
-            raise NotFound("no data set here: it has no manifest", url=url, key="manifests/")
+        snapshot, data = await _newest_file(engine)
+    else:
+        data = await _file_of(engine, snapshot)
     key = manifest_key(snapshot)
-    try:
-        size = (await engine.insist(lambda: engine.store.head(key), key)).size
-        if size > MAX_MANIFEST_BYTES:
-            raise FormatError("too large for a manifest", url=url, key=key, expected=MAX_MANIFEST_BYTES, got=size)
-        data = (await engine.fetch_object(key)).data
-    except NotFound as error:
-        raise NotFound("no such snapshot", url=url, key=key) from error
     try:
         manifest = decode(data, url=url)
     except FormatError as error:
@@ -389,6 +383,40 @@ async def load_manifest(source: Store | FetchEngine, snapshot: int | None = None
     if manifest.snapshot != snapshot:
         raise FormatError("a manifest under another's name", url=url, key=key, expected=snapshot, got=manifest.snapshot)
     return manifest
+
+
+async def _newest_file(engine: FetchEngine) -> tuple[int, memoryview]:
+    """Returns the newest snapshot's number and file.
+
+    Most data sets have one snapshot. So the first is asked for while the list is on its way: opening them takes as long
+    as one answer, not two.
+    """
+    first = asyncio.create_task(_file_of(engine, 1))
+    try:
+        newest = await latest_snapshot(engine)
+        if newest is None:
+            raise NotFound("no data set here: it has no manifest", url=engine.store.url, key="manifests/")
+        return newest, await (first if newest == 1 else _file_of(engine, newest))
+    finally:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+async def _file_of(engine: FetchEngine, snapshot: int) -> memoryview:
+    key = manifest_key(snapshot)
+
+    def check(meta: ObjectMeta) -> None:
+        if meta.size > MAX_MANIFEST_BYTES:
+            raise FormatError(
+                "too large for a manifest", url=engine.store.url, key=key, expected=MAX_MANIFEST_BYTES, got=meta.size
+            )
+
+    try:
+        if not engine.store.streams:  # its answer would come whole before there is a size to look at
+            check(await engine.insist(lambda: engine.store.head(key), key))
+        return (await engine.fetch_object(key, accept=check)).data
+    except NotFound as error:
+        raise NotFound("no such snapshot", url=engine.store.url, key=key) from error
 
 
 async def commit(source: Store | FetchEngine, manifest: Manifest, *, retry: RetryPolicy | None = None) -> None:

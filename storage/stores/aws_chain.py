@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import botocore.configprovider
@@ -17,7 +15,7 @@ from storage.errors import AccessDenied, ConfigurationError, StorageError
 from storage.stores.credentials import S3Credentials
 from storage.stores.options import S3Options
 
-__all__ = ["AwsSettings", "chain_credentials", "chain_error", "with_shared_models"]
+__all__ = ["chain_credentials", "chain_error", "chain_settings", "with_shared_models"]
 
 # Service descriptions, parsed once a process: a client costs 3 ms instead of 60 then.
 _models = botocore.loaders.create_loader()
@@ -71,50 +69,25 @@ def _chain_errors(url: str) -> Iterator[None]:
         raise known.locate(url=url) from error
 
 
-@dataclass(frozen=True, slots=True)
-class AwsSettings:
-    """Where a bucket is, after the options, the environment and the shared files had their say.
+def chain_settings(options: S3Options, *, url: str) -> tuple[str | None, str | None, str | None]:
+    """Reads the environment and the shared files, in botocore's order; nothing is sent.
 
-    Attributes:
-        endpoint_url: None is AWS itself.
-        region: None where nobody says.
-        ca_bundle: Path of certificates to trust, as AWS_CA_BUNDLE names it.
+    Returns:
+        Endpoint, region and path of certificates, as in `storage.stores.aws_settings.AwsSettings`.
+
+    Raises:
+        ConfigurationError: The profile or the files do not work.
     """
-
-    endpoint_url: str | None
-    region: str | None
-    ca_bundle: str | None
-
-    @classmethod
-    def resolve(cls, options: S3Options, *, url: str) -> AwsSettings:
-        """Reads the environment and the shared files, in botocore's order; nothing is sent."""
-        with _chain_errors(url):
-            session = with_shared_models(botocore.session.Session(profile=options.profile))
-            chain = botocore.configprovider.ConfiguredEndpointProvider(
-                full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="s3"
-            )
-            return cls(
-                endpoint_url=options.endpoint_url or chain.provide(),
-                region=options.region_or_environment or session.get_config_variable("region"),
-                ca_bundle=session.get_config_variable("ca_bundle"),
-            )
-
-    def certificates(self, *, url: str) -> bytes | None:
-        """Reads the certificates to trust; None for the system's.
-
-        Raises:
-            ConfigurationError: They cannot be read.
-        """
-        if not self.ca_bundle:
-            return None
-        try:
-            return Path(self.ca_bundle).read_bytes()
-        except OSError as error:
-            raise ConfigurationError(
-                "the certificates that AWS_CA_BUNDLE or ca_bundle names cannot be read",
-                url=url,
-                got=f"{self.ca_bundle}: {error.strerror}",
-            ) from error
+    with _chain_errors(url):
+        session = with_shared_models(botocore.session.Session(profile=options.profile))
+        chain = botocore.configprovider.ConfiguredEndpointProvider(
+            full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="s3"
+        )
+        return (
+            options.endpoint_url or chain.provide(),
+            options.region_or_environment or session.get_config_variable("region"),
+            session.get_config_variable("ca_bundle"),
+        )
 
 
 def chain_credentials(profile: str | None, *, url: str) -> S3Credentials:

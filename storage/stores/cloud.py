@@ -17,18 +17,18 @@ from storage.errors import ConfigurationError, NotFound, StorageError, StoreClos
 from storage.log_redaction import silence_secrets
 from storage.secrets import reveal
 from storage.stores.answers import NO_BUCKET, may_have_expired, wrong_region
-from storage.stores.aws_chain import AwsSettings
-from storage.stores.bucket_region import bucket_region
+from storage.stores.aws_settings import AwsSettings
 from storage.stores.credential_source import CredentialSource, Held
 from storage.stores.location import Location
 from storage.stores.obstore_words import Redirected, translate
 from storage.stores.options import AzureOptions, CloudOptions, GoogleOptions, S3Options, parse_options
 from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
-from storage.stores.s3 import S3Store
 
 if TYPE_CHECKING:
     from obstore import GetOptions
+
+    from storage.stores.s3 import S3Store
 
 __all__ = ["CloudStore", "options_for", "survives_fork"]
 
@@ -177,6 +177,10 @@ class CloudStore(Store):
         in_parts = len(data) > self._options.num_multipart_bytes
         if in_parts and isinstance(self._options, S3Options):
             if self._large is None:
+                # Imported where it is needed, as what asks for a bucket's region is: aiobotocore and aiohttp take a
+                # quarter of a second to load, and readers need neither.
+                from storage.stores.s3 import S3Store
+
                 self._large = S3Store(self._url, self._options, source=self._source)
             # Not its public method: that would renew credentials, too, and repeat what is repeated here.
             return await self._large._put(key, data, if_absent=if_absent)
@@ -222,6 +226,8 @@ class CloudStore(Store):
     async def _renew(self, used: Any, error: StorageError) -> bool:
         # Not about credentials, but here an error may still ask the server where the bucket is.
         if isinstance(error, Redirected) and isinstance(self._options, S3Options):
+            from storage.stores.bucket_region import bucket_region
+
             endpoint_url = AwsSettings.resolve(self._options, url=self.url).endpoint_url
             error.what = wrong_region(await bucket_region(self._location.bucket, endpoint_url=endpoint_url)).what
         if self._source is None or used is None or not may_have_expired(error) or not await self._source.renew(used):

@@ -1,6 +1,6 @@
 """Keys for a store's requests, from its options, a function of the user's, or the AWS chain; renewed before they end.
 
-One source a store, whatever the client: obstore calls it, aiobotocore and s3fs sign with a `SigningKeys` on top of it.
+One source a store, whatever the client: obstore calls it, aiobotocore and s3fs sign with `signing_keys` on top of it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
-
-from aiobotocore.credentials import AioCredentials
-from botocore.credentials import ReadOnlyCredentials
 
 from storage.errors import AccessDenied, StorageError
 from storage.log_redaction import silence_secrets
 from storage.secrets import is_lost, remember, reveal
 from storage.secrets import redact as without_secrets
-from storage.stores.aws_chain import chain_credentials
 from storage.stores.credentials import S3Credentials, check_fresh, checked, name_of, refresh_at, retry_at
 from storage.stores.options import S3Options
 
-__all__ = ["CredentialSource", "Held", "SigningKeys"]
+__all__ = ["CredentialSource", "Held"]
 
 _log = logging.getLogger(__name__)
 # A store that goes on refusing is not a reason to ask the STS at the rate of the requests.
@@ -171,6 +166,9 @@ class CredentialSource:
         silence_secrets()  # of what the question makes its libraries log
         function = self._options.credentials
         if function is None:
+            # Imported where it is asked: botocore's configuration takes a tenth of a second to load.
+            from storage.stores.aws_chain import chain_credentials
+
             try:
                 return chain_credentials(self._options.profile, url=self._url)
             except AccessDenied as error:
@@ -213,19 +211,6 @@ class CredentialSource:
             _log.warning("%s; going on with the old ones%s", without_secrets(str(error)), until)
         self._held = Held(held.keys, held.generation, retry_at(expires_at, now=now))
         return self._held
-
-
-class SigningKeys(AioCredentials):  # type: ignore[misc]
-    """A source as aiobotocore's signer sees it: asked before every request."""
-
-    def __init__(self, source: CredentialSource) -> None:
-        super().__init__("", "", method="storage")
-        self._source = source
-
-    async def get_frozen_credentials(self) -> Any:
-        """Returns the keys for one request."""
-        keys = (await self._source.get_async()).keys
-        return ReadOnlyCredentials(keys.access_key_id, keys.secret_access_key, keys.session_token)
 
 
 def _outcome(outcome: Held | StorageError) -> Held:

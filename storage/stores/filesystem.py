@@ -34,9 +34,10 @@ from storage.log_redaction import silence_secrets
 from storage.secrets import hide, redact_url, reveal
 from storage.stores.answers import NO_BUCKET, may_have_expired
 from storage.stores.aws_chain import with_shared_models
-from storage.stores.credential_source import CredentialSource, Held, SigningKeys
+from storage.stores.credential_source import CredentialSource, Held
 from storage.stores.protocol import GetResult, ObjectMeta, Store, check_match
 from storage.stores.s3fs_options import for_s3fs
+from storage.stores.signing_keys import SigningKeys
 
 __all__ = ["FilesystemStore"]
 

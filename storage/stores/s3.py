@@ -34,12 +34,13 @@ from storage.forking import keep_for_ever, tell_after_fork
 from storage.log_redaction import silence_secrets
 from storage.stores.answers import may_have_expired, parse_time, refusal
 from storage.stores.aws_chain import chain_error, with_shared_models
-from storage.stores.credential_source import CredentialSource, Held, SigningKeys
+from storage.stores.credential_source import CredentialSource, Held
 from storage.stores.location import Location
 from storage.stores.options import S3Options
 from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
 from storage.stores.s3_body import BodyPieces
+from storage.stores.signing_keys import SigningKeys
 
 __all__ = ["S3Store", "translate"]
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from storage.errors import AccessDenied, ConfigurationError
-from storage.stores.aws_chain import AwsSettings
+from storage.stores.aws_chain import chain_settings
+from storage.stores.aws_settings import AwsSettings
 from storage.stores.credential_source import CredentialSource
 from storage.stores.options import S3Options
 
@@ -85,3 +88,17 @@ def test_no_keys_anywhere():
 def test_no_such_profile():
     with pytest.raises(ConfigurationError, match="profile"):
         AwsSettings.resolve(S3Options(profile="nobody"), url="s3://b")
+
+
+@pytest.mark.parametrize("endpoint_url", [None, "http://given"])
+@pytest.mark.parametrize("region", [None, "given"])
+def test_without_files_the_environment_says_what_botocore_would(monkeypatch, region, endpoint_url):
+    names = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
+    options = S3Options(region=region, endpoint_url=endpoint_url)
+    for values in itertools.product((None, "", "said"), repeat=len(names)):
+        with monkeypatch.context() as surroundings:
+            for name, value in zip(names, values, strict=True):
+                if value is not None:
+                    surroundings.setenv(name, f"{value}-{name}" if value else "")
+            settings = AwsSettings.resolve(options, url="")
+            assert (settings.endpoint_url, settings.region, settings.ca_bundle) == chain_settings(options, url="")

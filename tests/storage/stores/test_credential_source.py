@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from storage.errors import AccessDenied, ConfigurationError
-from storage.stores.credential_source import CredentialSource, SigningKeys
+from storage.stores.credential_source import CredentialSource
 from storage.stores.options import S3Options
+from storage.stores.signing_keys import SigningKeys
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -122,3 +122,20 @@ def test_importing_storage_stores_imports_no_client():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     ).stdout
     assert out.strip() == "[]"
+
+
+def test_the_fast_lane_loads_no_other_client(tmp_path):
+    code = """
+import sys
+from storage.stores import open_store
+
+store = open_store("s3://bucket", endpoint_url="http://127.0.0.1:9", access_key_id="id", secret_access_key="secret")
+store._client()
+print(type(store).__name__, sorted({"aiobotocore", "aiohttp", "botocore", "fsspec", "torch"} & set(sys.modules)))
+"""
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    surroundings |= {"AWS_CONFIG_FILE": str(tmp_path / "no"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=surroundings
+    ).stdout
+    assert out.strip() == "CloudStore []"

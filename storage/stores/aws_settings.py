@@ -1,0 +1,81 @@
+"""Where a bucket is, after options, environment and shared files had their say: what obstore's clients are made with.
+
+botocore reads the files, and takes a tenth of a second to load. Where there are none, the environment alone speaks, and
+that is read here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from storage.errors import ConfigurationError
+from storage.stores.options import S3Options
+
+__all__ = ["AwsSettings"]
+
+_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
+_PROFILES = ("AWS_DEFAULT_PROFILE", "AWS_PROFILE")
+
+
+@dataclass(frozen=True, slots=True)
+class AwsSettings:
+    """Endpoint, region and certificates.
+
+    Attributes:
+        endpoint_url: None is AWS itself.
+        region: None where nobody says.
+        ca_bundle: Path of certificates to trust, as AWS_CA_BUNDLE names it.
+    """
+
+    endpoint_url: str | None
+    region: str | None
+    ca_bundle: str | None
+
+    @classmethod
+    def resolve(cls, options: S3Options, *, url: str) -> Self:
+        """Finds them, in botocore's order; nothing is sent.
+
+        Raises:
+            ConfigurationError: The profile or the files do not work.
+        """
+        if _may_files_speak(options):
+            from storage.stores.aws_chain import chain_settings
+
+            return cls(*chain_settings(options, url=url))
+        said = os.environ.get
+        return cls(
+            options.endpoint_url or said("AWS_ENDPOINT_URL_S3") or said("AWS_ENDPOINT_URL") or None,
+            options.region_or_environment or said("AWS_DEFAULT_REGION"),
+            said("AWS_CA_BUNDLE"),
+        )
+
+    def certificates(self, *, url: str) -> bytes | None:
+        """Reads the certificates to trust; None for the system's.
+
+        Raises:
+            ConfigurationError: They cannot be read.
+        """
+        if not self.ca_bundle:
+            return None
+        try:
+            return Path(self.ca_bundle).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(
+                "the certificates that AWS_CA_BUNDLE or ca_bundle names cannot be read",
+                url=url,
+                got=f"{self.ca_bundle}: {error.strerror}",
+            ) from error
+
+
+def _may_files_speak(options: S3Options) -> bool:
+    """Whether there is a shared file, or a profile that one should have."""
+    if options.profile is not None or any(name in os.environ for name in _PROFILES):
+        return True
+    paths = (os.path.expandvars(os.environ.get(name, place)) for name, place in _FILES.items())
+    try:
+        return any(Path(path).expanduser().exists() for path in paths)
+    except (OSError, RuntimeError):  # not to be looked at, or nobody's home: botocore knows what that means
+        return True

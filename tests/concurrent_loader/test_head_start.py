@@ -1,0 +1,122 @@
+"""The first batch's shards are asked for before those that are fetched ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concurrent_loader.pipeline import Pipeline
+from concurrent_loader.plan import EpochPlan
+from storage.errors import ConnectionFailed
+from storage.testing.virtual_time import run_in_virtual_time
+
+NUM_SHARDS, ROWS = 40, 10
+
+
+class Shards:
+    """Brings shards when the test says so, and remembers which were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.arrivals = [asyncio.get_running_loop().create_future() for _ in range(NUM_SHARDS)]
+
+    async def follow(self, plan: Any, world_size: int, *, shared: bool = False) -> None: ...
+
+    async def end(self) -> None: ...
+
+    def at(self, step: int) -> None: ...
+
+    def release(self, unit: int, *, spent: bool = False) -> None: ...
+
+    def fetched(self, unit: int) -> None: ...
+
+    def resolve(self, index: Any) -> Any:
+        return index
+
+    def num_bytes(self, unit: int) -> int:
+        return 1000
+
+    def num_samples(self, unit: int) -> int:
+        return ROWS
+
+    def url(self, unit: int) -> str:
+        return "memory://shards"
+
+    def key(self, unit: int) -> str:
+        return str(unit)
+
+    async def acquire(self, unit: int) -> Any:
+        self.asked.append(unit)
+        return await self.arrivals[unit]
+
+
+Watch = Callable[[Shards, list[int]], Awaitable[None]]
+
+
+def watch(look: Watch, *, start_step: int = 0, worker: int = 0, num_workers: int = 1) -> None:
+    """Runs a pipeline in virtual time and looks on; given are the shards, and which of them the first batch needs."""
+
+    async def run() -> None:
+        source: Any = Shards()
+        plan = EpochPlan(samples_per_shard=np.full(NUM_SHARDS, ROWS), global_batch_size=8, window=60, groups=2)
+        recipe: Any = SimpleNamespace(clock=SimpleNamespace(now=time.monotonic))
+        pipeline = Pipeline(
+            source=source, plan=plan, recipe=recipe, start_step=start_step, rank=0, world_size=1, num_threads=1,
+            prefetch_batches=2, prefetch_bytes=20_000, worker=worker, num_workers=num_workers,
+            deliver=lambda batch, trail: None,
+        )  # fmt: skip
+        own = next(step for step in range(start_step, 100) if step % num_workers == worker)
+        needed = sorted(set(plan.batch(own).shard.tolist()))
+        task = asyncio.create_task(pipeline.run())
+        await asyncio.sleep(0.001)
+        try:
+            await look(source, needed)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_in_virtual_time(run())
+
+
+@pytest.mark.parametrize(("start_step", "worker", "num_workers"), [(0, 0, 1), (7, 0, 1), (0, 1, 2)])
+def test_the_rest_begins_when_the_first_shard_has_arrived(start_step: int, worker: int, num_workers: int) -> None:
+    async def look(shards: Shards, needed: list[int]) -> None:
+        assert sorted(shards.asked) == needed
+        shards.arrivals[needed[-1]].set_result(object())
+        await asyncio.sleep(0.001)
+        assert len(shards.asked) >= len(needed) + 15
+
+    watch(look, start_step=start_step, worker=worker, num_workers=num_workers)
+
+
+def test_a_shard_that_does_not_come_holds_up_the_rest_for_a_second_only() -> None:
+    async def look(shards: Shards, needed: list[int]) -> None:
+        await asyncio.sleep(0.99)
+        assert sorted(shards.asked) == needed
+        await asyncio.sleep(0.02)
+        assert len(shards.asked) >= len(needed) + 15
+
+    watch(look)
+
+
+def test_a_shard_that_fails_is_the_end_of_the_wait_as_well() -> None:
+    async def look(shards: Shards, needed: list[int]) -> None:
+        shards.arrivals[needed[0]].set_exception(ConnectionFailed("gone"))
+        await asyncio.sleep(0.001)
+        assert len(shards.asked) >= len(needed) + 15
+
+    watch(look)
+
+
+def test_it_can_be_cancelled_while_it_waits() -> None:
+    async def look(shards: Shards, needed: list[int]) -> None:
+        assert sorted(shards.asked) == needed
+
+    watch(look)
