@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from concurrent_loader.heap import keep_freed_memory
 from concurrent_loader.views import WholeDataset
 from storage.cache import CacheStats, ShardCache, open_shard_cache
 from storage.errors import ConfigurationError, StoreClosed
@@ -178,6 +179,7 @@ class BucketDataset(WholeDataset):
                 self._open()
 
     def _open(self) -> None:
+        keep_freed_memory()
         self._store: Store = open_store(reveal(self._url), client=self._client, **self._storage_options)
         self._engine = FetchEngine(
             self._store,

@@ -29,7 +29,7 @@ from storage.testing import LocalS3, local_s3
 
 __all__ = ["FULL", "QUICK", "Load", "Measuring"]
 
-_DEADLINE_S = 120.0
+_DEADLINE_S = 60.0
 _WRITE_S = 600.0
 _TAR_FILES = 16
 

@@ -43,6 +43,9 @@ def fault_text(error: BaseException) -> str:
     return _BUFFER.sub("the data", str(error)) or type(error).__name__
 
 
+_ANIMATED = frozenset({"WEBP", "GIF", "AVIF"})
+
+
 def image_fault(data: bytes, *, column: Column, verify: Verification) -> str | None:
     """Says what is wrong with an encoded image, or None.
 
@@ -62,6 +65,9 @@ def image_fault(data: bytes, *, column: Column, verify: Verification) -> str | N
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "AVIF", "GIF")) as image:
             if verify == "decode":
+                # A JPEG may have a preview behind it (MPO): no decoder minds.
+                if image.format in _ANIMATED and getattr(image, "is_animated", False):
+                    return "an animation is not one picture"
                 image.load()
     except IMAGE_FAULTS as error:
         return f"it does not decode: {fault_text(error)}"

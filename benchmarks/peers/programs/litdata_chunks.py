@@ -33,7 +33,8 @@ class _Transform:
         self._treat = Treat(job)
 
     def __call__(self, sample: dict[str, Any]) -> Any:
-        return self._treat(sample["image"]), sample["number"]
+        # Bytes may come as a view of a chunk, which a worker cannot send.
+        return self._treat(bytes(sample["image"])), sample["number"]
 
 
 def write(job: Job) -> None:

@@ -183,6 +183,24 @@ class TestDamagedFiles:
         _, items = await run(await folder({"a/x.jpg": no_item}), image_type="image", verify=verify)
         assert [item.name for item in items if isinstance(item, ImportProblem)] == ["a/x.jpg"]
 
+    @pytest.mark.parametrize("kind", ["WEBP", "GIF", "AVIF"])
+    async def test_an_animation_is_named(self, kind: str) -> None:
+        # No loader would decode it, and it is to be found now and not in the middle of a training run.
+        file = io.BytesIO()
+        frames = [Image.fromarray(np.full((8, 8, 3), gray, np.uint8)) for gray in (0, 99, 255)]
+        frames[0].save(file, kind, save_all=True, append_images=frames[1:])
+        store = await folder({"a/x.webp": file.getvalue(), "a/y.webp": picture(kind)})
+        _, items = await run(store, image_type="image")
+        (problem,) = [item for item in items if isinstance(item, ImportProblem)]
+        assert (problem.name, problem.reason) == ("a/x.webp", "an animation is not one picture")
+        _, items = await run(store, image_type="image", verify="header")
+        assert len(samples(items)) == 2
+
+    async def test_a_photo_with_a_preview_beside_it_is_welcome(self) -> None:
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(file, "MPO", save_all=True, append_images=[Image.new("RGB", (4, 4))])
+        assert len(samples((await run(await folder({"a/x.jpg": file.getvalue()})))[1])) == 1
+
     async def test_a_png_called_jpg_is_welcome_where_the_type_is_image(self) -> None:
         _, items = await run(await folder({"a/x.jpg": picture("PNG")}), image_type="image")
         assert len(samples(items)) == 1
