@@ -161,12 +161,18 @@ def test_commands_in_the_text(page: str) -> None:
             assert None in (fault([*first[:-1], *words], whole=False), fault(words, whole=False)), code
 
 
+def program_of(benchmark: str) -> Path:
+    """What ``python -m benchmarks.NAME`` runs."""
+    package = ROOT / "benchmarks" / benchmark / "__main__.py"
+    return package if package.exists() else ROOT / "benchmarks" / f"{benchmark}.py"
+
+
 def test_benchmarks_and_targets_of_make_are_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         for name in re.findall(r"-m\s+benchmarks\.(\w+)", text):
-            assert f"benchmarks/{name}.py" in FILES, f"{page}: {name}"
+            assert program_of(name).relative_to(ROOT).as_posix() in FILES, f"{page}: {name}"
         for name in re.findall(r"(?:^\$? ?|`)make ([a-z-]+)", text, flags=re.MULTILINE):
             assert name in targets, f"{page}: make {name}"
 
@@ -174,8 +180,8 @@ def test_benchmarks_and_targets_of_make_are_there() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_options_of_benchmarks_are_theirs(page: str) -> None:
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-    for name, rest in re.findall(r"-m benchmarks\.(\w+)((?: --?[\w-]+| [A-Z0-9][\w.]*)*)", text):
-        source = (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
+    for name, rest in re.findall(r"-m benchmarks\.(\w+)((?: --?\w[\w-]*| [A-Z0-9][\w.]*)*)", text):
+        source = program_of(name).read_text(encoding="utf-8")
         for option in shlex.split(rest):
             if option.startswith("--") and option != "--json":
                 assert f'"{option}"' in source, f"{name} {option}"
