@@ -19,8 +19,8 @@ def peer_accesses(report: Mapping[str, Any], workload: Workload) -> list[Access]
     """Finds each peer's first and later epochs and scales them.
 
     Used of ``rows``: ``peer, layout, kind`` (``"raw"``), ``epoch`` (``"cold"`` or ``"warm"``), ``latency_ms, gets,
-    bytes_ratio, samples``; where a peer was measured at several latencies, the lowest. Ours is left out: it is counted
-    anew. So is what failed, or was not read to its end.
+    bytes_ratio, of_samples``; where a peer was measured at several latencies, the lowest. Ours is left out: it is
+    counted anew. So is what failed, or was not read to its end.
 
     Where samples are objects, GETs grow with the samples; where they are in files, with the bytes, if ``sample_bytes``
     of the report says how large those were that were read, else with the samples as well. A peer without a warm epoch
@@ -40,22 +40,22 @@ def peer_accesses(report: Mapping[str, Any], workload: Workload) -> list[Access]
 def _counts(row: Row) -> bool:
     if row.get("error") or row["kind"] != "raw" or row["peer"].startswith("ours"):
         return False
-    return bool(row.get("samples")) and None not in (row.get("gets"), row.get("bytes_ratio"))
+    return bool(row.get("of_samples")) and None not in (row.get("gets"), row.get("bytes_ratio"))
 
 
 def _access(
     peer: str, layout: str, epochs: Mapping[str, Row], sample_bytes: float | None, workload: Workload
 ) -> Access:
     cold, warm = epochs["cold"], epochs.get("warm", epochs["cold"])
-    by_sample = cold["gets"] >= _BY_SAMPLE * cold["samples"]
+    by_sample = cold["gets"] >= _BY_SAMPLE * cold["of_samples"]
     larger = 1.0 if by_sample or sample_bytes is None else workload.sample_bytes / sample_bytes
 
     def scaled(row: Row) -> Requests:
-        factor = workload.num_samples / row["samples"] * larger
+        factor = workload.num_samples / row["of_samples"] * larger
         return Requests(gets=round(row["gets"] * factor), bytes=round(row["bytes_ratio"] * workload.num_bytes))
 
     notes = [
-        f"{cold['samples']:,} samples measured at {cold['latency_ms']:g} ms",
+        f"{cold['of_samples']:,} samples measured at {cold['latency_ms']:g} ms",
         "scaled by " + _way(by_sample, larger),
     ]
     notes += ["opening is in the first epoch, lists and HEADs are not counted"]

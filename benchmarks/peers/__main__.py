@@ -13,14 +13,15 @@ folder that a cold epoch in an earlier process left, for peers that have one. An
 bytes, none twice, none missing at the end (``fault``).
 
 JSON: ``rows``: ``peer, title, layout, kind`` (raw or decoded)``, epoch`` (cold or warm)``, latency_ms, workers``
-(worker processes; threads where the peer has threads)``, rounds, samples, samples_s, cpu_s_per_1000`` (processor
-seconds of client and workers)``, peak_rss_mb, build_s, first_batch_s, half_s, gets, bytes_ratio`` (bytes fetched ÷
-bytes of the pictures; these two counted on the wire, with ``peak_rss_mb``, in an epoch of their own without
-latency)``, shuffle_distance`` (see `benchmarks.shuffle_quality`: 0.25 is a permutation's)``, resume_s`` (a new process,
-half way through the epoch: seconds to the next batch)``, resume`` (``state``, or ``replay`` where half of the epoch has
-to be read again)``, complete, fault, note, error, spread``. ``cold_raw_vs_best, warm_raw_vs_best, decoded_vs_best,
-decoded_wall_vs_best, first_batch_vs_best, best``: see `benchmarks.peers.figures.headline`. ``photos, sample_bytes,
-first_byte_ms, load, environments, machine, versions, other_programs_share``.
+(worker processes; threads where the peer has threads)``, rounds, of_samples`` (of the data set)``, samples`` (that
+came)``, samples_s, cpu_s_per_1000`` (processor seconds of client and workers)``, peak_rss_mb, build_s, first_batch_s,
+half_s, gets, bytes_ratio`` (bytes fetched ÷ bytes of the pictures; these two counted on the wire, with
+``peak_rss_mb``, in epochs of their own without latency)``, shuffle_distance`` (see `benchmarks.shuffle_quality`: a
+permutation's is 0.25 for batches of 256, 0.35 for 128)``, resume_s`` (a new process, half way through the epoch:
+seconds to the next batch)``, resume`` (``state``, or ``replay`` where half of the epoch has to be read again)``,
+complete, fault, note, error, spread``. ``cold_raw_vs_best, warm_raw_vs_best, decoded_vs_best, decoded_wall_vs_best,
+first_batch_vs_best, best``: see `benchmarks.peers.figures.headline`. ``photos, sample_bytes, first_byte_ms,
+bandwidth_mb_s, load, environments, machine, versions, other_programs_share``.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ def counted(server: LocalS3) -> Iterator[tuple[Way, list[Requests]]]:
         found.append(Requests.on_the_wire(proxy.exchanges))
 
 
-def put_objects(server: LocalS3, kind: str, pictures: Sequence[Path]) -> None:
-    """One object a picture below ``KIND/objects/``, named by its number."""
-    asyncio.run(_put(server, f"{kind}/objects", {f"{number:07d}.jpg": path for number, path in enumerate(pictures)}))
+def put_objects(server: LocalS3, prefix: str, pictures: Sequence[Path]) -> None:
+    """One object a picture below a prefix, named by its number."""
+    asyncio.run(_put(server, prefix, {f"{number:07d}.jpg": path for number, path in enumerate(pictures)}))
 
 
 def put_files(server: LocalS3, prefix: str, folder: Path) -> list[str]:
@@ -119,4 +119,4 @@ def signed_urls(way: Way, keys: Sequence[str]) -> list[str]:
 
 def prefix_of(peer: Peer) -> str:
     """Where a peer's pictures lie in the bucket; its own format below its own name."""
-    return "objects" if peer.place == "objects" else peer.name
+    return "objects" if peer.place == "objects" and not peer.writes_beside else peer.name

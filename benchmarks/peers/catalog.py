@@ -25,6 +25,8 @@ class Peer:
         caches: Whether it can keep on the local drive what it has fetched.
         options: Settings that its program knows.
         note: What a reader must know.
+        resumes: Whether it has a state to go on from in the middle of an epoch.
+        writes_beside: Whether it puts files of its own beside the objects: it gets objects for itself, then.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Peer:
     caches: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     note: str = ""
+    resumes: bool = False
+    writes_beside: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -45,17 +49,21 @@ class Peer:
 
 OURS = "ours"
 PEERS = (
-    Peer(OURS, "concurrent-loader", "shards, 8 MiB", "shards", "ours", None, True, {"layout": "shards"}),
-    Peer("ours_objects", "concurrent-loader", "objects", "objects", "ours", None, False, {"layout": "objects"}),
+    Peer(OURS, "concurrent-loader", "shards, 8 MiB", "shards", "ours", None, True, {"layout": "shards"}, resumes=True),
+    Peer("ours_objects", "concurrent-loader", "objects", "objects", "ours", None, False, {"layout": "objects"},
+         resumes=True),
     Peer("ours_local", "concurrent-loader", "shards on the local drive", "local", "ours", None, False,
-         {"layout": "local"}, "memory-mapped reading without a bucket"),
+         {"layout": "local"}, "memory-mapped reading without a bucket", resumes=True),
     Peer("local_files", "torch DataLoader", "files on the local drive", "local", "local_files", None),
     Peer("litdata", "LitData", "chunks, 64 MB", "shards", "litdata_chunks", "litdata", True, {},
-         "allow_http is set for its client obstore, or it would refuse the endpoint and fall back to boto3"),
+         "allow_http is set for its client obstore, or it would refuse the endpoint and fall back to boto3",
+         resumes=True),
     Peer("litdata_8mb", "LitData", "chunks, 8 MB", "shards", "litdata_chunks", "litdata", True,
-         {"chunk_bytes": "8MB", "max_pre_download": 8}, "not its default: chunks as small as our shards, 8 ahead"),
-    Peer("litdata_raw", "LitData StreamingRawDataset", "objects", "objects", "litdata_raw", "litdata"),
-    Peer("mosaicml", "MosaicML Streaming", "MDS shards", "shards", "mosaicml", "mosaicml", True),
+         {"chunk_bytes": "8MB", "max_pre_download": 8}, "not its default: chunks as small as our shards, 8 ahead",
+         resumes=True),
+    Peer("litdata_raw", "LitData StreamingRawDataset", "objects", "objects", "litdata_raw", "litdata",
+         writes_beside=True),
+    Peer("mosaicml", "MosaicML Streaming", "MDS shards", "shards", "mosaicml", "mosaicml", True, resumes=True),
     Peer("webdataset", "WebDataset", "tar files", "shards", "webdataset_tars", "webdataset", True),
     Peer("s3torchconnector", "s3torchconnector, map", "objects", "objects", "s3torchconnector_objects",
          "s3torchconnector"),
@@ -63,7 +71,7 @@ PEERS = (
          "s3torchconnector", False, {"iterable": True}, "the bucket's order: it does not shuffle"),
     Peer("torch_boto3", "torch DataLoader + boto3", "objects", "objects", "torch_boto3", "boto3"),
     Peer("torch_s3fs", "torch DataLoader + s3fs", "objects", "objects", "torch_s3fs", "s3fs"),
-    Peer("hf_datasets", "Hugging Face datasets", "Parquet", "shards", "hf_datasets", "datasets"),
+    Peer("hf_datasets", "Hugging Face datasets", "Parquet", "shards", "hf_datasets", "datasets", resumes=True),
     Peer("ray_data", "Ray Data", "Parquet", "shards", "ray_data", "ray"),
     Peer("spdl", "SPDL + boto3", "objects", "objects", "spdl_objects", "spdl"),
 )  # fmt: skip

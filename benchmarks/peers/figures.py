@@ -16,8 +16,19 @@ from benchmarks.peers.catalog import OURS, PEERS, Peer
 from benchmarks.peers.messages import Outcome
 from benchmarks.shuffle_quality import class_distances
 
-__all__ = ["Cell", "Run", "check", "expected_digest", "headline", "make_row", "shuffle_distance"]
+__all__ = [
+    "Cell",
+    "Run",
+    "check",
+    "expected_digest",
+    "headline",
+    "is_slow",
+    "make_row",
+    "picture_digest",
+    "shuffle_distance",
+]
 
+_SLOW = 0.25
 _CLASSES = 100  # made up, of pictures that lie side by side in the bucket
 
 
@@ -126,6 +137,7 @@ def make_row(
         "latency_ms": None if peer.place == "local" else cell.latency_ms,
         "workers": cell.workers,
         "rounds": len(runs),
+        "of_samples": len(order),
         "samples": None,
         "samples_s": None,
         "cpu_s_per_1000": None,
@@ -197,6 +209,11 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
         found[key] = _short(statistics.median(ratios))
         found["best"][key] = best
     return found
+
+
+def is_slow(outcome: Outcome, ours: Outcome) -> bool:
+    """Whether an epoch came to less than a quarter of our pace."""
+    return _rate(outcome) < _SLOW * _rate(ours)
 
 
 def _rate(outcome: Outcome) -> float:

@@ -20,7 +20,7 @@ from benchmarks.machine import Bystanders, describe_machine, versions
 from benchmarks.peers.bucket import BUCKET, Way, counted, far_away, prefix_of, put_files, put_objects, signed_urls
 from benchmarks.peers.catalog import OURS, Peer
 from benchmarks.peers.environments import EnvironmentFailed, python_of, requirements_file
-from benchmarks.peers.figures import Cell, Run, check, headline, make_row, picture_digest
+from benchmarks.peers.figures import Cell, Run, check, headline, is_slow, make_row, picture_digest
 from benchmarks.peers.messages import Job, Outcome
 from benchmarks.peers.pictures import paths
 from benchmarks.peers.processes import run_job
@@ -42,9 +42,13 @@ class Load:
         num_photos: Cut; the decoded cells read these.
         raw_bytes: Size that they are repeated to for the raw cells.
         latencies_ms: The first is the one of the headline, and of decoding, of one worker and of resuming.
-        num_rounds: Of each cell.
+        num_rounds: Of the two cells of the headline.
+        num_side_rounds: Of the others.
+        num_slow_rounds: In the headline's, of a peer that came to less than a quarter of our pace in the first round;
+            in the others one.
         batch_size: Pictures a batch.
         limit_s: When an epoch is cut short.
+        objects_limit_s: The same for those who read an object a picture: they are slow and even.
         workers: The first is the headline's.
         num_counted: Of the first cells: in how many requests and memory are looked at.
     """
@@ -53,8 +57,11 @@ class Load:
     raw_bytes: int
     latencies_ms: tuple[int, ...]
     num_rounds: int
+    num_side_rounds: int
+    num_slow_rounds: int
     batch_size: int
     limit_s: float
+    objects_limit_s: float
     workers: tuple[int, ...]
     num_counted: int
 
@@ -65,6 +72,16 @@ class Load:
             num_rounds=self.num_rounds if num_rounds is None else num_rounds,
             latencies_ms=self.latencies_ms if latencies_ms is None else tuple(latencies_ms),
         )
+
+    def num_rounds_of(self, cell: Cell, *, slow: bool) -> int:
+        """How often a peer has its turn in a cell."""
+        if cell in self.cells()[:2]:
+            return min(self.num_rounds, self.num_slow_rounds) if slow else self.num_rounds
+        return 1 if slow else min(self.num_rounds, self.num_side_rounds)
+
+    def limit_s_of(self, peer: Peer) -> float:
+        """When an epoch of a peer is cut short."""
+        return self.objects_limit_s if peer.place == "objects" else self.limit_s
 
     def cells(self) -> list[Cell]:
         """In the order of measuring: those of the headline first."""
@@ -82,8 +99,11 @@ FULL = Load(
     raw_bytes=1_000_000_000,
     latencies_ms=(30, 5, 130),
     num_rounds=5,
-    batch_size=256,
-    limit_s=6.0,
+    num_side_rounds=3,
+    num_slow_rounds=3,
+    batch_size=128,
+    limit_s=12.0,
+    objects_limit_s=5.0,
     workers=(2, 1),
     num_counted=2,
 )
@@ -92,8 +112,11 @@ QUICK = Load(
     raw_bytes=1,
     latencies_ms=(5,),
     num_rounds=1,
+    num_side_rounds=1,
+    num_slow_rounds=1,
     batch_size=16,
     limit_s=6.0,
+    objects_limit_s=6.0,
     workers=(2,),
     num_counted=1,
 )
@@ -174,9 +197,9 @@ class Measuring:
         order = random.Random(0).sample(range(len(found)), len(found))
         digests = [picture_digest(path.read_bytes(), number) for number, path in enumerate(found)]
         made = self._pictures[kind] = _Pictures(photos, order, digests, {})
-        if any(peer.place == "objects" for peer in self._peers):
-            self._tell(f"{kind}: {len(found):,} objects")
-            put_objects(server, kind, found)
+        for prefix in sorted({prefix_of(peer) for peer in self._peers if peer.place == "objects"}):
+            self._tell(f"{kind}: {len(found):,} objects below {prefix}")
+            put_objects(server, f"{kind}/{prefix}", found)
         direct = Way(endpoint_url=server.endpoint_url, options=server.storage_options())
         for peer in self._able(kind):
             if peer.place == "objects" or peer.program == "local_files":
@@ -197,73 +220,83 @@ class Measuring:
     # -- measuring ----------------------------------------------------------------------------------------------------
 
     def _measure(self, cell: Cell, way: Way) -> None:
-        for number in range(self._load.num_rounds):
-            peers = self._able(cell.kind)
-            turn = number * len(peers) // max(1, self._load.num_rounds)
+        for number in range(self._load.num_rounds_of(cell, slow=False)):
+            peers = [peer for peer in self._able(cell.kind) if number < self._num_rounds(peer, cell)]
+            turn = number * len(peers) // self._load.num_rounds
             for peer in (*peers[turn:], *peers[:turn])[:: -1 if number % 2 else 1]:
                 self._tell(
                     f"{cell.kind}, {cell.latency_ms} ms, {cell.workers} workers, round {number + 1}: {peer.name}"
                 )
                 with self._told(peer, cell.kind), self._cache(peer) as cache:
-                    for epoch in ("cold", "warm") if peer.caches else ("cold",):
-                        # A cold epoch that was cut short has left half a cache: it is filled before the warm one.
-                        if epoch == "warm" and not self._runs[peer.name, cell, "cold"][-1].outcome.complete:
-                            self._epoch(peer, cell, way, cache, limit_s=None)
-                        outcome = self._epoch(peer, cell, way, cache, limit_s=self._load.limit_s)
-                        fault = check(outcome, self._pictures[cell.kind].digests, decoded=cell.kind == "decoded")
-                        self._runs[peer.name, cell, epoch].append(Run(outcome, number, fault))
+                    cold = self._epoch(peer, cell, "cold", way, cache, number)
+                    if not peer.caches:
+                        continue
+                    if not cold.complete:
+                        # It has left half a cache; to fill it takes long, and once is enough.
+                        if number:
+                            continue
+                        job = structs.replace(self._job(peer, cell, way), cache_dir=cache)
+                        run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)
+                    self._epoch(peer, cell, "warm", way, cache, number)
 
-    def _epoch(self, peer: Peer, cell: Cell, way: Way, cache: str | None, *, limit_s: float | None) -> Outcome:
-        job = structs.replace(self._job(peer, cell, way), cache_dir=cache, limit_s=limit_s)
-        return run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)[0]
+    def _epoch(self, peer: Peer, cell: Cell, epoch: str, way: Way, cache: str | None, number: int) -> Outcome:
+        job = structs.replace(self._job(peer, cell, way), cache_dir=cache, limit_s=self._load.limit_s_of(peer))
+        outcome, _ = run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)
+        fault = check(outcome, self._pictures[cell.kind].digests, decoded=cell.kind == "decoded")
+        self._runs[peer.name, cell, epoch].append(Run(outcome, number, fault))
+        return outcome
+
+    def _num_rounds(self, peer: Peer, cell: Cell) -> int:
+        """Slow peers have fewer turns: it makes no difference to who is first."""
+        theirs, ours = ([run.outcome for run in self._runs[name, cell, "cold"][:1]] for name in (peer.name, OURS))
+        slow = bool(theirs and ours) and is_slow(theirs[0], ours[0])
+        return self._load.num_rounds_of(cell, slow=slow)
 
     def _count(self, server: LocalS3, cell: Cell) -> None:
-        """One more cold epoch each, without latency: requests and bytes on the wire, and memory."""
+        """One more epoch each, cold and warm, without latency: requests and bytes on the wire, and memory."""
         for peer in self._able(cell.kind):
             self._tell(f"{cell.kind}: requests and memory of {peer.name}")
-            with self._told(peer, cell.kind), self._cache(peer) as cache:
-                with counted(server) as (way, requests):
-                    job = structs.replace(self._job(peer, cell, way), cache_dir=cache)
-                    outcome, peak_bytes = run_job(
-                        self._pythons[peer.name], job, deadline_s=2 * _DEADLINE_S, watch_memory=True
-                    )
-                scale = len(self._pictures[cell.kind].order) / max(1, len(outcome.numbers))
-                self._extras[peer.name, cell.kind, "cold"] |= {
-                    "peak_rss_mb": round(peak_bytes / 1e6, 1),
-                    **(
-                        {}
-                        if peer.place == "local"
-                        else {
-                            "gets": round(requests[0].gets * scale),
-                            "bytes_ratio": round(
-                                requests[0].bytes * scale / self._pictures[cell.kind].photos.num_bytes, 4
-                            ),
-                        }
-                    ),
-                }
+            with self._cache(peer) as cache:
+                for epoch in ("cold", "warm") if peer.caches else ("cold",):
+                    with self._noted(peer, cell.kind, epoch, "counting_error"):
+                        self._extras[peer.name, cell.kind, epoch] |= self._counts(server, peer, cell, cache)
+
+    def _counts(self, server: LocalS3, peer: Peer, cell: Cell, cache: str | None) -> dict[str, Any]:
+        pictures = self._pictures[cell.kind]
+        limit_s = 2 * self._load.objects_limit_s if peer.place == "objects" else None
+        with counted(server) as (way, requests):
+            job = structs.replace(self._job(peer, cell, way), cache_dir=cache, limit_s=limit_s)
+            outcome, peak_bytes = run_job(self._pythons[peer.name], job, deadline_s=2 * _DEADLINE_S, watch_memory=True)
+        memory = {"peak_rss_mb": round(peak_bytes / 1e6, 1)}
+        if peer.place == "local":
+            return memory
+        scale = len(pictures.order) / len(outcome.numbers)
+        return memory | {
+            "gets": round(requests[0].gets * scale),
+            "bytes_ratio": round(requests[0].bytes * scale / pictures.photos.num_bytes, 4),
+        }
 
     def _resume(self, cell: Cell, way: Way) -> None:
         """Stops half way and goes on in a new process."""
         pictures = self._pictures[cell.kind]
         half = len(pictures.order) // self._load.batch_size // 2
         for peer in self._able(cell.kind):
-            runs = self._runs[peer.name, cell, "warm" if peer.caches else "cold"]
+            epoch = "warm" if peer.caches else "cold"
+            runs = self._runs[peer.name, cell, epoch]
             if not runs:
                 continue
-            extra = self._extras[peer.name, cell.kind, "warm" if peer.caches else "cold"]
+            extra = self._extras[peer.name, cell.kind, epoch]
+            if not peer.resumes:
+                # An epoch that was cut short is half done when its rate says so.
+                factor = len(pictures.order) / len(runs[-1].outcome.numbers)
+                extra |= {"resume": "replay", "resume_s": round(runs[-1].outcome.half_s * factor, 3)}
+                continue
             self._tell(f"{peer.name} stops half way and goes on")
-            with self._told(peer, cell.kind), self._cache(peer) as cache:
+            with self._noted(peer, cell.kind, epoch, "resume"), self._cache(peer) as cache:
                 job = structs.replace(self._job(peer, cell, way), cache_dir=cache)
                 first = run_job(
-                    self._pythons[peer.name],
-                    structs.replace(job, num_batches=half, limit_s=self._load.limit_s),
-                    deadline_s=_DEADLINE_S,
+                    self._pythons[peer.name], structs.replace(job, num_batches=half), deadline_s=_DEADLINE_S
                 )[0]
-                if first.state is None:
-                    # An epoch that was cut short is half done when its rate says so.
-                    factor = len(pictures.order) / max(1, len(runs[-1].outcome.numbers))
-                    extra |= {"resume": "replay", "resume_s": round(runs[-1].outcome.half_s * factor, 3)}
-                    continue
                 second = run_job(
                     self._pythons[peer.name], structs.replace(job, state=first.state), deadline_s=_DEADLINE_S
                 )[0]
@@ -308,7 +341,7 @@ class Measuring:
             },
             "sample_bytes": round(next(iter(self._pictures.values())).photos.mean_bytes),
             "first_byte_ms": self._first_byte_ms,
-            "bandwidth_mb_s_a_connection": 90,
+            "bandwidth_mb_s": 90,
             "server": server,
             "environments": {
                 peer.environment: requirements_file(peer.environment).read_text().splitlines()
@@ -372,6 +405,17 @@ class Measuring:
             if peer.name == OURS:
                 raise
             self._fail(peer, kind, error)
+
+    @contextlib.contextmanager
+    def _noted(self, peer: Peer, kind: str, epoch: str, key: str) -> Iterator[None]:
+        """A peer that fails at something beside the measuring has that in its row, and stays."""
+        try:
+            yield
+        except (CommandError, OSError) as error:
+            if peer.name == OURS:
+                raise
+            self._extras[peer.name, kind, epoch][key] = f"failed: {error}"
+            self._console.print(f"{peer.name} ({kind}): {error}", markup=False, style="red")
 
     def _fail(self, peer: Peer, kind: str, error: Exception) -> None:
         self._errors[peer.name, kind] = str(error)

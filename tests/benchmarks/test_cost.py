@@ -25,7 +25,7 @@ def test_quick_measures_ours_and_computes_the_others(
 
     monkeypatch.setattr(cost, "local_s3", running)
     arguments = ["--quick", "--samples", "100000", "--epochs", "3", "--mds-bytes", "32MiB"]
-    peer = {"peer": "Somebody", "layout": "tars", "kind": "raw", "latency_ms": 5, "samples": 1_000}
+    peer = {"peer": "Somebody", "layout": "tars", "kind": "raw", "latency_ms": 5, "of_samples": 1_000}
     epochs = [{"epoch": "cold", "gets": 7, "bytes_ratio": 1.5}, {"epoch": "warm", "gets": 0, "bytes_ratio": 0.0}]
     (tmp_path / "peers.json").write_text(json.dumps({"rows": [{**peer, **epoch} for epoch in epochs]}))
     arguments += ["--peers", str(tmp_path / "peers.json")]

@@ -14,7 +14,7 @@ WORKLOAD = Workload(num_samples=10_000, sample_bytes=100_000, num_epochs=3)
 def a_row(**changes: Any) -> dict[str, Any]:
     row = {
         "peer": "LitData", "layout": "chunks", "kind": "raw", "epoch": "cold", "latency_ms": 30, "gets": 20,
-        "bytes_ratio": 1.1, "samples": 1_000, "error": None,
+        "bytes_ratio": 1.1, "of_samples": 1_000, "error": None,
     }  # fmt: skip
     return {**row, **changes}
 
@@ -55,8 +55,8 @@ def test_the_lowest_latency_counts() -> None:
         {"epoch": "warm"},
         {"gets": None},
         {"bytes_ratio": None},
-        {"samples": None},
-        {"samples": 0},
+        {"of_samples": None},
+        {"of_samples": 0},
     ],
 )
 def test_what_does_not_count(changes: dict[str, Any]) -> None:
