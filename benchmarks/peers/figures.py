@@ -110,8 +110,10 @@ def shuffle_distance(outcome: Outcome, order: Sequence[int]) -> float | None:
         order: Picture at each place in the bucket.
 
     Returns:
-        None if nothing came.
+        None if nothing came, or pictures that do not exist.
     """
+    if not outcome.numbers or max(outcome.numbers) >= len(order):
+        return None
     place = np.empty(len(order), dtype=np.int64)
     place[np.asarray(order)] = np.arange(len(order))
     classes = place * _CLASSES // len(order)

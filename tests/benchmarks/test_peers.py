@@ -12,7 +12,17 @@ import pytest
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.catalog import OURS, PEERS, find
 from benchmarks.peers.environments import EnvironmentFailed, python_of, requirements_file
-from benchmarks.peers.figures import Cell, Run, check, expected_digest, headline, make_row, picture_digest
+from benchmarks.peers.figures import (
+    Cell,
+    Run,
+    check,
+    expected_digest,
+    headline,
+    is_slow,
+    make_row,
+    picture_digest,
+    shuffle_distance,
+)
 from benchmarks.peers.measuring import FULL, QUICK
 from benchmarks.peers.messages import Outcome
 
@@ -153,6 +163,19 @@ def test_it_runs(tmp_path: Path) -> None:
     assert rows["local_files", "raw", "cold"]["resume"] == "replay"
     assert figures["photos"]["raw"]["samples"] == QUICK.num_photos
     assert figures["cold_raw_vs_best"] is None  # nobody to compare with
+
+
+def test_a_slow_peer_has_fewer_turns() -> None:
+    assert is_slow(outcome([0, 1], epoch_s=9.0), outcome([0, 1], epoch_s=2.0))
+    assert not is_slow(outcome([0, 1], epoch_s=7.0), outcome([0, 1], epoch_s=2.0))
+    main_cell, side_cell = FULL.cells()[0], FULL.cells()[-1]
+    assert [FULL.num_rounds_of(cell, slow=slow) for cell in (main_cell, side_cell) for slow in (False, True)] == [
+        5, 3, 3, 1
+    ]  # fmt: skip
+
+
+def test_pictures_that_do_not_exist_say_nothing_of_shuffling() -> None:
+    assert shuffle_distance(Outcome(numbers=[0, 99], batch_sizes=[2]), range(10)) is None
 
 
 def test_shuffling_is_looked_at_where_pictures_lie() -> None:
