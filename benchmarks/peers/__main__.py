@@ -1,6 +1,7 @@
 """Ours and every other loader on the same pictures from the same bucket.
 
-    python -m benchmarks.peers [--json FILE] [--peer NAME …] [--latency MS …] [--rounds N] [--quick]
+    python -m benchmarks.peers [--json FILE] [--peer NAME …] [--latency MS …] [--rounds N] [--slow-rounds N]
+        [--quick]
 
 The same real photographs (19,200 JPEGs, 1.07 GB, raw; 3,200 of them decoded to 224²) from one MinIO behind a latency
 of 5, 30 or 130 ms ± a third and 90 MB/s a connection, in each peer's own format and settings
@@ -51,6 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--peer", action="append", metavar="NAME", help="only this one and ours; may be repeated")
     parser.add_argument("--rounds", type=int, help=f"of each cell (default {FULL.num_rounds})")
+    parser.add_argument(
+        "--slow-rounds", type=int, help=f"of peers below a quarter of our pace (default {FULL.num_slow_rounds})"
+    )
     parser.add_argument("--latency", type=int, action="append", help="ms; may be repeated (default 30, 5, 130)")
     parser.add_argument("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; no figures to quote")
@@ -60,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     load = QUICK if parsed.quick else FULL
-    load = load.changed(num_rounds=parsed.rounds, latencies_ms=parsed.latency)
+    load = load.changed(num_rounds=parsed.rounds, num_slow_rounds=parsed.slow_rounds, latencies_ms=parsed.latency)
 
     def run() -> None:
         console = Console()

@@ -65,10 +65,13 @@ class Load:
     workers: tuple[int, ...]
     num_counted: int
 
-    def changed(self, *, num_rounds: int | None, latencies_ms: Sequence[int] | None) -> Self:
+    def changed(
+        self, *, num_rounds: int | None, num_slow_rounds: int | None, latencies_ms: Sequence[int] | None
+    ) -> Self:
         """With what the command line says otherwise."""
         return replace(
             self,
+            num_slow_rounds=self.num_slow_rounds if num_slow_rounds is None else num_slow_rounds,
             num_rounds=self.num_rounds if num_rounds is None else num_rounds,
             latencies_ms=self.latencies_ms if latencies_ms is None else tuple(latencies_ms),
         )
@@ -163,18 +166,21 @@ class Measuring:
         photos = make_photos(self._data, count=self._load.num_photos)
         with local_s3(data_dir=self._data / "run" / "s3") as server:
             server.make_bucket(BUCKET)
-            for number, cell in enumerate(self._load.cells()):
+            cells = self._load.cells()
+            for number, cell in enumerate(cells):
                 if cell.kind not in self._pictures:
                     self._prepare(server, cell.kind, photos)
                 with far_away(server, cell.latency_ms) as way:
                     self._first_byte_ms[str(cell.latency_ms)] = way.first_byte_ms
                     self._measure(cell, way)
-                    if number == 0:
-                        self._resume(cell, way)
-                if number < self._load.num_counted:
-                    self._count(server, cell)
-                figures = self.figures(server.kind)
-                on_figures(figures)
+                    figures = self.figures(server.kind)
+                    on_figures(figures)
+                    if number == 1:
+                        self._resume(cells[0], way)
+                        for each in cells[: self._load.num_counted]:
+                            self._count(server, each)
+                        figures = self.figures(server.kind)
+                        on_figures(figures)
         shutil.rmtree(self._data / "run", ignore_errors=True)
         return figures
 
