@@ -384,7 +384,7 @@ class TestBundles:
         index = asyncio.run(fetch())
         assert np.array_equal(index.column("label"), np.arange(num_samples))
         assert np.array_equal(index.column("box")[:, 3], np.arange(num_samples, dtype="f4"))
-        assert [call.operation for call in counting.calls] == ["list", "head", "get", "get"]
+        assert [call.operation for call in counting.calls] == ["list", "get", "get"]
 
     def test_runs(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         small = functools.partial(BundleGatherer, max_samples=70)
