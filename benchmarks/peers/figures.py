@@ -183,7 +183,7 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
     ``cold_raw_vs_best`` and ``warm_raw_vs_best``: pictures a second. ``decoded_vs_best``: decoded pictures a second of
     processor time, with a warm cache where the peer has one. ``first_batch_vs_best``: seconds to the first batch, cold
     and raw: less is better. ``best`` names who was the best. The best is the one with the best median; peers on the
-    local drive do not compete. None where one side is missing.
+    local drive do not compete, nor does one that did not deliver each picture once. None where one side is missing.
     """
     found: dict[str, Any] = {"best": {}}
     for key, cell, epoch, figure, more_is_better in (
@@ -198,7 +198,7 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
             if peer.is_ours or peer.place == "local":
                 continue
             rival = runs.get((peer.name, cell, epoch)) or runs.get((peer.name, cell, "cold"))
-            if rival:
+            if rival and not any(run.fault for run in rival):
                 rivals[peer.name] = rival
         ours = runs.get((OURS, cell, epoch))
         if not ours or not rivals:

@@ -50,6 +50,7 @@ class Load:
         limit_s: When an epoch is cut short.
         objects_limit_s: The same for those who read an object a picture: they are slow and even.
         workers: The first is the headline's.
+        resident: Whether real memory is put behind the page cache before each epoch.
         num_counted: Of the first cells: in how many requests and memory are looked at.
     """
 
@@ -64,6 +65,7 @@ class Load:
     objects_limit_s: float
     workers: tuple[int, ...]
     num_counted: int
+    resident: bool
 
     def changed(
         self, *, num_rounds: int | None, num_slow_rounds: int | None, latencies_ms: Sequence[int] | None
@@ -109,6 +111,7 @@ FULL = Load(
     objects_limit_s=5.0,
     workers=(2, 1),
     num_counted=2,
+    resident=True,
 )
 QUICK = Load(
     num_photos=60,
@@ -122,6 +125,7 @@ QUICK = Load(
     objects_limit_s=6.0,
     workers=(2,),
     num_counted=1,
+    resident=False,
 )
 
 
@@ -384,7 +388,7 @@ class Measuring:
             decoded=cell.kind == "decoded",
             batch_size=self._load.batch_size,
             num_workers=cell.workers,
-            resident_bytes=pictures.photos.num_bytes * 11 // 10 if self._load is FULL else 0,
+            resident_bytes=pictures.photos.num_bytes * 11 // 10 if self._load.resident else 0,
         )
         return way.lead(job)
 

@@ -6,6 +6,7 @@ https://github.com/Lightning-AI/litData, "Stream raw datasets": torch's DataLoad
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -37,8 +38,8 @@ def open_loader(job: Job) -> TorchLoader:
     }
     dataset = _Numbered(
         f"s3://{job.bucket}/{job.prefix}/",
-        cache_dir=job.cache_dir,
-        cache_files=job.cache_dir is not None,
+        cache_dir=tempfile.mkdtemp(),  # where it keeps its index: by default in the home folder, from run to run
+        recompute_index=True,
         storage_options={"endpoint_url": job.endpoint_url},
         transform=Treat(job),
     )
