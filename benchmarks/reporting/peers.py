@@ -61,15 +61,16 @@ def _body(figures: Figures) -> str:
         shown = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows)]
         rows.sort(key=lambda row: (row["epoch"], -row["samples_s"]))
         cells = [
-            [_title(row), row["layout"], row["epoch"], str(row.get("workers", "–")), _ranged(row, "samples_s"),
-             *(_ranged(row, key) for key in shown)]
+            [_title(row), row["layout"], row["epoch"], str(row.get("workers", "–")),
+             str(row.get("rounds", "–")), _ranged(row, "samples_s"), *(_ranged(row, key) for key in shown)]
             for row in rows
         ]  # fmt: skip
-        titles = ["", "format", "epoch", "workers", "samples/s (extremes)", *(_COLUMNS[key] for key in shown)]
+        titles = ["", "format", "epoch", "workers", "rounds", "samples/s (extremes)", *(_COLUMNS[key] for key in shown)]
         told += [f"**{kind.capitalize()}, {_where(latency_ms)}:**", table(titles, cells, num_left=3)]
     told += ["**Ours against the best peer:**", bulleted(_ratios(figures))]
     measured = [row for row in figures["rows"] if row["samples_s"] is not None]
-    remarks = [
+    remarks = [("this run", remark) for remark in figures.get("remarks", [])]
+    remarks += [
         (f"{_name(row)}", str(remark))
         for row in measured
         for remark in (row.get("note"), row.get("resume"), _fault(row))
