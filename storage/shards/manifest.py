@@ -8,6 +8,7 @@ put-if-absent, and never changes: readers see a whole snapshot or none. docs/for
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import struct
 from collections.abc import Iterator
@@ -396,7 +397,10 @@ async def _newest_file(engine: FetchEngine) -> tuple[int, memoryview]:
         newest = await latest_snapshot(engine)
         if newest is None:
             raise NotFound("no data set here: it has no manifest", url=engine.store.url, key="manifests/")
-        return newest, await (first if newest == 1 else _file_of(engine, newest))
+        if newest == 1:
+            with contextlib.suppress(NotFound):  # asked for just before it was committed: it is asked for again
+                return 1, await first
+        return newest, await _file_of(engine, newest)
     finally:
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)

@@ -78,6 +78,21 @@ async def test_a_wrong_guess_is_ended_and_its_failure_says_nothing() -> None:
     assert (await load_manifest(FaultStore(store._inner, lambda call: ()))).snapshot == 2
 
 
+async def test_a_first_snapshot_that_is_committed_meanwhile_is_found() -> None:
+    # The guess is answered before the commit, the list after it: there is a data set, and it is opened.
+    guesses: list[Call] = []
+
+    def script(call: Call) -> Sequence[Fault]:
+        if call.key != manifest_key(1):
+            return ()
+        guesses.append(call)
+        return (Fail(NotFound),) if len(guesses) == 1 else ()
+
+    store = await a_store(1, script)
+    assert (await load_manifest(store)).snapshot == 1
+    assert len(guesses) == 2
+
+
 async def test_a_list_that_fails_ends_the_guess() -> None:
     def script(call: Call) -> Sequence[Fault]:
         return (Fail(NotFound),) if call.operation == "list" else (Wait(asyncio.Event().wait),)
