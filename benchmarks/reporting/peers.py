@@ -71,7 +71,7 @@ def _body(figures: Figures) -> str:
     measured = [row for row in figures["rows"] if row["samples_s"] is not None]
     remarks = [("this run", remark) for remark in figures.get("remarks", [])]
     remarks += [
-        (f"{_name(row)}", str(remark))
+        (_label(row), str(remark))
         for row in measured
         for remark in (row.get("note"), row.get("resume"), _fault(row))
         if remark
