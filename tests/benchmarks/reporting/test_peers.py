@@ -52,8 +52,8 @@ def test_rows_are_grouped_by_work_and_the_best_is_on_top() -> None:
     lines = [line for line in text.splitlines() if "| shards |" in line]
     assert [line.split(" | ")[0] for line in lines[:4]] == ["| **ours**", "| **ours**", "| slow", "| **ours**"]
     assert "8,500 (8,000 … 9,000)" in lines[0]
-    assert "- slow: its own cache" in text
-    assert "- Slow: delivered 2 pictures again; cut short (decoded, cold, 5 ms)" in text
+    assert "- slow, shards: its own cache" in text
+    assert "- Slow, shards: delivered 2 pictures again; cut short (decoded, cold, 5 ms)" in text
     assert "**Raw, local drive:**" in text
 
 
