@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
@@ -71,10 +72,19 @@ def versions() -> dict[str, str]:
 
 
 def cpu_of_tree_s() -> float:
-    """Processor seconds of this process, its live descendants, and the children that have ended."""
+    """Processor seconds of this process, its live descendants, and those that have ended and were waited for."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    live = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
-    return process_time() + ended.ru_utime + ended.ru_stime + sum(times.user + times.system for times in live)
+    live = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since: its parent's figures may have it already
+            live.append(child.cpu_times())
+    # A live process's figures have its own ended children: a fork server's workers, say.
+    return (
+        process_time()
+        + ended.ru_utime
+        + ended.ru_stime
+        + sum(times.user + times.system + times.children_user + times.children_system for times in live)
+    )
 
 
 def make_memory_resident(folder: Path, num_bytes: int) -> float:

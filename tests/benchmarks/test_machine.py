@@ -15,6 +15,17 @@ def test_a_tree_counts_children_that_have_ended() -> None:
     assert cpu_of_tree_s() - before_s >= 0.3
 
 
+def test_a_tree_counts_what_a_live_child_has_waited_for() -> None:
+    before_s = cpu_of_tree_s()
+    program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}])\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        used_s = cpu_of_tree_s() - before_s
+        child.communicate(b"\n")
+    assert used_s >= 0.3
+
+
 def test_own_children_are_no_bystanders() -> None:
     others = Bystanders()
     subprocess.run([sys.executable, "-c", BURN], check=True)

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ |= {
@@ -29,7 +30,7 @@ from torch import Tensor
 from benchmarks.peers.messages import Job
 from benchmarks.peers.pictures import Treat, written
 
-__all__ = ["open_loader", "write"]
+__all__ = ["open_loader", "prepare", "write"]
 
 _SCHEMA = pyarrow.schema({"image": pyarrow.binary(), "number": pyarrow.int64()})
 
@@ -79,24 +80,27 @@ class _Decode:
         }
 
 
+def prepare(job: Job) -> None:
+    """A cluster of this machine: a training with Ray joins one that runs, so its start is not timed."""
+    ray.init(
+        num_cpus=job.num_workers,
+        include_dashboard=False,
+        configure_logging=True,
+        logging_level="warning",
+        log_to_driver=False,
+        object_store_memory=job.options.get("object_store_bytes", 2 << 30),
+        _temp_dir=_folder(),
+    )
+
+
 def open_loader(job: Job) -> _Loader:
-    """A cluster of this machine, and a data set in it."""
+    """A data set in the cluster."""
     return _Loader(job)
 
 
 class _Loader:
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._folder = tempfile.mkdtemp(prefix="ray-")
-        ray.init(
-            num_cpus=job.num_workers,
-            include_dashboard=False,
-            configure_logging=True,
-            logging_level="warning",
-            log_to_driver=False,
-            object_store_memory=job.options.get("object_store_bytes", 2 << 30),
-            _temp_dir=self._folder,
-        )
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.target_max_block_size = job.options.get("block_bytes", 16 << 20)
@@ -128,7 +132,12 @@ class _Loader:
         """The cluster's processes, and the folder with its logs and sockets."""
         del self._dataset
         ray.shutdown()
-        shutil.rmtree(self._folder, ignore_errors=True)  # its last process may be removing a socket
+        shutil.rmtree(_folder(), ignore_errors=True)  # its last process may be removing a socket
+
+
+def _folder() -> str:
+    """Where this process's cluster keeps logs and sockets."""
+    return str(Path(tempfile.gettempdir()) / f"ray-{os.getpid()}")
 
 
 def _filesystem(job: Job) -> pyarrow.fs.S3FileSystem:
