@@ -5,10 +5,6 @@ Lines of JSON go to standard output (see `benchmarks.measurement`); what librari
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
@@ -19,6 +15,7 @@ import psutil
 import torch
 import xxhash
 
+from benchmarks.child import take_task
 from benchmarks.machine import cpu_of_tree_s, make_memory_resident
 from benchmarks.measurement import Epoch, Message, Request
 from benchmarks.memory import peak_rss_bytes, start_peak_rss
@@ -181,10 +178,8 @@ def workers_rss() -> int:
 
 def main() -> None:
     """Reads a request, times it, writes the result."""
-    messages = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    request = msgspec.json.decode(_read_line(), type=Request)
-    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    task, messages = take_task()
+    request = msgspec.json.decode(task, type=Request)
 
     last = 0.0
 
@@ -196,25 +191,6 @@ def main() -> None:
 
     epoch = time_epoch(request, on_progress=on_progress)
     messages.write(msgspec.json.encode(Message(epoch=epoch)) + b"\n")
-
-
-def _read_line() -> bytes:
-    """The first line of standard input; unbuffered, for a forked worker closes `sys.stdin` and needs its lock free."""
-    line = b""
-    while not line.endswith(b"\n"):
-        part = os.read(0, 65536)
-        if not part:
-            sys.exit("no request on standard input")
-        line += part
-    return line
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 4096):
-        continue
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
-import signal
-import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -21,6 +17,7 @@ import msgspec
 import xxhash
 from torch import Tensor
 
+from benchmarks.child import take_task
 from benchmarks.machine import cpu_of_tree_s, make_memory_resident
 from benchmarks.peers.messages import Job, Outcome
 
@@ -139,10 +136,8 @@ class _Taken:
 
 def main() -> None:
     """Does one job."""
-    messages = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    job = msgspec.json.decode(_read_line(), type=Job)
-    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    task, messages = take_task()
+    job = msgspec.json.decode(task, type=Job)
     program: Any = importlib.import_module(f"benchmarks.peers.programs.{job.peer}")
     if job.task == "write":
         program.write(job)
@@ -151,25 +146,6 @@ def main() -> None:
         outcome = read(program, job)
     messages.write(msgspec.json.encode(outcome) + b"\n")
     messages.close()
-
-
-def _read_line() -> bytes:
-    """The first line of standard input; unbuffered, for a forked worker closes `sys.stdin` and needs its lock free."""
-    parts: list[bytes] = []
-    while not (parts and parts[-1].endswith(b"\n")):
-        part = os.read(0, 1 << 20)
-        if not part:
-            sys.exit("no job on standard input")
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 4096):
-        continue
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)
 
 
 if __name__ == "__main__":
