@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.harness import run_command
 from benchmarks.photos import PhotoFolder
 from storage.errors import CorruptData, NotFound
-from storage.shards.manifest import load_manifest
+from storage.shards.snapshots import load_manifest
 from storage.stores import open_store
 
 __all__ = ["has_shards", "ingest", "ingest_command", "put_objects", "shown"]

@@ -12,7 +12,8 @@ import xxhash
 from concurrent_loader import ShardDataset
 from storage import ShardWriter
 from storage.shards.layout import CHUNK_BYTES, FOOTER_BYTES, HEADER_BYTES
-from storage.shards.manifest import Manifest, ShardEntry, commit, encode, shard_key
+from storage.shards.manifest import Manifest, ShardEntry, encode, shard_key
+from storage.shards.snapshots import commit
 from storage.stores import open_store
 
 __all__ = ["noise", "synthetic_manifest", "write_manifest", "write_noise"]

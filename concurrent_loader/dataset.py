@@ -15,8 +15,9 @@ from concurrent_loader.shard_source import ShardSource
 from storage.cache import ShardCache
 from storage.fetch import FetchEngine, HedgePolicy, InFlight, RetryPolicy
 from storage.shards.columns import Schema
-from storage.shards.manifest import Manifest, load_manifest
+from storage.shards.manifest import Manifest
 from storage.shards.reader import DatasetReader
+from storage.shards.snapshots import load_manifest
 from storage.sizes import Size
 
 __all__ = ["ShardDataset"]

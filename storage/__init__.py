@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from storage.ingest import IngestReport
     from storage.loop_thread import LoopThread
     from storage.shards.columns import Column, ColumnKind, Schema
-    from storage.shards.manifest import Manifest, load_manifest
+    from storage.shards.manifest import Manifest
+    from storage.shards.snapshots import load_manifest
     from storage.shards.verifying import VerifyReport, verify_dataset
     from storage.shards.writer import ShardWriter
     from storage.sizes import Size, format_size, parse_size
@@ -117,7 +118,7 @@ _HOMES = {
     "Store": "storage.stores.protocol",
     "VerifyReport": "storage.shards.verifying",
     "format_size": "storage.sizes",
-    "load_manifest": "storage.shards.manifest",
+    "load_manifest": "storage.shards.snapshots",
     "open_store": "storage.stores.opening",
     "parse_size": "storage.sizes",
     "verify_dataset": "storage.shards.verifying",

@@ -12,7 +12,8 @@ from typing import Any, Literal, cast
 from storage.errors import CommitConflict, ConfigurationError, CorruptData, SchemaError
 from storage.importers.protocol import ImportedSample, Importer, ImportProblem
 from storage.loop_thread import LoopThread
-from storage.shards.manifest import Manifest, latest_snapshot, load_manifest
+from storage.shards.manifest import Manifest
+from storage.shards.snapshots import latest_snapshot, load_manifest
 from storage.shards.writer import ShardWriter
 from storage.sizes import Size
 from storage.stores.opening import open_store

@@ -1,6 +1,6 @@
 """Ours and every other loader on the same pictures from the same bucket.
 
-    python -m benchmarks.peers [--json FILE] [--peer NAME …] [--latency MS …] [--rounds N] [--slow-rounds N]
+    python -m benchmarks.peers [--json FILE [--keep]] [--peer NAME …] [--latency MS …] [--rounds N] [--slow-rounds N]
         [--quick]
 
 The same real photographs (19,200 JPEGs, 1.07 GB, raw; 3,200 of them decoded to 224²) from one MinIO behind a latency
@@ -21,8 +21,10 @@ half_s, gets, bytes_ratio`` (bytes fetched ÷ bytes of the pictures; these two c
 permutation's is 0.25 for batches of 256, 0.35 for 128)``, resume_s`` (a new process, half way through the epoch:
 seconds to the next batch)``, resume`` (``state``, or ``replay`` where half of the epoch has to be read again)``,
 complete, fault, note, error, spread``. ``cold_raw_vs_best, warm_raw_vs_best, decoded_vs_best, decoded_wall_vs_best,
-first_batch_vs_best, best``: see `benchmarks.peers.figures.headline`. ``photos, sample_bytes, first_byte_ms,
-bandwidth_mb_s, load, environments, machine, versions, other_programs_share``.
+first_batch_vs_best, best``: see `benchmarks.peers.figures.headline`. ``measured``: of a row that ``--keep`` has kept
+from an earlier run: when. ``began, photos, sample_bytes, first_byte_ms, bandwidth_mb_s, load, environments, machine,
+versions, other_programs_share``. A peer that fails a turn gets another chance, and has the ``error`` beside its figures
+then.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from rich.console import Console
 
 from benchmarks.console import ends_with_one_line
 from benchmarks.peers.catalog import PEERS, find
+from benchmarks.peers.figures import with_earlier
 from benchmarks.peers.measuring import FULL, QUICK, Measuring
 from benchmarks.peers.showing import show
 
@@ -50,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--keep", action="store_true", help="rows of peers that are not run now stay in the file")
     parser.add_argument("--peer", action="append", metavar="NAME", help="only this one and ours; may be repeated")
     parser.add_argument("--rounds", type=int, help=f"of each cell (default {FULL.num_rounds})")
     parser.add_argument(
@@ -63,20 +67,25 @@ def main(arguments: list[str] | None = None) -> int:
         peers = [find(name) for name in parsed.peer] if parsed.peer else list(PEERS)
     except ValueError as error:
         parser.error(str(error))
+    if parsed.keep and parsed.json is None:
+        parser.error("--keep needs --json")
     load = QUICK if parsed.quick else FULL
     load = load.changed(num_rounds=parsed.rounds, num_slow_rounds=parsed.slow_rounds, latencies_ms=parsed.latency)
 
     def run() -> None:
         console = Console()
+        earlier = json.loads(parsed.json.read_text(encoding="utf-8")) if parsed.keep and parsed.json.exists() else None
         measuring = Measuring(load, peers, parsed.data, console)
-        figures = measuring.run(on_figures=lambda found: _write(parsed.json, found))
+        figures = measuring.run(on_figures=lambda found: _write(parsed.json, found, earlier))
         show(figures, console)
 
     return ends_with_one_line(run)
 
 
-def _write(file: Path | None, figures: dict[str, object]) -> None:
+def _write(file: Path | None, figures: dict[str, object], earlier: dict[str, object] | None) -> None:
     if file is not None:
+        if earlier is not None:
+            figures = with_earlier(figures, earlier)
         file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 

@@ -67,12 +67,16 @@ def far_away(server: LocalS3, latency_ms: int) -> Iterator[Way]:
 
 @contextlib.contextmanager
 def counted(server: LocalS3) -> Iterator[tuple[Way, list[Requests]]]:
-    """The server behind a proxy that counts; the list has the sum once the block has ended."""
+    """The server behind a proxy that counts what is read; the list has the sum once the block has ended.
+
+    A peer may write, too: LitData keeps its index of raw objects in the bucket.
+    """
     found: list[Requests] = []
     with http_faults(server) as proxy:
         far = server.through(proxy)
         yield Way(endpoint_url=far.endpoint_url, options=far.storage_options()), found
-        found.append(Requests.on_the_wire(proxy.exchanges))
+        reads = [one for one in proxy.exchanges if one.request.method in ("GET", "HEAD")]
+        found.append(Requests.on_the_wire(reads))
 
 
 def put_objects(server: LocalS3, prefix: str, pictures: Sequence[Path]) -> None:

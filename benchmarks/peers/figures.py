@@ -26,6 +26,7 @@ __all__ = [
     "make_row",
     "picture_digest",
     "shuffle_distance",
+    "with_earlier",
 ]
 
 _SLOW = 0.25
@@ -211,6 +212,25 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
         found[key] = _short(statistics.median(ratios))
         found["best"][key] = best
     return found
+
+
+def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's figures, and the rows of peers that only an earlier run had.
+
+    Such a row says when it was measured (``measured``). Ratios are within the later run, as they are in any.
+
+    Args:
+        figures: Of the later run.
+        earlier: Of the earlier one.
+    """
+    names = {row["peer"] for row in figures["rows"]}
+    began = earlier.get("began") or earlier.get("machine", {}).get("measured_at")
+    kept = [{**row, "measured": row.get("measured", began)} for row in earlier["rows"] if row["peer"] not in names]
+    return {
+        **figures,
+        "rows": [*figures["rows"], *kept],
+        "environments": {**earlier.get("environments", {}), **figures["environments"]},
+    }
 
 
 def is_slow(outcome: Outcome, ours: Outcome) -> bool:

@@ -9,6 +9,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ __all__ = ["FULL", "QUICK", "Load", "Measuring"]
 _DEADLINE_S = 60.0
 _WRITE_S = 600.0
 _TAR_FILES = 16
+_CHANCES = 2  # of a kind: a peer that fails a turn is out with the second one
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +157,14 @@ class Measuring:
         self._data = data.resolve() / "peers"
         self._console = console
         self._pythons: dict[str, str] = {}
-        self._errors: dict[tuple[str, str], str] = {}
+        self._errors: dict[tuple[str, str], str] = {}  # of peers that are out
+        self._stumbles: dict[tuple[str, str], list[str]] = defaultdict(list)  # what failed turns said
         self._runs: dict[tuple[str, Cell, str], list[Run]] = defaultdict(list)
         self._extras: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
         self._pictures: dict[str, _Pictures] = {}
         self._first_byte_ms: dict[str, float | None] = {}
         self._others = Bystanders()
+        self._began = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
     def run(self, *, on_figures: Callable[[dict[str, object]], object]) -> dict[str, object]:
         """Measures everything; ``on_figures`` gets the figures so far after each cell."""
@@ -237,17 +241,24 @@ class Measuring:
                 self._tell(
                     f"{cell.kind}, {cell.latency_ms} ms, {cell.workers} workers, round {number + 1}: {peer.name}"
                 )
-                with self._told(peer, cell.kind), self._cache(peer) as cache:
-                    cold = self._epoch(peer, cell, "cold", way, cache, number)
-                    if not peer.caches:
-                        continue
-                    if not cold.complete:
-                        # It has left half a cache; to fill it takes long, and once is enough.
-                        if number:
-                            continue
-                        job = structs.replace(self._job(peer, cell, way), cache_dir=cache)
-                        run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)
-                    self._epoch(peer, cell, "warm", way, cache, number)
+                with self._told(peer, cell.kind, chances=_CHANCES):
+                    self._turn(peer, cell, way, number)
+
+    def _turn(self, peer: Peer, cell: Cell, way: Way, number: int) -> None:
+        """A cold epoch, and a warm one of a peer that has a cache."""
+        with self._cache(peer) as cache:
+            cold = self._epoch(peer, cell, "cold", way, cache, number)
+            if not peer.caches:
+                return
+            if cold.complete:
+                self._epoch(peer, cell, "warm", way, cache, number)
+                return
+        if number:
+            return  # what it has left is half a cache: to fill one takes long, and once is enough
+        with self._cache(peer) as cache:
+            job = structs.replace(self._job(peer, cell, way), cache_dir=cache)
+            run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)
+            self._epoch(peer, cell, "warm", way, cache, number)
 
     def _epoch(self, peer: Peer, cell: Cell, epoch: str, way: Way, cache: str | None, number: int) -> Outcome:
         job = structs.replace(self._job(peer, cell, way), cache_dir=cache, limit_s=self._load.limit_s_of(peer))
@@ -333,6 +344,8 @@ class Measuring:
                     error = self._errors.get((peer.name, cell.kind))
                     if not runs and error is None:
                         continue
+                    if error is None and self._stumbles[peer.name, cell.kind]:
+                        error = f"one turn: {self._stumbles[peer.name, cell.kind][0]}"
                     row = make_row(peer, cell, epoch, runs, pictures.order, error)
                     if cell in cells[:2]:
                         row |= self._extras[peer.name, cell.kind, epoch]
@@ -340,6 +353,7 @@ class Measuring:
         return {
             "rows": rows,
             **headline(self._runs, cells[0], cells[1]),
+            "began": self._began,
             "load": asdict(self._load),
             "photos": {
                 kind: {
@@ -407,14 +421,19 @@ class Measuring:
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _told(self, peer: Peer, kind: str) -> Iterator[None]:
-        """A peer that fails is out, with its error in the report; ours must not."""
+    def _told(self, peer: Peer, kind: str, *, chances: int = 1) -> Iterator[None]:
+        """A peer that fails so often is out, with its error in the report; ours must not."""
         try:
             yield
         except (CommandError, OSError) as error:
             if peer.name == OURS:
                 raise
-            self._fail(peer, kind, error)
+            stumbles = self._stumbles[peer.name, kind]
+            stumbles.append(str(error))
+            if len(stumbles) >= chances:
+                self._fail(peer, kind, error)
+            else:
+                self._console.print(f"{peer.name} ({kind}) fails in one turn:\n{error}", markup=False, style="red")
 
     @contextlib.contextmanager
     def _noted(self, peer: Peer, kind: str, epoch: str, key: str) -> Iterator[None]:

@@ -73,7 +73,7 @@ def _body(figures: Figures) -> str:
     remarks += [
         (_label(row), str(remark))
         for row in measured
-        for remark in (row.get("note"), row.get("resume"), _fault(row))
+        for remark in (row.get("note"), row.get("resume"), _fault(row), _earlier(row))
         if remark
     ]
     if remarks:
@@ -107,6 +107,10 @@ def _fault(row: Row) -> str | None:
     if row.get("complete") is False:
         told = f"{told}; cut short" if told else "cut short: it took too long"
     return f"{told} ({row['kind']}, {row['epoch']}, {_where(row['latency_ms'])})" if told else None
+
+
+def _earlier(row: Row) -> str | None:
+    return f"measured in an earlier run, of {row['measured']}" if row.get("measured") else None
 
 
 def _ranged(row: Row, key: str) -> str:

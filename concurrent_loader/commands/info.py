@@ -51,7 +51,7 @@ def info(
 
 async def _load(store: Store, snapshot: int | None) -> tuple[Manifest, list[int]]:
     from storage.errors import NotFound
-    from storage.shards.manifest import list_snapshots, load_manifest
+    from storage.shards.snapshots import list_snapshots, load_manifest
 
     async with store:
         snapshots = await list_snapshots(store)

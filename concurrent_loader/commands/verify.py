@@ -70,7 +70,7 @@ async def _verify(
     store: Store, snapshot: int | None, in_flight: int, on_progress: Callable[[VerifyProgress], None]
 ) -> VerifyReport:
     from storage.fetch import FetchEngine
-    from storage.shards.manifest import load_manifest
+    from storage.shards.snapshots import load_manifest
     from storage.shards.verifying import verify_dataset
 
     async with store:

@@ -18,17 +18,9 @@ from storage.shards.bundling import BundleGatherer
 from storage.shards.columns import Schema
 from storage.shards.cutting import ShardCutter
 from storage.shards.index import ShardIndex
-from storage.shards.manifest import (
-    BundleEntry,
-    Manifest,
-    ShardEntry,
-    bundle_key,
-    commit,
-    latest_snapshot,
-    load_manifest,
-    shard_key,
-)
+from storage.shards.manifest import BundleEntry, Manifest, ShardEntry, bundle_key, shard_key
 from storage.shards.metadata import plain_metadata
+from storage.shards.snapshots import commit, latest_snapshot, load_manifest
 from storage.shards.statistics import Statistics, fixed_facts, merge_statistics, payload_facts
 from storage.shards.upload_queue import UploadQueue
 from storage.sizes import Size, parse_size

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from benchmarks.harness import CommandError
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.catalog import OURS, PEERS, find
 from benchmarks.peers.environments import EnvironmentFailed, python_of, requirements_file
@@ -22,8 +24,9 @@ from benchmarks.peers.figures import (
     make_row,
     picture_digest,
     shuffle_distance,
+    with_earlier,
 )
-from benchmarks.peers.measuring import FULL, QUICK
+from benchmarks.peers.measuring import FULL, QUICK, Measuring
 from benchmarks.peers.messages import Outcome
 
 PICTURES = [f"picture {number}".encode() for number in range(8)]
@@ -80,6 +83,33 @@ def test_a_row_has_medians_and_extremes() -> None:
 def test_a_peer_that_fails_has_its_error_in_its_row() -> None:
     row = make_row(find("litdata"), CELL, "cold", [], [], "ImportError: no")
     assert (row["error"], row["samples_s"], row["rounds"]) == ("ImportError: no", None, 0)
+
+
+def test_a_peer_that_fails_a_turn_gets_another_chance(tmp_path: Path) -> None:
+    peer = find("litdata")
+    measuring = Measuring(QUICK, [peer], tmp_path, Console(quiet=True))
+    for able in ([peer], []):
+        with measuring._told(peer, "raw", chances=2):
+            raise CommandError("its shard is not there")
+        assert measuring._able("raw") == able
+    assert measuring._able("decoded") == [peer]
+    with pytest.raises(CommandError), measuring._told(find(OURS), "raw", chances=2):
+        raise CommandError("ours must not")
+
+
+def test_rows_of_an_earlier_run_say_when_they_were_measured() -> None:
+    earlier = {
+        "rows": [{"peer": "ours", "samples_s": 1.0}, {"peer": "slow"}, {"peer": "older", "measured": "last year"}],
+        "machine": {"measured_at": "yesterday"},
+        "environments": {"a": ["1"], "b": ["1"]},
+    }
+    figures = with_earlier({"rows": [{"peer": "ours", "samples_s": 2.0}], "environments": {"b": ["2"]}}, earlier)
+    assert figures["rows"] == [
+        {"peer": "ours", "samples_s": 2.0},
+        {"peer": "slow", "measured": "yesterday"},
+        {"peer": "older", "measured": "last year"},
+    ]
+    assert figures["environments"] == {"a": ["1"], "b": ["2"]}
 
 
 def test_the_headline_compares_with_the_best_within_a_round() -> None:

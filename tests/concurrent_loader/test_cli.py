@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from concurrent_loader.cli import app
 from concurrent_loader.commands.options import client_for, options_for, store_options
-from storage.shards.manifest import load_manifest
+from storage.shards.snapshots import load_manifest
 from storage.stores import LocalStore, open_store
 
 

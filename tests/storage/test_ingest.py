@@ -19,7 +19,8 @@ from storage.fetch import FetchEngine
 from storage.importers import ImageFolder, ImportedSample, ImportProblem, ImportScan
 from storage.ingest import IngestProgress, IngestReport, ingest
 from storage.shards.index import verify_shard
-from storage.shards.manifest import Manifest, latest_snapshot, load_manifest
+from storage.shards.manifest import Manifest
+from storage.shards.snapshots import latest_snapshot, load_manifest
 from storage.shards.verifying import verify_dataset
 from storage.shards.writer import ShardWriter
 from storage.stores import MemoryStore, open_store

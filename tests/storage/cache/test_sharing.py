@@ -24,7 +24,8 @@ from storage.cache.drive import Drive
 from storage.cache.files import CacheFolder
 from storage.cache.lock_waiting import LockWaiter
 from storage.fetch.engine import FetchEngine
-from storage.shards.manifest import ShardEntry, load_manifest
+from storage.shards.manifest import ShardEntry
+from storage.shards.snapshots import load_manifest
 from storage.shards.writer import ShardWriter
 from storage.stores import open_store
 from storage.stores.protocol import Store
@@ -36,7 +37,7 @@ import asyncio, json, sys
 import numpy as np
 from storage.cache import DiskShardCache
 from storage.fetch import FetchEngine
-from storage.shards.manifest import load_manifest
+from storage.shards.snapshots import load_manifest
 from storage.stores import open_store
 
 async def main(url, options, folder, budget, number, rounds):

@@ -18,7 +18,7 @@ from storage.importers import ImageFolder
 from storage.importers.lossless_encoding import to_lossless
 from storage.ingest import ingest
 from storage.lossless import decode
-from storage.shards.manifest import load_manifest
+from storage.shards.snapshots import load_manifest
 from storage.stores import LocalStore
 
 DICE = np.random.default_rng(0)

@@ -20,15 +20,12 @@ from storage.shards.manifest import (
     Manifest,
     ShardEntry,
     bundle_key,
-    commit,
     decode,
     encode,
-    latest_snapshot,
-    list_snapshots,
-    load_manifest,
     manifest_key,
     shard_key,
 )
+from storage.shards.snapshots import commit, latest_snapshot, list_snapshots, load_manifest
 from storage.stores import MemoryStore
 
 GOLDEN = Path(__file__).parent / "golden" / "manifest_v1.clm"
@@ -283,7 +280,7 @@ class TestInTheStore:
 
     async def test_huge_manifest_is_not_fetched(self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
         await store.put(manifest_key(2), encode(a_manifest()))
-        monkeypatch.setattr("storage.shards.manifest.MAX_MANIFEST_BYTES", 100)
+        monkeypatch.setattr("storage.shards.snapshots.MAX_MANIFEST_BYTES", 100)
         monkeypatch.delattr(MemoryStore, "_get")
         with pytest.raises(FormatError, match="too large"):
             await load_manifest(store)

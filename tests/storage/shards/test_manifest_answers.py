@@ -10,7 +10,8 @@ import pytest
 
 from storage.errors import FormatError, NotFound
 from storage.fetch import FetchEngine, RetryPolicy
-from storage.shards.manifest import Manifest, commit, load_manifest, manifest_key
+from storage.shards.manifest import Manifest, manifest_key
+from storage.shards.snapshots import commit, load_manifest
 from storage.stores.memory import MemoryStore
 from storage.testing.fault_store import Call, Fail, Fault, FaultStore, Script, Wait
 from storage.testing.virtual_time import run_in_virtual_time
@@ -122,7 +123,7 @@ async def test_a_cancelled_opening_leaves_nothing(operation: str) -> None:
 async def test_too_large_a_manifest_costs_no_memory_where_bodies_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size is known from the answer's headers: there is no other request, and the body is not read."""
     store = await a_store(1, lambda call: ())
-    monkeypatch.setattr("storage.shards.manifest.MAX_MANIFEST_BYTES", 100)
+    monkeypatch.setattr("storage.shards.snapshots.MAX_MANIFEST_BYTES", 100)
     engine = FetchEngine(store, retry=RetryPolicy(base_delay_s=1e-6, max_delay_s=1e-5))
     with pytest.raises(FormatError, match="too large") as caught:
         await load_manifest(engine, 1)

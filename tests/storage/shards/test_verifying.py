@@ -16,7 +16,8 @@ from storage.shards.builder import ShardBuilder
 from storage.shards.columns import Schema
 from storage.shards.index import ShardIndex
 from storage.shards.layout import CHUNK_BYTES
-from storage.shards.manifest import Manifest, load_manifest
+from storage.shards.manifest import Manifest
+from storage.shards.snapshots import load_manifest
 from storage.shards.verifying import VerifyProgress, VerifyReport, verify_dataset
 from storage.shards.writer import ShardWriter
 from storage.stores import MemoryStore

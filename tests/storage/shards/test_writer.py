@@ -28,7 +28,8 @@ from storage.errors import (
 from storage.fetch import RetryPolicy
 from storage.shards.bundling import BundleGatherer
 from storage.shards.index import ShardIndex, verify_shard
-from storage.shards.manifest import Manifest, encode, latest_snapshot, load_manifest
+from storage.shards.manifest import Manifest, encode
+from storage.shards.snapshots import latest_snapshot, load_manifest
 from storage.shards.upload_queue import UploadQueue
 from storage.shards.writer import ShardWriter
 from storage.stores import MemoryStore, open_store
