@@ -53,7 +53,7 @@ PEERS = (
     Peer("ours_objects", "concurrent-loader", "objects", "objects", "ours", None, False, {"layout": "objects"},
          resumes=True),
     Peer("ours_local", "concurrent-loader", "shards on the local drive", "local", "ours", None, False,
-         {"layout": "local"}, "memory-mapped reading without a bucket", resumes=True),
+         {"layout": "local"}, "read where they lie, value by value, checked", resumes=True),
     Peer("local_files", "torch DataLoader", "files on the local drive", "local", "local_files", None),
     Peer("litdata", "LitData", "chunks, 64 MB", "shards", "litdata_chunks", "litdata", True, {},
          "allow_http is set for its client obstore, or it would refuse the endpoint and fall back to boto3",

@@ -1,6 +1,7 @@
 """Shards on the local drive, shared by threads, processes and ranks."""
 
 from storage.cache.disk_cache import DiskShardCache
+from storage.cache.in_place import InPlaceShards
 from storage.cache.object_entry import ObjectEntry
 from storage.cache.open_shard import FileShard, MemoryShard, OpenShard
 from storage.cache.opening import open_shard_cache
@@ -11,6 +12,7 @@ __all__ = [
     "CacheStats",
     "DiskShardCache",
     "FileShard",
+    "InPlaceShards",
     "MemoryShard",
     "MemoryShardCache",
     "ObjectEntry",

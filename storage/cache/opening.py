@@ -7,9 +7,11 @@ import os
 
 from storage.cache.disk_cache import DiskShardCache
 from storage.cache.files import CacheFolder
+from storage.cache.in_place import InPlaceShards
 from storage.cache.shard_cache import MemoryShardCache, ShardCache
 from storage.fetch.engine import FetchEngine
 from storage.sizes import Size
+from storage.stores.local import LocalStore
 
 __all__ = ["open_shard_cache"]
 
@@ -19,7 +21,9 @@ log = logging.getLogger(__name__)
 def open_shard_cache(
     engine: FetchEngine, root: str | os.PathLike[str] | None, *, budget_bytes: Size | None = None
 ) -> ShardCache:
-    """Opens a cache in a folder, or in memory where none is asked for, or none can be used.
+    """Opens a cache in a folder, or none where none is asked for, or none can be used.
+
+    Without one, shards on the local drive are read where they lie, others live in memory while they are in use.
 
     Args:
         engine: Fetches what is missing.
@@ -30,14 +34,18 @@ def open_shard_cache(
         ConfigurationError: Others may write into the folder, or the budget is no size.
     """
     if root is None:
-        return MemoryShardCache(engine)
+        return _no_cache(engine)
     try:
         return DiskShardCache(
             engine, root, budget_bytes=_half_of_the_drive(root) if budget_bytes is None else budget_bytes
         )
     except OSError as error:
         log.warning("the cache folder %s cannot be used (%s); going on without it", root, error)
-        return MemoryShardCache(engine)
+        return _no_cache(engine)
+
+
+def _no_cache(engine: FetchEngine) -> ShardCache:
+    return InPlaceShards(engine, engine.store) if isinstance(engine.store, LocalStore) else MemoryShardCache(engine)
 
 
 def _half_of_the_drive(root: str | os.PathLike[str]) -> int:

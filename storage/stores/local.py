@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from storage.errors import AccessDenied, AlreadyExists, ConfigurationError, NotFound, StorageError, StoreError
-from storage.stores.protocol import GetResult, ObjectMeta, Store, check_match
+from storage.stores.protocol import GetResult, ObjectMeta, Store, check_key, check_match
 
 __all__ = ["LocalStore"]
 
@@ -44,6 +44,15 @@ class LocalStore(Store):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._url,)
+
+    def path_of(self, key: str) -> Path:
+        """Where an object lies, or would.
+
+        Raises:
+            ConfigurationError: Not a key.
+        """
+        check_key(key)
+        return self._root / key
 
     async def _get(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
         return await asyncio.to_thread(self._read, key, span, if_match)
