@@ -54,7 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--keep", action="store_true", help="rows of peers that are not run now stay in the file")
-    parser.add_argument("--peer", action="append", metavar="NAME", help="only this one and ours; may be repeated")
+    parser.add_argument(
+        "--peer", action="append", metavar="NAME", help="only this one; may be repeated (--peer ours to compare)"
+    )
     parser.add_argument("--rounds", type=int, help=f"of each cell (default {FULL.num_rounds})")
     parser.add_argument(
         "--slow-rounds", type=int, help=f"of peers below a quarter of our pace (default {FULL.num_slow_rounds})"

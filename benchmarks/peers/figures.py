@@ -17,6 +17,7 @@ from benchmarks.peers.messages import Outcome
 from benchmarks.shuffle_quality import class_distances
 
 __all__ = [
+    "RATIOS",
     "Cell",
     "Run",
     "check",
@@ -29,6 +30,7 @@ __all__ = [
     "with_earlier",
 ]
 
+RATIOS = ("cold_raw_vs_best", "warm_raw_vs_best", "decoded_vs_best", "decoded_wall_vs_best", "first_batch_vs_best")
 _SLOW = 0.25
 _CLASSES = 100  # made up, of pictures that lie side by side in the bucket
 
@@ -217,7 +219,7 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
 def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
     """A run's figures, and the rows of peers that only an earlier run had.
 
-    Such a row says when it was measured (``measured``). Ratios are within the later run, as they are in any.
+    Such a row says when it was measured (``measured``). Ratios are within one run: the later one, if it had ours.
 
     Args:
         figures: Of the later run.
@@ -226,8 +228,10 @@ def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict
     names = {row["peer"] for row in figures["rows"]}
     began = earlier.get("began") or earlier.get("machine", {}).get("measured_at")
     kept = [{**row, "measured": row.get("measured", began)} for row in earlier["rows"] if row["peer"] not in names]
+    ratios = {} if OURS in names else {key: earlier.get(key) for key in ("best", *RATIOS)}
     return {
         **figures,
+        **ratios,
         "rows": [*figures["rows"], *kept],
         "environments": {**earlier.get("environments", {}), **figures["environments"]},
     }

@@ -146,7 +146,7 @@ class Measuring:
 
     Args:
         load: How much.
-        peers: Who; ours is measured in any case, for the others are compared with it.
+        peers: Who. Without ours there is nothing to compare with, and no ratios.
         data: Folder for all that is made.
         console: Where progress is told.
     """

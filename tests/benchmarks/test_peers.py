@@ -110,6 +110,13 @@ def test_rows_of_an_earlier_run_say_when_they_were_measured() -> None:
         {"peer": "older", "measured": "last year"},
     ]
     assert figures["environments"] == {"a": ["1"], "b": ["2"]}
+    assert "cold_raw_vs_best" not in figures
+
+
+def test_ratios_stay_where_ours_was_not_measured_again() -> None:
+    earlier = {"rows": [{"peer": "ours"}], "cold_raw_vs_best": 2.5, "best": {"cold_raw_vs_best": "slow"}}
+    figures = with_earlier({"rows": [{"peer": "local_files"}], "environments": {}, "cold_raw_vs_best": None}, earlier)
+    assert (figures["cold_raw_vs_best"], figures["best"]) == (2.5, {"cold_raw_vs_best": "slow"})
 
 
 def test_the_headline_compares_with_the_best_within_a_round() -> None:
