@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "picture_digest",
     "shuffle_distance",
     "with_earlier",
+    "without_paths",
 ]
 
 RATIOS = ("cold_raw_vs_best", "warm_raw_vs_best", "decoded_vs_best", "decoded_wall_vs_best", "first_batch_vs_best")
@@ -234,7 +236,20 @@ def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict
         **ratios,
         "rows": [*figures["rows"], *kept],
         "environments": {**earlier.get("environments", {}), **figures["environments"]},
+        "remarks": [*earlier.get("remarks", ()), *figures.get("remarks", ())],
     }
+
+
+def without_paths(error: str, *folders: str) -> str:
+    """What a peer said, without the places of this machine: figures go to other machines.
+
+    Args:
+        error: What it said.
+        folders: Not to be named.
+    """
+    for folder in folders:
+        error = error.replace(f"{folder}/", "")
+    return re.sub(r"(?<![\w.-])/[^\s\"']*/(?=(?:site-packages|python3\.\d+)/)", "…/", error)
 
 
 def is_slow(outcome: Outcome, ours: Outcome) -> bool:

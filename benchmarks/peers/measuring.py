@@ -6,6 +6,7 @@ import contextlib
 import random
 import shutil
 import subprocess
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,11 +22,21 @@ from benchmarks.machine import Bystanders, describe_machine, versions
 from benchmarks.peers.bucket import BUCKET, Way, counted, far_away, prefix_of, put_files, put_objects, signed_urls
 from benchmarks.peers.catalog import OURS, Peer
 from benchmarks.peers.environments import EnvironmentFailed, python_of, requirements_file
-from benchmarks.peers.figures import Cell, Run, check, headline, is_slow, make_row, picture_digest
+from benchmarks.peers.figures import (
+    Cell,
+    Run,
+    check,
+    headline,
+    is_slow,
+    make_row,
+    picture_digest,
+    without_paths,
+)
 from benchmarks.peers.messages import Job, Outcome
 from benchmarks.peers.pictures import paths
 from benchmarks.peers.processes import run_job
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
+from benchmarks.program import ROOT
 from storage.testing import LocalS3, local_s3
 
 __all__ = ["FULL", "QUICK", "Load", "Measuring"]
@@ -429,7 +440,7 @@ class Measuring:
             if peer.name == OURS:
                 raise
             stumbles = self._stumbles[peer.name, kind]
-            stumbles.append(str(error))
+            stumbles.append(self._said(error))
             if len(stumbles) >= chances:
                 self._fail(peer, kind, error)
             else:
@@ -443,12 +454,15 @@ class Measuring:
         except (CommandError, OSError) as error:
             if peer.name == OURS:
                 raise
-            self._extras[peer.name, kind, epoch][key] = f"failed: {error}"
+            self._extras[peer.name, kind, epoch][key] = f"failed: {self._said(error)}"
             self._console.print(f"{peer.name} ({kind}): {error}", markup=False, style="red")
 
     def _fail(self, peer: Peer, kind: str, error: Exception) -> None:
-        self._errors[peer.name, kind] = str(error)
+        self._errors[peer.name, kind] = self._said(error)
         self._console.print(f"{peer.name} ({kind}) fails and is left out:\n{error}", markup=False, style="red")
+
+    def _said(self, error: Exception) -> str:
+        return without_paths(str(error), str(self._data), str(ROOT), tempfile.gettempdir())
 
     def _tell(self, what: str) -> None:
         self._console.print(what, markup=False, highlight=False, style="dim")

@@ -25,6 +25,7 @@ from benchmarks.peers.figures import (
     picture_digest,
     shuffle_distance,
     with_earlier,
+    without_paths,
 )
 from benchmarks.peers.measuring import FULL, QUICK, Measuring
 from benchmarks.peers.messages import Outcome
@@ -111,6 +112,13 @@ def test_rows_of_an_earlier_run_say_when_they_were_measured() -> None:
     ]
     assert figures["environments"] == {"a": ["1"], "b": ["2"]}
     assert "cold_raw_vs_best" not in figures
+
+
+def test_errors_do_not_name_places_of_this_machine() -> None:
+    error = 'File "/home/me/venv/lib/python3.11/site-packages/peer/x.py", line 1\n/home/me/project/benchmarks/side.py s3://a/b'
+    assert without_paths(error, "/home/me/project") == (
+        'File "…/site-packages/peer/x.py", line 1\nbenchmarks/side.py s3://a/b'
+    )
 
 
 def test_ratios_stay_where_ours_was_not_measured_again() -> None:
