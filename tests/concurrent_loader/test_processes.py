@@ -60,7 +60,7 @@ def run(place, scenario, client):
         pytest.fail(f"hung; it said: {err[-2000:]}")
     for secret in (options.get("secret_access_key"), options.get("session_token")):
         assert not secret or secret not in out + err
-    assert (process.returncode, out.strip()) == (0, "done"), err[-4000:]
+    assert (process.returncode, out.strip()) == (0, "done"), err[-20_000:]
     assert left_behind(process.pid) == []
 
 
