@@ -18,7 +18,6 @@ from benchmarks.peers.messages import Outcome
 from benchmarks.shuffle_quality import class_distances
 
 __all__ = [
-    "RATIOS",
     "Cell",
     "Run",
     "check",
@@ -32,7 +31,6 @@ __all__ = [
     "without_paths",
 ]
 
-RATIOS = ("cold_raw_vs_best", "warm_raw_vs_best", "decoded_vs_best", "decoded_wall_vs_best", "first_batch_vs_best")
 _SLOW = 0.25
 _CLASSES = 100  # made up, of pictures that lie side by side in the bucket
 
@@ -221,20 +219,22 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
 def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
     """A run's figures, and the rows of peers that only an earlier run had.
 
-    Such a row says when it was measured (``measured``). Ratios are within one run: the later one, if it had ours.
+    Ratios, and whatever else is said of the whole, are of the later run that had ours; a row of the other run says when
+    it was measured (``measured``).
 
     Args:
         figures: Of the later run.
         earlier: Of the earlier one.
     """
     names = {row["peer"] for row in figures["rows"]}
-    began = earlier.get("began") or earlier.get("machine", {}).get("measured_at")
-    kept = [{**row, "measured": row.get("measured", began)} for row in earlier["rows"] if row["peer"] not in names]
-    ratios = {} if OURS in names else {key: earlier.get(key) for key in ("best", *RATIOS)}
+    kept = [row for row in earlier["rows"] if row["peer"] not in names]
+    main, main_rows, other, other_rows = figures, figures["rows"], earlier, kept
+    if OURS not in names:
+        main, main_rows, other, other_rows = earlier, kept, figures, figures["rows"]
+    began = other.get("began") or other.get("machine", {}).get("measured_at")
     return {
-        **figures,
-        **ratios,
-        "rows": [*figures["rows"], *kept],
+        **main,
+        "rows": [*main_rows, *({**row, "measured": row.get("measured", began)} for row in other_rows)],
         "environments": {**earlier.get("environments", {}), **figures["environments"]},
         "remarks": [*earlier.get("remarks", ()), *figures.get("remarks", ())],
     }

@@ -110,7 +110,7 @@ def _fault(row: Row) -> str | None:
 
 
 def _earlier(row: Row) -> str | None:
-    return f"measured in an earlier run, of {row['measured']}" if row.get("measured") else None
+    return f"measured in another run, of {row['measured']}" if row.get("measured") else None
 
 
 def _ranged(row: Row, key: str) -> str:

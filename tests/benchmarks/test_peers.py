@@ -121,10 +121,12 @@ def test_errors_do_not_name_places_of_this_machine() -> None:
     )
 
 
-def test_ratios_stay_where_ours_was_not_measured_again() -> None:
-    earlier = {"rows": [{"peer": "ours"}], "cold_raw_vs_best": 2.5, "best": {"cold_raw_vs_best": "slow"}}
-    figures = with_earlier({"rows": [{"peer": "local_files"}], "environments": {}, "cold_raw_vs_best": None}, earlier)
-    assert (figures["cold_raw_vs_best"], figures["best"]) == (2.5, {"cold_raw_vs_best": "slow"})
+def test_what_is_said_of_the_whole_stays_where_ours_was_not_measured_again() -> None:
+    earlier = {"rows": [{"peer": "ours"}, {"peer": "local_files"}], "cold_raw_vs_best": 2.5, "load": "whole"}
+    later = {"rows": [{"peer": "local_files"}], "environments": {}, "cold_raw_vs_best": None, "began": "today"}
+    figures = with_earlier(later, earlier)
+    assert (figures["cold_raw_vs_best"], figures["load"]) == (2.5, "whole")
+    assert figures["rows"] == [{"peer": "ours"}, {"peer": "local_files", "measured": "today"}]
 
 
 def test_the_headline_compares_with_the_best_within_a_round() -> None:
