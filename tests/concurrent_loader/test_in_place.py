@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -72,15 +73,23 @@ async def test_other_stores_have_memory() -> None:
     assert isinstance(open_shard_cache(FetchEngine(open_store("memory://elsewhere")), None), MemoryShardCache)
 
 
-async def test_there_is_a_bound_on_descriptors(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_there_is_a_bound_on_descriptors(root: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
     monkeypatch.setattr("storage.cache.in_place._MAX_OPEN", 2)
     cache, manifest = await opened(root)
-    shards = [await cache.acquire(entry) for entry in manifest.shards]
-    assert [type(shard) for shard in shards[:3]] == [FileShard, FileShard, MemoryShard]
-    assert bytes(shards[2].payload("data", np.array([0]))[0]) != b""
-    assert num_open(root) == 2
+    entries = list(manifest.shards)
+    for _ in range(2):  # places are given back
+        if at_once:
+            shards = list(await asyncio.gather(*map(cache.acquire, entries)))
+        else:
+            shards = [await cache.acquire(entry) for entry in entries]
+        assert [type(shard) for shard in shards[:3]] == [FileShard, FileShard, MemoryShard]
+        assert bytes(shards[2].payload("data", np.array([0]))[0]) != b""
+        assert num_open(root) == 2
+        for entry in entries:
+            cache.release(entry)
+        assert num_open(root) == 0
     await cache.close()
-    assert num_open(root) == 0
 
 
 def read_all(root: Path) -> list[int]:
@@ -107,6 +116,21 @@ def test_a_file_that_was_changed_is_not_the_one_that_the_manifest_pins(root: Pat
     with pytest.raises(DatasetChanged, match="not the one that the manifest pins"):
         read_all(root)
     assert num_open(root) == 0
+
+
+def test_a_whole_shard_of_the_same_size_in_its_place_is_another(root: Path, tmp_path: Path) -> None:
+    """All of its own digests are right: only the manifest knows better."""
+    other = tmp_path / "other"
+    with ShardWriter(str(other), columns={"data": "bytes", "number": "int64"}, shard_size="8KiB") as writer:
+        for number in range(NUM_SAMPLES):
+            writer.write({"data": bytes([255 - number]) * 1000, "number": number})
+    pairs = list(zip(shard_files(root), shard_files(other), strict=True))
+    assert {file.stat().st_size for file, _ in pairs} & {file.stat().st_size for _, file in pairs}
+    by_size = {file.stat().st_size: file for _, file in pairs}
+    for file, _ in pairs:
+        file.write_bytes(by_size[file.stat().st_size].read_bytes())
+    with pytest.raises(DatasetChanged, match="not the one that the manifest pins"):
+        read_all(root)
 
 
 def test_a_file_that_was_cut_is_another(root: Path) -> None:
