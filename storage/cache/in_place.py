@@ -72,13 +72,14 @@ class InPlaceShards(ShardCache):
             fd = os.open(self._store.path_of(entry.key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return None
+        pinned = False
         try:
-            if not self._is_pinned(fd, entry):
+            pinned = self._is_pinned(fd, entry)
+        finally:
+            if not pinned:
                 os.close(fd)
-                return None
-        except BaseException:
-            os.close(fd)
-            raise
+        if not pinned:
+            return None
         try:
             return FileShard(entry, fd, drive=self._drive)  # it closes the file if it fails
         except CorruptData:
