@@ -87,15 +87,21 @@ def run_command(command: Sequence[str], *, env: Mapping[str, str]) -> None:
 def child_process(
     command: Sequence[str], *, errors: int | None = None, env: Mapping[str, str] | None = None, captured: bool = True
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a session of its own; it and all that it started are gone when the block ends."""
+    """A process in a session of its own; it and all that it started are gone when the block ends.
+
+    It keeps compiled modules as an installed package has them, even where this process is told not to write any:
+    otherwise every fresh process compiles this tree's modules anew, some of them while its clock is running.
+    """
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, **(env or {}), "PYTHONPATH": path}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE if captured else None,
         stderr=errors,
-        env={**os.environ, **(env or {}), "PYTHONPATH": path},
+        env=environment,
         start_new_session=True,
     )
     try:

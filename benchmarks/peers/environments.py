@@ -61,7 +61,17 @@ def _commands(final: Path, python: Path, file: Path) -> list[list[str]]:
         uv = [sys.executable, "-m", "uv"]
         return [
             [*uv, "venv", "--quiet", "--python", sys.executable, str(final)],
-            [*uv, "pip", "install", "--quiet", "--python", str(python), "--requirements", str(file)],
+            [
+                *uv,
+                "pip",
+                "install",
+                "--quiet",
+                "--compile-bytecode",
+                "--python",
+                str(python),
+                "--requirements",
+                str(file),
+            ],
         ]
     return [
         [sys.executable, "-m", "venv", str(final)],

@@ -64,6 +64,16 @@ def test_a_command_that_fails_says_so() -> None:
         run_command([sys.executable, "-c", "raise SystemExit(3)"], env={})
 
 
+def test_a_side_keeps_compiled_modules_whatever_this_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (tmp_path / "some_module.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run_command([sys.executable, "-c", "import some_module"], env={})
+    assert len(list((tmp_path / "__pycache__").iterdir())) == 1
+
+
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_the_one_that_asked(photos: PhotoFolder, ending: signal.Signals) -> None:
     script = textwrap.dedent("""
