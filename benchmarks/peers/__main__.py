@@ -1,13 +1,14 @@
 """Ours and every other loader on the same pictures from the same bucket.
 
     python -m benchmarks.peers [--json FILE [--keep]] [--peer NAME …] [--latency MS …] [--rounds N] [--slow-rounds N]
-        [--quick]
+        [--slow-side-rounds N] [--quick]
 
 The same real photographs (19,200 JPEGs, 1.07 GB, raw; 3,200 of them decoded to 224²) from one MinIO behind a latency
 of 5, 30 or 130 ms ± a third and 90 MB/s a connection, in each peer's own format and settings
 (`benchmarks.peers.catalog` and ``programs/``, which name the documentation that they follow), each peer in a virtual
 environment of its own, made on the first run below ``--data``. Every epoch is a fresh process; its clock starts when
-the imports are done, before the data set is opened, so that listing, starting workers and connecting count. In every
+the imports are done, before the data set is opened, so that listing, starting workers and connecting count. What the
+server sends, and what the local rows read, is in the page cache before a turn: no drive is measured. In every
 round each peer has its turn, in an order that changes. ``cold``: nothing kept on the drive; ``warm``: with the cache
 folder that a cold epoch in an earlier process left, for peers that have one. An epoch may be cut short after
 ``limit_s`` seconds (``complete`` is false then, ``samples`` says how many came). Every picture that comes is checked:
@@ -61,6 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--slow-rounds", type=int, help=f"of peers below a quarter of our pace (default {FULL.num_slow_rounds})"
     )
+    parser.add_argument(
+        "--slow-side-rounds", type=int, help="of these beside the headline's cells; 0 for none (default 1)"
+    )
     parser.add_argument("--latency", type=int, action="append", help="ms; may be repeated (default 30, 5, 130)")
     parser.add_argument("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; no figures to quote")
@@ -72,7 +76,12 @@ def main(arguments: list[str] | None = None) -> int:
     if parsed.keep and parsed.json is None:
         parser.error("--keep needs --json")
     load = QUICK if parsed.quick else FULL
-    load = load.changed(num_rounds=parsed.rounds, num_slow_rounds=parsed.slow_rounds, latencies_ms=parsed.latency)
+    load = load.changed(
+        num_rounds=parsed.rounds,
+        num_slow_rounds=parsed.slow_rounds,
+        num_slow_side_rounds=parsed.slow_side_rounds,
+        latencies_ms=parsed.latency,
+    )
 
     def run() -> None:
         console = Console()

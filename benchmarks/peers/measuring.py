@@ -18,7 +18,7 @@ from msgspec import structs
 from rich.console import Console
 
 from benchmarks.harness import CommandError
-from benchmarks.machine import Bystanders, describe_machine, versions
+from benchmarks.machine import Bystanders, describe_machine, read_into_page_cache, versions
 from benchmarks.peers.bucket import BUCKET, Way, counted, far_away, prefix_of, put_files, put_objects, signed_urls
 from benchmarks.peers.catalog import OURS, Peer
 from benchmarks.peers.environments import EnvironmentFailed, python_of, requirements_file
@@ -57,8 +57,8 @@ class Load:
         latencies_ms: The first is the one of the headline, and of decoding, of one worker and of resuming.
         num_rounds: Of the two cells of the headline.
         num_side_rounds: Of the others.
-        num_slow_rounds: In the headline's, of a peer that came to less than a quarter of our pace in the first round;
-            in the others one.
+        num_slow_rounds: In the headline's, of a peer that came to less than a quarter of our pace in the first round.
+        num_slow_side_rounds: The same in the others; with 0, a peer that was slow in the headline's has no turn there.
         batch_size: Pictures a batch.
         limit_s: When an epoch is cut short.
         objects_limit_s: The same for those who read an object a picture: they are slow and even.
@@ -73,6 +73,7 @@ class Load:
     num_rounds: int
     num_side_rounds: int
     num_slow_rounds: int
+    num_slow_side_rounds: int
     batch_size: int
     limit_s: float
     objects_limit_s: float
@@ -81,12 +82,18 @@ class Load:
     resident: bool
 
     def changed(
-        self, *, num_rounds: int | None, num_slow_rounds: int | None, latencies_ms: Sequence[int] | None
+        self,
+        *,
+        num_rounds: int | None,
+        num_slow_rounds: int | None,
+        num_slow_side_rounds: int | None,
+        latencies_ms: Sequence[int] | None,
     ) -> Self:
         """With what the command line says otherwise."""
         return replace(
             self,
             num_slow_rounds=self.num_slow_rounds if num_slow_rounds is None else num_slow_rounds,
+            num_slow_side_rounds=self.num_slow_side_rounds if num_slow_side_rounds is None else num_slow_side_rounds,
             num_rounds=self.num_rounds if num_rounds is None else num_rounds,
             latencies_ms=self.latencies_ms if latencies_ms is None else tuple(latencies_ms),
         )
@@ -95,7 +102,11 @@ class Load:
         """How often a peer has its turn in a cell."""
         if cell in self.cells()[:2]:
             return min(self.num_rounds, self.num_slow_rounds) if slow else self.num_rounds
-        return 1 if slow else min(self.num_rounds, self.num_side_rounds)
+        return min(self.num_rounds, self.num_slow_side_rounds if slow else self.num_side_rounds)
+
+    def headline_of(self, cell: Cell) -> Cell:
+        """The cell of the headline that has the same kind."""
+        return next(other for other in self.cells() if other.kind == cell.kind)
 
     def limit_s_of(self, peer: Peer) -> float:
         """When an epoch of a peer is cut short."""
@@ -119,6 +130,7 @@ FULL = Load(
     num_rounds=5,
     num_side_rounds=3,
     num_slow_rounds=3,
+    num_slow_side_rounds=1,
     batch_size=128,
     limit_s=12.0,
     objects_limit_s=20.0,
@@ -133,6 +145,7 @@ QUICK = Load(
     num_rounds=1,
     num_side_rounds=1,
     num_slow_rounds=1,
+    num_slow_side_rounds=1,
     batch_size=16,
     limit_s=6.0,
     objects_limit_s=6.0,
@@ -257,6 +270,7 @@ class Measuring:
 
     def _turn(self, peer: Peer, cell: Cell, way: Way, number: int) -> None:
         """A cold epoch, and a warm one of a peer that has a cache."""
+        self._put_at_hand(peer, cell.kind)
         with self._cache(peer) as cache:
             cold = self._epoch(peer, cell, "cold", way, cache, number)
             if not peer.caches:
@@ -280,14 +294,21 @@ class Measuring:
 
     def _num_rounds(self, peer: Peer, cell: Cell) -> int:
         """Slow peers have fewer turns: it makes no difference to who is first."""
+        slow = self._is_slow(peer, cell)
+        if slow is None:
+            slow = self._is_slow(peer, self._load.headline_of(cell))
+        return self._load.num_rounds_of(cell, slow=bool(slow))
+
+    def _is_slow(self, peer: Peer, cell: Cell) -> bool | None:
+        """What the first round of a cell says; None where there has been none."""
         theirs, ours = ([run.outcome for run in self._runs[name, cell, "cold"][:1]] for name in (peer.name, OURS))
-        slow = bool(theirs and ours) and is_slow(theirs[0], ours[0])
-        return self._load.num_rounds_of(cell, slow=slow)
+        return is_slow(theirs[0], ours[0]) if theirs and ours else None
 
     def _count(self, server: LocalS3, cell: Cell) -> None:
         """One more epoch each, cold and warm, without latency: requests and bytes on the wire, and memory."""
         for peer in self._able(cell.kind):
             self._tell(f"{cell.kind}: requests and memory of {peer.name}")
+            self._put_at_hand(peer, cell.kind)
             with self._cache(peer) as cache:
                 for epoch in ("cold", "warm") if peer.caches else ("cold",):
                     with self._noted(peer, cell.kind, epoch, "counting_error"):
@@ -324,6 +345,7 @@ class Measuring:
                 extra |= {"resume": "replay", "resume_s": round(runs[-1].outcome.half_s * factor, 3)}
                 continue
             self._tell(f"{peer.name} stops half way and goes on")
+            self._put_at_hand(peer, cell.kind)
             with self._noted(peer, cell.kind, epoch, "resume"), self._cache(peer) as cache:
                 job = structs.replace(self._job(peer, cell, way), cache_dir=cache)
                 first = run_job(
@@ -416,6 +438,20 @@ class Measuring:
             resident_bytes=pictures.photos.num_bytes * 11 // 10 if self._load.resident else 0,
         )
         return way.lead(job)
+
+    def _put_at_hand(self, peer: Peer, kind: str) -> None:
+        """Has what a peer's turn reads in the page cache: neither the server's drive nor the local one is measured.
+
+        Some gigabytes have been written shortly before. Which of them the system still holds is chance, and would be
+        another peer's bad luck in every run.
+        """
+        run = self._data / "run"
+        if peer.program == "local_files":
+            read_into_page_cache(self._pictures[kind].photos.root)
+        elif peer.place == "local":
+            read_into_page_cache(run / f"local-{kind}")
+        else:
+            read_into_page_cache(run / "s3" / BUCKET / kind / prefix_of(peer))
 
     @contextlib.contextmanager
     def _cache(self, peer: Peer) -> Iterator[str | None]:

@@ -4,7 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.machine import Bystanders, cpu_of_tree_s, describe_machine, make_memory_resident, versions
+from benchmarks.machine import (
+    Bystanders,
+    cpu_of_tree_s,
+    describe_machine,
+    make_memory_resident,
+    read_into_page_cache,
+    versions,
+)
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 
@@ -44,3 +51,11 @@ def test_facts_are_filled_in() -> None:
 def test_making_memory_resident_leaves_nothing(tmp_path: Path) -> None:
     assert make_memory_resident(tmp_path, 20_000_000) > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_files_below_a_folder_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "large").write_bytes(bytes((8 << 20) + 3))
+    (tmp_path / "small").write_bytes(bytes(5))
+    assert read_into_page_cache(tmp_path) == (8 << 20) + 8
+    assert read_into_page_cache(tmp_path / "nowhere") == 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from benchmarks.harness import CommandError
+from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.catalog import OURS, PEERS, find
 from benchmarks.peers.environments import EnvironmentFailed, python_of, requirements_file
@@ -191,7 +193,12 @@ def test_packages_that_cannot_be_installed_are_an_error(tmp_path: Path, monkeypa
         python_of("broken", tmp_path / "environments")
 
 
-def test_it_runs(tmp_path: Path) -> None:
+def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: dict[Path, int] = {}
+    monkeypatch.setattr(
+        "benchmarks.peers.measuring.read_into_page_cache",
+        lambda folder: read.update({folder: read_into_page_cache(folder)}),
+    )
     file = tmp_path / "peers.json"
     peers = [argument for name in (OURS, "local_files") for argument in ("--peer", name)]
     assert main(["--quick", "--json", str(file), "--data", str(tmp_path), *peers]) == 0
@@ -211,6 +218,8 @@ def test_it_runs(tmp_path: Path) -> None:
     assert rows["local_files", "raw", "cold"]["resume"] == "replay"
     assert figures["photos"]["raw"]["samples"] == QUICK.num_photos
     assert figures["cold_raw_vs_best"] is None  # nobody to compare with
+    assert {folder.parts[-2:] for folder in read} >= {("raw", OURS), ("decoded", OURS)}
+    assert min(read.values()) >= figures["photos"]["decoded"]["bytes"]  # what a turn reads is in memory before it
 
 
 def test_a_slow_peer_has_fewer_turns() -> None:
@@ -220,6 +229,21 @@ def test_a_slow_peer_has_fewer_turns() -> None:
     assert [FULL.num_rounds_of(cell, slow=slow) for cell in (main_cell, side_cell) for slow in (False, True)] == [
         5, 3, 3, 1
     ]  # fmt: skip
+
+
+def test_a_slow_peer_may_have_no_turn_beside_the_headline() -> None:
+    slow_peer, cells = find("torch_s3fs"), FULL.cells()
+    turns = {}
+    for num_slow_side_rounds in (0, 1):
+        load = replace(FULL, num_slow_side_rounds=num_slow_side_rounds)
+        measuring = Measuring(load, [find(OURS), slow_peer], Path(), Console())
+        for kind in ("raw", "decoded"):
+            headline = next(cell for cell in cells if cell.kind == kind)
+            measuring._runs[OURS, headline, "cold"].append(Run(outcome([0, 1], epoch_s=1.0), 0))
+            measuring._runs[slow_peer.name, headline, "cold"].append(Run(outcome([0, 1], epoch_s=9.0), 0))
+        turns[num_slow_side_rounds] = [measuring._num_rounds(slow_peer, cell) for cell in cells]
+        assert [measuring._num_rounds(find(OURS), cell) for cell in cells] == [5, 5, 3, 3, 3, 3]
+    assert turns == {0: [3, 3, 0, 0, 0, 0], 1: [3, 3, 1, 1, 1, 1]}
 
 
 def test_pictures_that_do_not_exist_say_nothing_of_shuffling() -> None:
