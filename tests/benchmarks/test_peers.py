@@ -193,6 +193,7 @@ def test_packages_that_cannot_be_installed_are_an_error(tmp_path: Path, monkeypa
         python_of("broken", tmp_path / "environments")
 
 
+@pytest.mark.timeout(300)  # some forty processes, each of which imports torch
 def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: dict[Path, int] = {}
     monkeypatch.setattr(
