@@ -8,8 +8,8 @@ of 5, 30 or 130 ms ± a third and 90 MB/s a connection, in each peer's own forma
 (`benchmarks.peers.catalog` and ``programs/``, which name the documentation that they follow), each peer in a virtual
 environment of its own, made on the first run below ``--data``. Every epoch is a fresh process; its clock starts when
 the imports are done, before the data set is opened, so that listing, starting workers and connecting count. What the
-server sends, and what the local rows read, is in the page cache before a turn: no drive is measured. In every
-round each peer has its turn, in an order that changes. ``cold``: nothing kept on the drive; ``warm``: with the cache
+server sends, and what the local rows read, is in the page cache before a turn: drives are not compared. In every round
+each peer has its turn, in an order that changes. ``cold``: nothing kept on the drive; ``warm``: with the cache
 folder that a cold epoch in an earlier process left, for peers that have one. An epoch may be cut short after
 ``limit_s`` seconds (``complete`` is false then, ``samples`` says how many came). Every picture that comes is checked:
 bytes, none twice, none missing at the end (``fault``).
@@ -63,7 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--slow-rounds", type=int, help=f"of peers below a quarter of our pace (default {FULL.num_slow_rounds})"
     )
     parser.add_argument(
-        "--slow-side-rounds", type=int, help="of these beside the headline's cells; 0 for none (default 1)"
+        "--slow-side-rounds",
+        type=int,
+        help=f"of these beside the headline's cells; 0 for none (default {FULL.num_slow_side_rounds})",
     )
     parser.add_argument("--latency", type=int, action="append", help="ms; may be repeated (default 30, 5, 130)")
     parser.add_argument("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")

@@ -59,19 +59,10 @@ def python_of(environment: str | None, folder: Path) -> str:
 def _commands(final: Path, python: Path, file: Path) -> list[list[str]]:
     if find_spec("uv") is not None:
         uv = [sys.executable, "-m", "uv"]
+        install = [*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python)]
         return [
             [*uv, "venv", "--quiet", "--python", sys.executable, str(final)],
-            [
-                *uv,
-                "pip",
-                "install",
-                "--quiet",
-                "--compile-bytecode",
-                "--python",
-                str(python),
-                "--requirements",
-                str(file),
-            ],
+            [*install, "--requirements", str(file)],
         ]
     return [
         [sys.executable, "-m", "venv", str(final)],
