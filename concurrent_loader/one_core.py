@@ -8,11 +8,14 @@ cannot end that for some threads alone, as it speaks for the process.
 from __future__ import annotations
 
 import functools
+import logging
 
 import torch
 from threadpoolctl import ThreadpoolController
 
 __all__ = ["keep_to_one_core"]
+
+_log = logging.getLogger(__name__)
 
 
 def keep_to_one_core() -> None:
@@ -20,10 +23,18 @@ def keep_to_one_core() -> None:
 
     After a `torch.set_num_threads` of the user's, what torch leaves to MKL (matrix products, `sin` and its like) still
     has that many: MKL keeps a number for the process, too.
+
+    Where the process has no descriptor left to look its libraries up, that is logged, and this thread keeps its team:
+    it works more slowly, but it works.
     """
     torch.get_num_threads()  # torch sets a thread's number when it is first asked for, and must not do so after us
+    try:
+        controller = _controller()
+    except OSError as error:
+        _log.warning("cannot look up the libraries of this process (%s): a thread shares work with others", error)
+        return
     # OpenMP keeps the number by thread (omp_set_num_threads).
-    _controller().limit(limits=1, user_api="openmp")
+    controller.limit(limits=1, user_api="openmp")
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from concurrent_loader import one_core
 from concurrent_loader.decode_threads import DecodeThreads
 from concurrent_loader.item_threads import ItemThreads
 from concurrent_loader.one_core import keep_to_one_core
@@ -55,6 +58,24 @@ def test_threads_of_the_loader_do() -> None:
     finally:
         fetching.stop(timeout_s=10)
     assert torch.get_num_threads() == 3
+
+
+def test_threads_without_a_descriptor_to_look_work_all_the_same_and_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_descriptor() -> None:
+        raise OSError(errno.EMFILE, "Too many open files", "/proc/self/maps")
+
+    monkeypatch.setattr(one_core, "_controller", no_descriptor)
+    decoding = DecodeThreads(2)
+    with caplog.at_level(logging.WARNING):
+        assert decoding.submit(int, "7").result(timeout=10) == 7
+        assert decoding.join(patience_s=10)
+    assert decoding.gone
+    assert "Too many open files" in caplog.text
+    fetching = ItemThreads(2)
+    assert fetching.submit(int, "8").result(timeout=10) == 8
+    fetching.stop(timeout_s=10)
 
 
 @pytest.mark.usefixtures("three_threads")
