@@ -52,11 +52,13 @@ class LoopThread:
 
         Raises:
             StoreClosed: After `close`, or in a forked process.
+            RuntimeError: The system allows this process no further thread; a later call tries again.
+            OSError: Nor a further descriptor.
         """
         with self._lock:  # whatever is submitted before `close` is run, or cancelled by it
             try:
                 loop = self._running_loop()
-            except StoreClosed:
+            except BaseException:
                 coroutine.close()
                 raise
             return asyncio.run_coroutine_threadsafe(coroutine, loop)
@@ -154,10 +156,14 @@ class LoopThread:
                 "opened before a fork; open it again in the child, or start workers by 'spawn' or 'forkserver'"
             )
         if self._loop is None:
-            self._pid = os.getpid()
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
-            self._thread.start()
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                loop.close()
+                raise
+            self._loop, self._thread, self._pid = loop, thread, os.getpid()
         return self._loop
 
     @staticmethod

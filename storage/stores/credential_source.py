@@ -143,11 +143,10 @@ class CredentialSource:
     def _ask(self) -> Future[Held | StorageError]:
         with self._lock:
             if self._asking is None:
-                self._asking = Future()
+                asking: Future[Held | StorageError] = Future()
                 # A thread of its own: the function may block for long, and must hold up neither a loop nor its pool.
-                threading.Thread(
-                    target=self._answer, args=(self._asking,), name="storage-credentials", daemon=True
-                ).start()
+                threading.Thread(target=self._answer, args=(asking,), name="storage-credentials", daemon=True).start()
+                self._asking = asking  # only now: one without a thread would never be answered
             return self._asking
 
     def _answer(self, asking: Future[Held | StorageError]) -> None:

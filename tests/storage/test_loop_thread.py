@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import threading
@@ -57,6 +58,33 @@ def test_a_closed_loop_refuses_work() -> None:
     with pytest.raises(StoreClosed):
         loop.run(_double(1))
     loop.call_soon(print)
+
+
+def test_where_no_thread_can_be_started_each_call_says_so_and_a_later_one_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loop = LoopThread()
+    with monkeypatch.context() as scarce:
+        scarce.setattr(threading.Thread, "start", refused)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                loop.run(_double(1), timeout_s=10)
+    assert loop.run(_double(1), timeout_s=10) == 2
+    loop.close()
+
+
+def test_a_loop_that_never_got_a_thread_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    loop = LoopThread()
+    monkeypatch.setattr(asyncio, "new_event_loop", refused)
+    with pytest.raises(OSError, match="Too many open files"):
+        loop.run(_double(1), timeout_s=10)
+    loop.close()
 
 
 def test_errors_reach_the_caller() -> None:

@@ -108,6 +108,18 @@ async def test_one_question_for_all_threads_and_tasks(clock):
     assert tasks[0].cancelled()
 
 
+def test_where_no_thread_can_be_started_that_is_said_and_the_next_one_asks_again(clock, monkeypatch):
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    source = source_of(Sts(clock, hours=1), clock)
+    with monkeypatch.context() as scarce, pytest.raises(RuntimeError, match="can't start new thread"):
+        scarce.setattr(threading.Thread, "start", refused)
+        source.get()
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(source.get).result(timeout=10).keys.access_key_id == "id-1"
+
+
 def test_while_the_old_ones_hold_a_failure_is_logged_once(clock, caplog):
     sts = Sts(clock, hours=1)
     source = source_of(sts, clock)
