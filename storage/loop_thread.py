@@ -158,12 +158,14 @@ class LoopThread:
         if self._loop is None:
             loop = asyncio.new_event_loop()
             thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
+            # Noted first: an interrupt while the thread starts must not leave behind a loop that nobody knows.
+            self._loop, self._thread, self._pid = loop, thread, os.getpid()
             try:
                 thread.start()
-            except RuntimeError:
+            except RuntimeError:  # none was started
+                self._loop = self._thread = None
                 loop.close()
                 raise
-            self._loop, self._thread, self._pid = loop, thread, os.getpid()
         return self._loop
 
     @staticmethod

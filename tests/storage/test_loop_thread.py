@@ -76,6 +76,24 @@ def test_where_no_thread_can_be_started_each_call_says_so_and_a_later_one_succee
     loop.close()
 
 
+def test_an_interrupt_while_the_thread_starts_leaves_no_loop_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    loop = LoopThread("mine")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", interrupted)
+        loop.run(_double(1), timeout_s=10)
+    assert loop.run(_double(1), timeout_s=10) == 2
+    assert {thread.name for thread in set(threading.enumerate()) - before} == {"mine"}
+    loop.close()
+    assert set(threading.enumerate()) == before
+
+
 def test_a_loop_that_never_got_a_thread_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused() -> None:
         raise OSError(errno.EMFILE, "Too many open files")
