@@ -69,8 +69,7 @@ def _body(figures: Figures) -> str:
         told += [f"**{kind.capitalize()}, {_where(latency_ms)}:**", table(titles, cells, num_left=3)]
     told += ["**Ours against the best peer:**", bulleted(_ratios(figures))]
     measured = [row for row in figures["rows"] if row["samples_s"] is not None]
-    remarks = [("this run", remark) for remark in figures.get("remarks", [])]
-    remarks += [
+    remarks = [
         (_label(row), str(remark))
         for row in measured
         for remark in (row.get("note"), row.get("resume"), _fault(row), _earlier(row))

@@ -64,7 +64,7 @@ class Results:
 def circumstances(figures: Figures) -> list[tuple[str, str]]:
     """Where and when it was measured, and who else was there, as far as the file says it.
 
-    What else has to be known of a run, and no program can tell, is written into the file as ``run.remarks``.
+    What else has to be known of a run, and no program can tell, is in the file's ``remarks``.
     """
     machine, run = figures.get("machine", {}), figures.get("run", {})
     what = _NOT_RECORDED
@@ -88,5 +88,5 @@ def circumstances(figures: Figures) -> list[tuple[str, str]]:
         ("Versions", versions or _NOT_RECORDED),
         ("When", when + (f"; took {took:,.0f} s" if took else "")),
         ("Other programs had", (told or _NOT_RECORDED) + load),
-        *(("Remark", remark) for remark in run.get("remarks", ())),
+        *(("Remark", remark) for remark in figures.get("remarks", ())),
     ]

@@ -41,6 +41,6 @@ def test_what_was_not_recorded_is_said() -> None:
     assert {told for _, told in circumstances({})} == {"not recorded"}
 
 
-def test_what_a_person_noted_of_a_run_is_told():
-    told = circumstances({"run": {"remarks": ["a slow day", "two others at work"]}})
+def test_what_a_person_noted_of_a_run_is_told() -> None:
+    told = circumstances({"remarks": ["a slow day", "two others at work"]})
     assert told[-2:] == [("Remark", "a slow day"), ("Remark", "two others at work")]
