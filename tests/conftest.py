@@ -40,6 +40,8 @@ class Bucket:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Builds the programs that the collected tests need now: later it would be on the clock of the first of them."""
     needed = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if any(item.get_closest_marker("s3") for item in session.items):  # some ask for the server while they run
+        needed.add("s3_server")
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     for fixture, tool in (("s3_server", MINIO), ("toxiproxy_program", TOXIPROXY)):
         if fixture in needed and not session.config.option.collectonly:

@@ -5,6 +5,7 @@ Usage: python processes_program.py SCENARIO CLIENT; the URL and the options come
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -145,6 +146,7 @@ def under_load(client):
 
 
 def main(scenario, client):
+    faulthandler.register(signal.SIGUSR1)  # tells what each thread is at, in forked children as well
     name, _, method = scenario.partition(":")
     if name == "fork":
         by_loader(client, "fork")  # first, for it begins with a child whose parent has used no client yet

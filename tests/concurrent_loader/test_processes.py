@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ PROGRAM = Path(__file__).with_name("processes_program.py")
 NUM_SAMPLES = 60
 TIMEOUT_S = 90
 GRACE_S = 10
+TELLING_S = 2
 
 
 def write(url, options):
@@ -55,9 +57,12 @@ def run(place, scenario, client):
     try:
         out, err = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGUSR1)  # each process says where it hangs
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=TELLING_S)
         os.killpg(process.pid, signal.SIGKILL)
         _, err = process.communicate()
-        pytest.fail(f"hung; it said: {err[-2000:]}")
+        pytest.fail(f"hung; it said: {err[-20_000:]}")
     for secret in (options.get("secret_access_key"), options.get("session_token")):
         assert not secret or secret not in out + err
     assert (process.returncode, out.strip()) == (0, "done"), err[-20_000:]
