@@ -34,6 +34,10 @@ class MixtureSource:
         self._shared = False
         self._followed: dict[int, int] = {}  # data set → the epoch whose order its cache knows
 
+    @property
+    def num_at_once(self) -> None:
+        return None  # the units of one data set would wait for another's places in flight
+
     async def follow(self, plan: Any, world_size: int, *, shared: bool = False) -> None:
         self._plan, self._world_size, self._shared = plan, world_size, shared
 

@@ -200,6 +200,7 @@ class ObjectDataset(BucketDataset):
     def source_of(self, selection: Selection | None, columns: Sequence[str]) -> ObjectSource:
         """Brings the objects, or those that are selected."""
         self._ensure_open()
+        engine = self._engine
         return ObjectSource(
             self._store.url,
             self.listing,
@@ -208,6 +209,7 @@ class ObjectDataset(BucketDataset):
             payload=self._column,
             selection=selection,
             with_payload=self._column in columns,
+            in_flight=lambda: engine.limit,
         )
 
     async def _read_many(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from storage.listing import Listing
 __all__ = ["ObjectSource", "ObjectUnit"]
 
 Indices = npt.NDArray[np.int64]
+
+_SPARE = 8  # objects, at least, that wait for a place in flight, so that none stays free
 
 
 class ObjectUnit:
@@ -61,6 +63,7 @@ class ObjectSource:
         payload: Name of the payload column.
         selection: Which of them; None for all.
         with_payload: Whether their bytes are wanted at all.
+        in_flight: Says how many requests may be in flight at the moment.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class ObjectSource:
         payload: str,
         selection: Selection | None,
         with_payload: bool,
+        in_flight: Callable[[], int],
     ) -> None:
         self._url = url
         self._listing = listing
@@ -81,7 +85,13 @@ class ObjectSource:
         self._payload = payload
         self._selection = selection
         self._with_payload = with_payload
+        self._in_flight = in_flight
         self._visits = Visits()
+
+    @property
+    def num_at_once(self) -> int:
+        limit = self._in_flight()
+        return limit + max(_SPARE, limit // 4)
 
     def num_samples(self, unit: int) -> int:
         return 1

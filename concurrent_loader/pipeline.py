@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from concurrent_loader.arrivals import Arrivals
 from concurrent_loader.assembly import make_batch
 from concurrent_loader.batch_memory import BatchMemory
 from concurrent_loader.decode_threads import DecodeThreads
@@ -46,7 +47,7 @@ __all__ = ["END", "STOP_S", "Failure", "Pipeline"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_AHEAD = 1024  # shards or objects fetched ahead, however small: each is a task; at most 256 requests are in flight
+_MAX_AHEAD = 1024  # shards or objects fetched ahead, however small
 
 _HEAD_START_S = 1.0  # at most, of the first batch's shards before those fetched ahead
 
@@ -116,7 +117,7 @@ class Pipeline:
         self._num_workers = num_workers
         self._task: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(prefetch_batches)
-        self._arriving: dict[int, asyncio.Task[OpenUnit | Exception]] = {}
+        self._arrivals = Arrivals(source)
         self._ahead: list[tuple[int, int]] = []  # (step of first use, bytes) of shards fetched ahead; a heap
         self._ahead_bytes = 0
         self._leaving: list[tuple[int, int]] = []  # (step of last use, shard); a heap
@@ -187,7 +188,7 @@ class Pipeline:
                 await threads.leave(self._patience_s)
             finally:
                 if threads.gone:
-                    self._release_all()
+                    self._arrivals.release_all()
                     await self._source.end()
                 else:
                     self._leave_behind(threads)
@@ -201,7 +202,7 @@ class Pipeline:
         def release() -> None:
             # A loop that has closed meanwhile has taken the cache along.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._release_all)
+                loop.call_soon_threadsafe(self._arrivals.release_all)
 
         threads.when_gone(release)
 
@@ -266,8 +267,8 @@ class Pipeline:
         The first batch needs less than what is fetched ahead. Where processors or the network are the limit, it comes
         so much earlier; where they are not, the rest begins one shard's transfer later.
         """
-        if self._arriving:
-            await asyncio.wait(self._arriving.values(), timeout=_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)
+        if arriving := self._arrivals.all():
+            await asyncio.wait(arriving, timeout=_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)
 
     def _fetch_ahead(
         self, step: int, lookahead: _Lookahead, start: Callable[[Any], asyncio.Task[Any]], *, ahead_bytes: int
@@ -284,15 +285,9 @@ class Pipeline:
             if first_use > step:
                 heapq.heappush(self._ahead, (first_use, size))
                 self._ahead_bytes += size
-            self._arriving[shard] = start(self._acquire(shard))
+            self._arrivals.expect(shard, start)
             last_use = self._plan.last_use_step(shard, self._rank, self._world_size)
             heapq.heappush(self._leaving, (last_use, shard))
-
-    async def _acquire(self, shard: int) -> OpenUnit | Exception:
-        try:
-            return await self._source.acquire(shard)
-        except Exception as error:  # noqa: BLE001 - handed to the batch that needs the shard
-            return error
 
     def _let_go_of_oldest(self) -> None:
         for index in self._delivered.popleft():
@@ -312,13 +307,7 @@ class Pipeline:
 
     def _release(self, shard: int, *, spent: bool = False) -> None:
         self._left.pop(shard, None)
-        task = self._arriving.pop(shard, None)
-        if task is not None and task.done() and not task.cancelled() and not isinstance(task.result(), Exception):
-            self._source.release(shard, spent=spent)
-
-    def _release_all(self) -> None:
-        for shard in list(self._arriving):
-            self._release(shard)
+        self._arrivals.release(shard, spent=spent)
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
@@ -336,7 +325,7 @@ class Pipeline:
                         shards[shard] = await self._source.acquire(shard)
                     extra.append(shard)
                     continue
-                arriving = self._arriving[shard]
+                arriving = self._arrivals[shard]
                 if not arriving.done():
                     with self._waiting(journey, shard):
                         await asyncio.wait({arriving})

@@ -40,6 +40,10 @@ class ShardSource:
         self._bounds = reader.first_samples if selection is None else selection.bounds(reader.first_samples)
         self._payload = [name for name in columns if reader.schema[name].kind is ColumnKind.PAYLOAD]
 
+    @property
+    def num_at_once(self) -> None:
+        return None  # the bytes fetched ahead are few shards
+
     def num_samples(self, unit: int) -> int:
         return int(self._bounds[unit + 1] - self._bounds[unit])
 

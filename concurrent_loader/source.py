@@ -76,6 +76,10 @@ class Plan(Protocol):
 class Source(Protocol):
     """Brings the units of one data set to one iteration; all methods are for the data set's loop."""
 
+    @property
+    def num_at_once(self) -> int | None:
+        """How many units to ask for at once, at least 1, at the moment: more would only wait. None: all there are."""
+
     def num_bytes(self, unit: int) -> int:
         """What a unit takes of the budget for fetching ahead."""
 

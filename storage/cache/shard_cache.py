@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from storage.cache.object_entry import ObjectEntry
 from storage.cache.open_shard import MemoryShard, OpenShard
 from storage.cache.schedule import UseSchedule
-from storage.cache.single_flight import SingleFlight
+from storage.cache.single_flight import LedFlight, SingleFlight
 from storage.cache.threads import in_thread
 from storage.errors import (
     CorruptData,
@@ -78,7 +78,7 @@ class ShardCache(ABC):
         self._engine = engine
         self._flight: SingleFlight[str, OpenShard] = SingleFlight()
         self._replacing: SingleFlight[str, OpenShard] = SingleFlight()
-        self._objects: SingleFlight[str, memoryview] = SingleFlight()
+        self._objects: LedFlight[str, memoryview] = LedFlight()
         self._open: dict[str, OpenShard] = {}
         self._pins: dict[str, int] = {}
         self._retired: dict[str, list[OpenShard]] = {}  # replaced, perhaps still being read by a thread

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["SingleFlight"]
+__all__ = ["LedFlight", "SingleFlight"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -44,6 +44,42 @@ class SingleFlight(Generic[K, V]):
                 self._calls.pop(key, None)
                 call.task.cancel()
                 await _unwound(call.task)
+
+
+class LedFlight(Generic[K, V]):
+    """The same, cheaper where callers are hardly ever two: the first makes the call in its own task.
+
+    Cancellation: A cancelled caller leaves the others waiting; if it was the one that made the call, one of them makes
+    it anew.
+    """
+
+    def __init__(self) -> None:
+        self._led: dict[K, asyncio.Future[V] | None] = {}  # what others wait for, where there are any
+
+    async def run(self, key: K, make: Callable[[], Awaitable[V]]) -> V:
+        """Returns the result of ``make()``, or of the call for this key that is already under way."""
+        while key in self._led:
+            following = self._led[key]
+            if following is None:
+                following = self._led[key] = asyncio.get_running_loop().create_future()
+            await asyncio.wait({following})
+            if not following.cancelled():
+                return following.result()
+        self._led[key] = None
+        try:
+            value = await make()
+        except Exception as error:
+            if (following := self._led.pop(key)) is not None:
+                following.set_exception(error)
+                following.exception()  # seen: those who wait may all be cancelled
+            raise
+        except BaseException:
+            if (following := self._led.pop(key)) is not None:
+                following.cancel()
+            raise
+        if (following := self._led.pop(key)) is not None:
+            following.set_result(value)
+        return value
 
 
 async def _start(make: Callable[[], Awaitable[V]]) -> V:

@@ -80,6 +80,11 @@ class FetchEngine:
         self._dice = dice
 
     @property
+    def limit(self) -> int:
+        """Requests that may be in flight at the moment: this engine's bound, and what the endpoint bears."""
+        return min(self._gate.max_requests, self._endpoint.limit)
+
+    @property
     def stats(self) -> FetchStats:
         """Counters so far, and what is going on."""
         return self.counters.snapshot(now_s=self.clock(), in_flight=self._gate.num_requests, limit=self._endpoint.limit)

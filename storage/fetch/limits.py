@@ -32,6 +32,11 @@ class InFlightGate:
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @property
+    def max_requests(self) -> int:
+        """As given."""
+        return self._max_requests
+
+    @property
     def num_requests(self) -> int:
         """Requests admitted and not yet done."""
         return self._num_requests

@@ -22,6 +22,8 @@ NUM_SHARDS, ROWS = 40, 10
 class Shards:
     """Brings shards when the test says so, and remembers which were asked for."""
 
+    num_at_once = None
+
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.arrivals = [asyncio.get_running_loop().create_future() for _ in range(NUM_SHARDS)]

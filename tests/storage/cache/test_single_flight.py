@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
-from storage.cache.single_flight import SingleFlight
+from storage.cache.single_flight import LedFlight, SingleFlight
+
+Flight = SingleFlight[str, int] | LedFlight[str, int]
 
 
 class Calls:
@@ -25,8 +28,12 @@ class Calls:
         return number
 
 
-async def test_concurrent_callers_share_one_call() -> None:
-    calls, flight = Calls(), SingleFlight[str, int]()
+BOTH = pytest.mark.parametrize("kind", [SingleFlight, LedFlight])
+
+
+@BOTH
+async def test_concurrent_callers_share_one_call(kind: type[Flight]) -> None:
+    calls, flight = Calls(), kind()
     tasks = [asyncio.create_task(flight.run("k", calls)) for _ in range(5)]
     await asyncio.sleep(0)
     calls.go.set()
@@ -34,8 +41,9 @@ async def test_concurrent_callers_share_one_call() -> None:
     assert await flight.run("k", calls) == 2
 
 
-async def test_keys_do_not_wait_for_each_other() -> None:
-    slow, fast, flight = Calls(), Calls(), SingleFlight[str, int]()
+@BOTH
+async def test_keys_do_not_wait_for_each_other(kind: type[Flight]) -> None:
+    slow, fast, flight = Calls(), Calls(), kind()
     fast.go.set()
     waiting = asyncio.create_task(flight.run("slow", slow))
     assert await flight.run("fast", fast) == 1
@@ -43,8 +51,9 @@ async def test_keys_do_not_wait_for_each_other() -> None:
     assert await waiting == 1
 
 
-async def test_an_error_reaches_all_callers_and_is_not_kept() -> None:
-    flight: SingleFlight[str, int] = SingleFlight()
+@BOTH
+async def test_an_error_reaches_all_callers_and_is_not_kept(kind: type[Flight]) -> None:
+    flight = kind()
 
     async def fail() -> int:
         await asyncio.sleep(0)
@@ -68,8 +77,9 @@ async def test_a_cancelled_caller_leaves_the_others_waiting() -> None:
     assert await second == 1
 
 
-async def test_the_last_caller_takes_the_call_with_it() -> None:
-    calls, flight = Calls(), SingleFlight[str, int]()
+@BOTH
+async def test_the_last_caller_takes_the_call_with_it(kind: type[Flight]) -> None:
+    calls, flight = Calls(), kind()
     tasks = [asyncio.create_task(flight.run("k", calls)) for _ in range(2)]
     while not calls.num:
         await asyncio.sleep(0)
@@ -92,3 +102,45 @@ async def test_a_call_that_ends_by_itself_while_being_cancelled_is_no_problem() 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_where_the_caller_that_leads_is_cancelled_another_makes_the_call_anew() -> None:
+    calls, flight = Calls(), LedFlight[str, int]()
+    leading, *following = (asyncio.create_task(flight.run("k", calls)) for _ in range(4))
+    await asyncio.sleep(0)
+    leading.cancel()
+    await asyncio.wait({leading})
+    assert calls.unwound
+    calls.go.set()
+    assert await asyncio.gather(*following) == [2] * 3
+
+
+async def test_a_cancelled_follower_takes_nothing_along() -> None:
+    calls, flight = Calls(), LedFlight[str, int]()
+    leading, first, second = (asyncio.create_task(flight.run("k", calls)) for _ in range(3))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait({first})
+    assert first.cancelled()
+    calls.go.set()
+    assert await asyncio.gather(leading, second) == [1, 1]
+
+
+async def test_an_error_that_nobody_is_left_to_see_is_not_complained_of(caplog: pytest.LogCaptureFixture) -> None:
+    flight: LedFlight[str, int] = LedFlight()
+    go = asyncio.Event()
+
+    async def fail() -> int:
+        await go.wait()
+        raise ValueError("no")
+
+    leading, following = (asyncio.create_task(flight.run("k", fail)) for _ in range(2))
+    await asyncio.sleep(0)
+    following.cancel()
+    await asyncio.wait({following})
+    go.set()
+    with pytest.raises(ValueError, match="no"):
+        await leading
+    del leading, following
+    gc.collect()
+    assert not caplog.records
