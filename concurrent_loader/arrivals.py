@@ -93,9 +93,11 @@ class Arrivals:
             outcome: OpenUnit | Exception = await self._source.acquire(unit)
         except Exception as error:  # noqa: BLE001 - handed to the batch that needs the unit
             outcome = error
-        except BaseException:
+        except asyncio.CancelledError:
             arriving.cancel()
-            raise
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            return  # not this task was cancelled but what it waited for; the units after this one still come
         if self._units.get(unit) is arriving:
             arriving.set_result(outcome)
         else:

@@ -148,6 +148,17 @@ async def test_a_cancelled_bringer_takes_its_unit_along() -> None:
     assert bench.units.held == []
 
 
+async def test_a_unit_whose_coming_is_cancelled_by_others_keeps_none_from_coming() -> None:
+    bench = Bench(num_at_once=1)
+    await bench.expect(0, 1)
+    bench.units.coming[0].cancel()
+    await settled()
+    assert bench.arrivals[0].cancelled()
+    await bench.come(1)
+    assert bench.arrivals[1].result() == "unit 1"
+    await asyncio.gather(*bench.tasks)
+
+
 @given(
     bound=st.integers(1, 5) | st.none(),
     moves=st.lists(st.tuples(st.sampled_from(["expect", "come", "release"]), st.integers(0, 30)), max_size=60),
