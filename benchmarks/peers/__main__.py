@@ -1,31 +1,31 @@
 """Ours and every other loader on the same pictures from the same bucket.
 
-    python -m benchmarks.peers [--json FILE [--keep]] [--peer NAME …] [--latency MS …] [--rounds N] [--slow-rounds N]
-        [--slow-side-rounds N] [--quick]
+    python -m benchmarks.peers [--json FILE [--keep]] [--peer NAME …] [--latency MS …] [--cell KIND:MS:WORKERS …]
+        [--rounds N] [--side-rounds N] [--slow-rounds N] [--slow-side-rounds N] [--quick]
 
-The same real photographs (19,200 JPEGs, 1.07 GB, raw; 3,200 of them decoded to 224²) from one MinIO behind a latency
-of 5, 30 or 130 ms ± a third and 90 MB/s a connection, in each peer's own format and settings
-(`benchmarks.peers.catalog` and ``programs/``, which name the documentation that they follow), each peer in a virtual
-environment of its own, made on the first run below ``--data``. Every epoch is a fresh process; its clock starts when
-the imports are done, before the data set is opened, so that listing, starting workers and connecting count. What the
-server sends, and what the local rows read, is in the page cache before a turn: drives are not compared. In every round
-each peer has its turn, in an order that changes. ``cold``: nothing kept on the drive; ``warm``: with the cache
-folder that a cold epoch in an earlier process left, for peers that have one. An epoch may be cut short after
-``limit_s`` seconds (``complete`` is false then, ``samples`` says how many came). Every picture that comes is checked:
-bytes, none twice, none missing at the end (``fault``).
+The same real photographs (19,200 JPEGs, 1.07 GB, raw; 3,200 of them decoded to 224²) from one MinIO behind a latency of
+5, 30 or 130 ms ± a third and 90 MB/s a connection, in each peer's own format and settings (`benchmarks.peers.catalog`
+and ``programs/``, which name the documentation that they follow), each peer in a virtual environment of its own, made
+on the first run below ``--data``. Every epoch is a fresh process; its clock starts when the imports are done, before
+the data set is opened, so that listing, starting workers and connecting count. What the server sends, and what the
+local rows read, is in the page cache before a turn: drives are not compared. In every round each peer has its turn, in
+an order that changes, in each *cell*: a kind, a latency and a number of workers; peers on the local drive in those of
+the first latency. ``cold``: nothing kept on the drive; ``warm``: with the cache folder that a cold epoch in an earlier
+process left, for peers that have one. An epoch may be cut short after ``limit_s`` seconds (``complete`` is false then,
+``samples`` says how many came). Every picture that comes is checked: bytes, none twice, none missing at the end
+(``fault``).
 
 JSON: ``rows``: ``peer, title, layout, kind`` (raw or decoded)``, epoch`` (cold or warm)``, latency_ms, workers``
 (worker processes; threads where the peer has threads)``, rounds, of_samples`` (of the data set)``, samples`` (that
 came)``, samples_s, cpu_s_per_1000`` (processor seconds of client and workers)``, peak_rss_mb, build_s, first_batch_s,
-half_s, gets, bytes_ratio`` (bytes fetched ÷ bytes of the pictures; these two counted on the wire, with
-``peak_rss_mb``, in epochs of their own without latency)``, shuffle_distance`` (see `benchmarks.shuffle_quality`: a
-permutation's is 0.25 for batches of 256, 0.35 for 128)``, resume_s`` (a new process, half way through the epoch:
-seconds to the next batch)``, resume`` (``state``, or ``replay`` where half of the epoch has to be read again)``,
-complete, fault, note, error, spread``. ``cold_raw_vs_best, warm_raw_vs_best, decoded_vs_best, decoded_wall_vs_best,
-first_batch_vs_best, best``: see `benchmarks.peers.figures.headline`. ``measured``: of a row that ``--keep`` has kept
-from an earlier run: when. ``began, photos, sample_bytes, first_byte_ms, bandwidth_mb_s, load, environments, machine,
-versions, other_programs_share``. A peer that fails a turn gets another chance, and has the ``error`` beside its figures
-then.
+half_s, gets, bytes_ratio`` (bytes fetched ÷ bytes of the pictures; these two counted on the wire, with ``peak_rss_mb``,
+in epochs of their own without latency)``, shuffle_distance`` (see `benchmarks.shuffle_quality`: a permutation's is 0.25
+for batches of 256, 0.35 for 128)``, resume_s`` (a new process, half way through the epoch: seconds to the next
+batch)``, resume`` (``state``, or ``replay`` where half of the epoch has to be read again)``, complete, fault, note,
+error, spread``. ``cold_raw_vs_best, warm_raw_vs_best, decoded_vs_best, decoded_wall_vs_best, first_batch_vs_best,
+best``: see `benchmarks.peers.figures.headline`. ``measured``: of a row that is not of the run that the ratios are of
+(``--keep``): when. ``began, photos, sample_bytes, first_byte_ms, bandwidth_mb_s, load, environments, machine, versions,
+other_programs_share``. A peer that fails a turn gets another chance, and has the ``error`` beside its figures then.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.console import ends_with_one_line
 from benchmarks.peers.catalog import PEERS, find
-from benchmarks.peers.figures import with_earlier
-from benchmarks.peers.measuring import FULL, QUICK, Measuring
+from benchmarks.peers.figures import Cell, with_earlier
+from benchmarks.peers.measuring import FULL, QUICK, Load, Measuring
 from benchmarks.peers.showing import show
 
 __all__ = ["main"]
@@ -54,11 +55,17 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--keep", action="store_true", help="rows of peers that are not run now stay in the file")
+    parser.add_argument("--keep", action="store_true", help="rows that are not measured now stay in the file")
     parser.add_argument(
         "--peer", action="append", metavar="NAME", help="only this one; may be repeated (--peer ours to compare)"
     )
     parser.add_argument("--rounds", type=int, help=f"of each cell (default {FULL.num_rounds})")
+    parser.add_argument(
+        "--side-rounds", type=int, help=f"of cells beside the headline's (default {FULL.num_side_rounds})"
+    )
+    parser.add_argument(
+        "--cell", action="append", metavar="KIND:MS:WORKERS", help="only this cell (raw:130:2); may be repeated"
+    )
     parser.add_argument(
         "--slow-rounds", type=int, help=f"of peers below a quarter of our pace (default {FULL.num_slow_rounds})"
     )
@@ -80,10 +87,15 @@ def main(arguments: list[str] | None = None) -> int:
     load = QUICK if parsed.quick else FULL
     load = load.changed(
         num_rounds=parsed.rounds,
+        num_side_rounds=parsed.side_rounds,
         num_slow_rounds=parsed.slow_rounds,
         num_slow_side_rounds=parsed.slow_side_rounds,
         latencies_ms=parsed.latency,
     )
+    try:
+        load = replace(load, only=tuple(_cell(name, load) for name in parsed.cell or ()))
+    except ValueError as error:
+        parser.error(str(error))
 
     def run() -> None:
         console = Console()
@@ -93,6 +105,13 @@ def main(arguments: list[str] | None = None) -> int:
         show(figures, console)
 
     return ends_with_one_line(run)
+
+
+def _cell(name: str, load: Load) -> Cell:
+    cells = {f"{cell.kind}:{cell.latency_ms}:{cell.workers}": cell for cell in load.cells()}
+    if name not in cells:
+        raise ValueError(f"there is no cell {name!r}; there are {', '.join(cells)}")
+    return cells[name]
 
 
 def _write(file: Path | None, figures: dict[str, object], earlier: dict[str, object] | None) -> None:

@@ -217,27 +217,47 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
 
 
 def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's figures, and the rows of peers that only an earlier run had.
+    """A run's figures, and those rows of an earlier run that it did not measure again.
 
-    Ratios, and whatever else is said of the whole, are of the later run that had ours; a row of the other run says when
-    it was measured (``measured``).
+    Ratios, and whatever else is said of the whole, are of the later run that had ours in the headline's cells; a row of
+    the other run says when it was measured (``measured``).
 
     Args:
         figures: Of the later run.
         earlier: Of the earlier one.
     """
-    names = {row["peer"] for row in figures["rows"]}
-    kept = [row for row in earlier["rows"] if row["peer"] not in names]
-    main, main_rows, other, other_rows = figures, figures["rows"], earlier, kept
-    if OURS not in names:
-        main, main_rows, other, other_rows = earlier, kept, figures, figures["rows"]
+    rows = {_identity(row): row for row in figures["rows"]}
+    kept: dict[tuple[Any, ...], Any] = {}
+    for row in earlier["rows"]:
+        if _identity(row) not in rows:
+            kept.setdefault(_identity(row), row)
+    main, main_rows, other, other_rows = figures, rows, earlier, kept
+    if not _has_headline(figures):
+        main, main_rows, other, other_rows = earlier, kept, figures, rows
     began = other.get("began") or other.get("machine", {}).get("measured_at")
     return {
         **main,
-        "rows": [*main_rows, *({**row, "measured": row.get("measured", began)} for row in other_rows)],
+        "rows": [
+            *main_rows.values(),
+            *({**row, "measured": row.get("measured", began)} for row in other_rows.values()),
+        ],
         "environments": {**earlier.get("environments", {}), **figures["environments"]},
         "remarks": [*earlier.get("remarks", ()), *figures.get("remarks", ())],
     }
+
+
+def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in ("peer", "kind", "latency_ms", "workers", "epoch"))
+
+
+def _has_headline(figures: Mapping[str, Any]) -> bool:
+    """Whether a run measured ours in the first of its cells."""
+    ours = [row for row in figures["rows"] if row["peer"] == OURS]
+    load = figures.get("load")
+    if load is None:
+        return bool(ours)
+    first = load["latencies_ms"][0], load["workers"][0]
+    return any((row["latency_ms"], row["workers"]) == first for row in ours)
 
 
 def without_paths(error: str, *folders: str) -> str:

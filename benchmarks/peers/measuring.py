@@ -65,6 +65,7 @@ class Load:
         workers: The first is the headline's.
         resident: Whether real memory is put behind the page cache before each epoch.
         num_counted: Of the first cells: in how many requests and memory are looked at.
+        only: Of all cells; none for all.
     """
 
     num_photos: int
@@ -80,11 +81,13 @@ class Load:
     workers: tuple[int, ...]
     num_counted: int
     resident: bool
+    only: tuple[Cell, ...] = ()
 
     def changed(
         self,
         *,
         num_rounds: int | None,
+        num_side_rounds: int | None,
         num_slow_rounds: int | None,
         num_slow_side_rounds: int | None,
         latencies_ms: Sequence[int] | None,
@@ -92,6 +95,7 @@ class Load:
         """With what the command line says otherwise."""
         return replace(
             self,
+            num_side_rounds=self.num_side_rounds if num_side_rounds is None else num_side_rounds,
             num_slow_rounds=self.num_slow_rounds if num_slow_rounds is None else num_slow_rounds,
             num_slow_side_rounds=self.num_slow_side_rounds if num_slow_side_rounds is None else num_slow_side_rounds,
             num_rounds=self.num_rounds if num_rounds is None else num_rounds,
@@ -107,6 +111,14 @@ class Load:
     def headline_of(self, cell: Cell) -> Cell:
         """The cell of the headline that has the same kind."""
         return next(other for other in self.cells() if other.kind == cell.kind)
+
+    def measures(self, cell: Cell) -> bool:
+        """Whether that cell is to be measured."""
+        return not self.only or cell in self.only
+
+    def has_turn(self, peer: Peer, cell: Cell) -> bool:
+        """Whether a peer has a turn in a cell: latency is nothing to the local drive, so once is enough."""
+        return peer.place != "local" or cell.latency_ms == self.latencies_ms[0]
 
     def limit_s_of(self, peer: Peer) -> float:
         """When an epoch of a peer is cut short."""
@@ -199,20 +211,19 @@ class Measuring:
         with local_s3(data_dir=self._data / "run" / "s3") as server:
             server.make_bucket(BUCKET)
             cells = self._load.cells()
-            for number, cell in enumerate(cells):
+            for cell in filter(self._load.measures, cells):
                 if cell.kind not in self._pictures:
                     self._prepare(server, cell.kind, photos)
                 with far_away(server, cell.latency_ms) as way:
                     self._first_byte_ms[str(cell.latency_ms)] = way.first_byte_ms
                     self._measure(cell, way)
+                    on_figures(self.figures(server.kind))
+                    if cell == cells[0]:
+                        self._resume(cell, way)
+                    if cell in cells[: self._load.num_counted]:
+                        self._count(server, cell)
                     figures = self.figures(server.kind)
                     on_figures(figures)
-                    if number == 1:
-                        self._resume(cells[0], way)
-                        for each in cells[: self._load.num_counted]:
-                            self._count(server, each)
-                        figures = self.figures(server.kind)
-                        on_figures(figures)
         shutil.rmtree(self._data / "run", ignore_errors=True)
         return figures
 
@@ -259,7 +270,8 @@ class Measuring:
 
     def _measure(self, cell: Cell, way: Way) -> None:
         for number in range(self._load.num_rounds_of(cell, slow=False)):
-            peers = [peer for peer in self._able(cell.kind) if number < self._num_rounds(peer, cell)]
+            able = [peer for peer in self._able(cell.kind) if self._load.has_turn(peer, cell)]
+            peers = [peer for peer in able if number < self._num_rounds(peer, cell)]
             turn = number * len(peers) // self._load.num_rounds
             for peer in (*peers[turn:], *peers[:turn])[:: -1 if number % 2 else 1]:
                 self._tell(

@@ -7,6 +7,7 @@ import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -114,6 +115,67 @@ def test_rows_of_an_earlier_run_say_when_they_were_measured() -> None:
     ]
     assert figures["environments"] == {"a": ["1"], "b": ["2"]}
     assert "cold_raw_vs_best" not in figures
+
+
+def test_cells_that_were_not_measured_again_stay_and_so_does_what_is_said_of_the_whole() -> None:
+    load = {"latencies_ms": [30, 5], "workers": [2, 1]}
+    earlier = {
+        "rows": [
+            _row("ours", 30), _row("litdata", 30), _row("ours_local", None), _row("ours", 5), _row("litdata", 5),
+            _row("ours_local", None, samples_s=0.0),
+        ],
+        "cold_raw_vs_best": 2.5,
+        "load": load,
+        "began": "yesterday",
+    }  # fmt: skip
+    later = {
+        "rows": [_row("ours", 5, samples_s=9.0)],
+        "environments": {},
+        "load": load,
+        "began": "today",
+        "cold_raw_vs_best": None,
+    }
+    figures = with_earlier(later, earlier)
+    assert (figures["cold_raw_vs_best"], figures["began"]) == (2.5, "yesterday")
+    assert figures["rows"] == [
+        _row("ours", 30),
+        _row("litdata", 30),
+        _row("ours_local", None),  # the first, which is that of the headline's latency
+        _row("litdata", 5),
+        {**_row("ours", 5, samples_s=9.0), "measured": "today"},
+    ]
+    again = {**later, "rows": [_row("ours", 30, samples_s=8.0)], "cold_raw_vs_best": None}
+    figures = with_earlier(again, figures)
+    assert figures["cold_raw_vs_best"] is None  # compared with nobody in its run
+    assert [row.get("measured") for row in figures["rows"]] == [None, *["yesterday"] * 3, "today"]
+
+
+def _row(peer: str, latency_ms: int | None, *, samples_s: float = 1.0) -> dict[str, Any]:
+    return {
+        "peer": peer,
+        "kind": "raw",
+        "latency_ms": latency_ms,
+        "workers": 2,
+        "epoch": "cold",
+        "samples_s": samples_s,
+    }
+
+
+def test_only_some_cells_are_measured_and_the_local_drive_at_one_latency() -> None:
+    side = Cell("raw", 130, 2)
+    assert [cell for cell in FULL.cells() if FULL.measures(cell)] == FULL.cells()
+    assert [cell for cell in FULL.cells() if replace(FULL, only=(side,)).measures(cell)] == [side]
+    local, far = find("ours_local"), find("ours_objects")
+    assert [[FULL.has_turn(peer, cell) for cell in FULL.cells()] for peer in (local, far)] == [
+        [True, True, False, False, True, True],
+        [True] * 6,
+    ]
+
+
+def test_an_unknown_cell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--cell", "raw:31:2"])
+    assert "no cell 'raw:31:2'; there are raw:30:2, decoded:30:2, raw:5:2" in capsys.readouterr().err
 
 
 def test_errors_do_not_name_places_of_this_machine() -> None:
