@@ -109,7 +109,10 @@ def _fault(row: Row) -> str | None:
 
 
 def _earlier(row: Row) -> str | None:
-    return f"measured in another run, of {row['measured']}" if row.get("measured") else None
+    if not row.get("measured"):
+        return None
+    workers = "" if row.get("workers") is None else f", {row['workers']} worker{'s' * (row['workers'] > 1)}"
+    return f"measured in another run, of {row['measured']} ({row['kind']}, {_where(row['latency_ms'])}{workers})"
 
 
 def _ranged(row: Row, key: str) -> str:

@@ -83,3 +83,13 @@ def test_it_can_be_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("value", "found"), [(2, {"all": 2.0}), ({"5": 1.5, "30": None}, {"5": 1.5}), (None, {})])
 def test_a_ratio_is_one_number_or_one_a_latency(value: object, found: dict[str, float]) -> None:
     assert by_latency(value) == found
+
+
+def test_rows_of_another_run_say_of_which_and_in_which_table() -> None:
+    rows = [
+        make_row("ours", "cold", 8000.0, workers=1, measured="today"),
+        make_row("slow", "cold", 100.0, latency_ms=None, measured="yesterday"),
+    ]
+    text = PEERS.body({"rows": rows})
+    assert "- ours, shards: measured in another run, of today (raw, 30 ms, 1 worker)" in text
+    assert "- slow, shards: measured in another run, of yesterday (raw, local drive)" in text
