@@ -106,7 +106,11 @@ class ObjectSource:
         return self._listing.keys[unit]
 
     def fetched(self, unit: int) -> tuple[float, float | None] | None:
-        return self._visits.get(unit)
+        if not self._with_payload:
+            return None
+        # An object that has not been asked for yet waits for a place in flight: for the store, not for the drive.
+        _, ended_s = self._visits.get(unit, (0.0, None))
+        return 0.0, ended_s
 
     async def follow(self, plan: object, world_size: int, *, shared: bool = False) -> None:
         """Does nothing: objects are evicted when they have not been used for the longest time."""
