@@ -200,6 +200,7 @@ class Measuring:
         self._pictures: dict[str, _Pictures] = {}
         self._first_byte_ms: dict[str, float | None] = {}
         self._others = Bystanders()
+        self._filled = self._data / "run" / "filled"
         self._began = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
     def run(self, *, on_figures: Callable[[dict[str, object]], object]) -> dict[str, object]:
@@ -279,6 +280,7 @@ class Measuring:
                 )
                 with self._told(peer, cell.kind, chances=_CHANCES):
                     self._turn(peer, cell, way, number)
+        shutil.rmtree(self._filled, ignore_errors=True)
 
     def _turn(self, peer: Peer, cell: Cell, way: Way, number: int) -> None:
         """A cold epoch, and a warm one of a peer that has a cache."""
@@ -290,12 +292,27 @@ class Measuring:
             if cold.complete:
                 self._epoch(peer, cell, "warm", way, cache, number)
                 return
-        if number:
-            return  # what it has left is half a cache: to fill one takes long, and once is enough
         with self._cache(peer) as cache:
-            job = structs.replace(self._job(peer, cell, way), cache_dir=cache)
-            run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)
+            assert cache is not None
+            self._fill(peer, cell, way, cache)
             self._epoch(peer, cell, "warm", way, cache, number)
+
+    def _fill(self, peer: Peer, cell: Cell, way: Way, cache: str) -> None:
+        """Has in a cache folder what a whole cold epoch leaves there.
+
+        To fill one takes long, and once in a cell is enough. Later turns have a copy: some loaders change what they
+        find, and a warm epoch is the second one here, not the third.
+        """
+        kept = self._filled / peer.name
+        if kept.exists():
+            shutil.copytree(kept, cache, dirs_exist_ok=True, symlinks=True)
+            return
+        job = structs.replace(self._job(peer, cell, way), cache_dir=cache)
+        run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)
+        copy = kept.with_name(f"{kept.name}.part")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(cache, copy, symlinks=True)
+        copy.rename(kept)  # a copy that broke off is none
 
     def _epoch(self, peer: Peer, cell: Cell, epoch: str, way: Way, cache: str | None, number: int) -> Outcome:
         job = structs.replace(self._job(peer, cell, way), cache_dir=cache, limit_s=self._load.limit_s_of(peer))

@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks.harness import CommandError
 from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.__main__ import main
+from benchmarks.peers.bucket import Way
 from benchmarks.peers.catalog import OURS, PEERS, find
 from benchmarks.peers.environments import EnvironmentFailed, python_of, requirements_file
 from benchmarks.peers.figures import (
@@ -30,8 +31,9 @@ from benchmarks.peers.figures import (
     with_earlier,
     without_paths,
 )
-from benchmarks.peers.measuring import FULL, QUICK, Measuring
-from benchmarks.peers.messages import Outcome
+from benchmarks.peers.measuring import FULL, QUICK, Measuring, _Pictures
+from benchmarks.peers.messages import Job, Outcome
+from benchmarks.photos import PhotoFolder
 
 PICTURES = [f"picture {number}".encode() for number in range(8)]
 DIGESTS = [picture_digest(data, number) for number, data in enumerate(PICTURES)]
@@ -99,6 +101,38 @@ def test_a_peer_that_fails_a_turn_gets_another_chance(tmp_path: Path) -> None:
     assert measuring._able("decoded") == [peer]
     with pytest.raises(CommandError), measuring._told(find(OURS), "raw", chances=2):
         raise CommandError("ours must not")
+
+
+def test_where_cold_epochs_are_cut_short_one_whole_epoch_fills_the_cache_for_all_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, limits = find("litdata"), []
+
+    def run_job(python: str, job: Job, **options: object) -> tuple[Outcome, int]:
+        assert job.cache_dir is not None
+        whole = Path(job.cache_dir) / "whole"
+        complete = whole.exists()
+        limits.append(job.limit_s)
+        if job.limit_s is None:
+            whole.touch()
+            if len(limits) == 2:  # cold and cut short, then this one
+                raise CommandError("no answer")
+        else:
+            whole.unlink(missing_ok=True)  # a loader that leaves its cache as it likes
+        return outcome(list(range(8)), complete=complete), 0
+
+    monkeypatch.setattr("benchmarks.peers.measuring.run_job", run_job)
+    measuring = Measuring(FULL, [peer], tmp_path, Console(quiet=True))
+    photos = PhotoFolder(tmp_path, count=8, seed=0, num_bytes=64, digest="")
+    measuring._pictures["raw"] = _Pictures(photos, list(range(8)), DIGESTS, {})
+    measuring._pythons[peer.name] = sys.executable
+    options = {"access_key_id": "name", "secret_access_key": "secret"}
+    measuring._measure(CELL, Way(endpoint_url="http://localhost", options=options))
+    cold, warm = (measuring._runs[peer.name, CELL, epoch] for epoch in ("cold", "warm"))
+    assert [run.outcome.complete for run in cold] == [False] * 5
+    assert [run.outcome.complete for run in warm] == [True] * 4  # all but the turn in which filling failed
+    assert limits.count(None) == 2
+    assert not (tmp_path / "peers" / "run" / "filled").exists()
 
 
 def test_rows_of_an_earlier_run_say_when_they_were_measured() -> None:
