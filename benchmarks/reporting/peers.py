@@ -72,11 +72,14 @@ def _body(figures: Figures) -> str:
     remarks = [
         (_label(row), str(remark))
         for row in measured
-        for remark in (row.get("note"), row.get("resume"), _fault(row), _earlier(row))
+        for remark in (row.get("note"), row.get("resume"), _fault(row))
         if remark
     ]
     if remarks:
         told += ["**Remarks:**", bulleted(dict.fromkeys(remarks))]
+    others = _other_runs(measured)
+    if others:
+        told += ["**Measured in other runs than the ratios:**", bulleted(others)]
     errors = dict.fromkeys(
         (row.get("title", row["peer"]), row["layout"], f"{row['kind']}, {row['epoch']}", str(row["error"]))
         for row in figures["rows"]
@@ -108,11 +111,18 @@ def _fault(row: Row) -> str | None:
     return f"{told} ({row['kind']}, {row['epoch']}, {_where(row['latency_ms'])})" if told else None
 
 
-def _earlier(row: Row) -> str | None:
-    if not row.get("measured"):
-        return None
-    workers = "" if row.get("workers") is None else f", {row['workers']} worker{'s' * (row['workers'] > 1)}"
-    return f"measured in another run, of {row['measured']} ({row['kind']}, {_where(row['latency_ms'])}{workers})"
+def _other_runs(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """When another run was, and whom it measured in which tables."""
+    runs: dict[str, dict[str, dict[str, None]]] = {}
+    for row in rows:
+        if row.get("measured"):
+            workers = "" if row.get("workers") is None else f", {row['workers']} worker{'s' * (row['workers'] > 1)}"
+            where = f"{row['kind']}, {_where(row['latency_ms'])}{workers}"
+            runs.setdefault(row["measured"], {}).setdefault(where, {})[_label(row)] = None
+    return [
+        (f"run of {began}", ". ".join(f"{where} ({'; '.join(labels)})" for where, labels in tables.items()))
+        for began, tables in sorted(runs.items())
+    ]
 
 
 def _ranged(row: Row, key: str) -> str:

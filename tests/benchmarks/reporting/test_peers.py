@@ -85,11 +85,15 @@ def test_a_ratio_is_one_number_or_one_a_latency(value: object, found: dict[str, 
     assert by_latency(value) == found
 
 
-def test_rows_of_another_run_say_of_which_and_in_which_table() -> None:
+def test_rows_of_other_runs_are_named_by_run_and_table() -> None:
     rows = [
         make_row("ours", "cold", 8000.0, workers=1, measured="today"),
+        make_row("ours", "warm", 9000.0, workers=1, measured="today"),
+        make_row("slow", "cold", 200.0, workers=1, measured="today"),
         make_row("slow", "cold", 100.0, latency_ms=None, measured="yesterday"),
+        make_row("slow", "warm", 300.0),
     ]
     text = PEERS.body({"rows": rows})
-    assert "- ours, shards: measured in another run, of today (raw, 30 ms, 1 worker)" in text
-    assert "- slow, shards: measured in another run, of yesterday (raw, local drive)" in text
+    assert "- run of today: raw, 30 ms, 1 worker (ours, shards; slow, shards)\n" in text
+    assert text.endswith("- run of yesterday: raw, local drive (slow, shards)")
+    assert "other runs" not in PEERS.body({"rows": rows[-1:]})
