@@ -12,8 +12,8 @@ local rows read, is in the page cache before a turn: drives are not compared. In
 an order that changes, in each *cell*: a kind, a latency and a number of workers; peers on the local drive in those of
 the first latency. ``cold``: nothing kept on the drive; ``warm``: with the cache folder that a cold epoch in an earlier
 process left, for peers that have one. An epoch may be cut short after ``limit_s`` seconds (``complete`` is false then,
-``samples`` says how many came). Every picture that comes is checked: bytes, none twice, none missing at the end
-(``fault``).
+``samples`` says how many came); the warm ones beside it have a copy of what a whole cold epoch left. Every picture
+that comes is checked: bytes, none twice, none missing at the end (``fault``).
 
 JSON: ``rows``: ``peer, title, layout, kind`` (raw or decoded)``, epoch`` (cold or warm)``, latency_ms, workers``
 (worker processes; threads where the peer has threads)``, rounds, of_samples`` (of the data set)``, samples`` (that

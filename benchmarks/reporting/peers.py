@@ -55,6 +55,10 @@ _COLUMNS = {
 }
 
 
+# What the loaders are compared by in each cell, and whether more of it is better.
+_COMPARED = {"samples_s": True, "cpu_s_per_1000": False, "first_batch_s": False}
+
+
 def _body(figures: Figures) -> str:
     told = []
     for (kind, latency_ms), rows in _groups(figures).items():
@@ -69,6 +73,11 @@ def _body(figures: Figures) -> str:
         told += [f"**{kind.capitalize()}, {_where(latency_ms)}:**", table(titles, cells, num_left=3)]
     told += ["**Ours against the best peer:**", bulleted(_ratios(figures))]
     measured = [row for row in figures["rows"] if row["samples_s"] is not None]
+    compared = _by_cell(measured)
+    if compared:
+        titles = ["", "samples/s", "samples a CPU second", "first batch"]
+        told += ["**The same in each cell, ours ÷ the best of the others, medians (first batch: less is better):**",
+                 table(titles, compared, num_left=1)]  # fmt: skip
     remarks = [
         (_label(row), str(remark))
         for row in measured
@@ -103,6 +112,41 @@ def _ratios(figures: Figures) -> list[tuple[str, str]]:
     return found
 
 
+def _by_cell(rows: Sequence[Row]) -> list[list[object]]:
+    """Ours over shards beside whoever else is best at it, in each cell that both were measured in."""
+    cells: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row["latency_ms"] is not None:
+            cells.setdefault(tuple(row.get(key) for key in ("kind", "latency_ms", "workers", "epoch")), []).append(row)
+    found: list[list[object]] = []
+    for (kind, latency_ms, workers, epoch), there in sorted(cells.items(), key=_cell_place):
+        ours = next((row for row in there if row["peer"] == "ours"), None)
+        others = [row for row in there if not _is_ours(row)]
+        if ours is not None and others:
+            cell = ", ".join((kind, epoch, _where(latency_ms), *([] if workers is None else [_workers(workers)])))
+            ratios = (_ratio(ours, others, key, more=more) for key, more in _COMPARED.items())
+            found.append([cell, *ratios])
+    return found
+
+
+def _cell_place(cell: tuple[tuple[Any, ...], object]) -> tuple[bool, float, int, str]:
+    (kind, latency_ms, workers, epoch), _ = cell
+    return kind != "raw", latency_ms, -(workers or 0), epoch
+
+
+def _ratio(ours: Row, others: Sequence[Row], key: str, *, more: bool) -> float | None:
+    """Ours ÷ the best; of processor time, the other way round: samples a second of it."""
+    theirs: list[float] = [row[key] for row in others if row.get(key)]
+    if not theirs or not ours.get(key):
+        return None
+    ratio = float(ours[key]) / (max(theirs) if more else min(theirs))
+    return round(1 / ratio if key == "cpu_s_per_1000" else ratio, 2)
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' * (count > 1)}"
+
+
 def _fault(row: Row) -> str | None:
     """What was wrong with what it delivered."""
     told = f"delivered {row['fault']}" if row.get("fault") else None
@@ -116,7 +160,7 @@ def _other_runs(rows: Sequence[Row]) -> list[tuple[str, str]]:
     runs: dict[str, dict[str, dict[str, None]]] = {}
     for row in rows:
         if row.get("measured"):
-            workers = "" if row.get("workers") is None else f", {row['workers']} worker{'s' * (row['workers'] > 1)}"
+            workers = "" if row.get("workers") is None else f", {_workers(row['workers'])}"
             where = f"{row['kind']}, {_where(row['latency_ms'])}{workers}"
             runs.setdefault(row["measured"], {}).setdefault(where, {})[_label(row)] = None
     return [

@@ -97,3 +97,16 @@ def test_rows_of_other_runs_are_named_by_run_and_table() -> None:
     assert "- run of today: raw, 30 ms, 1 worker (ours, shards; slow, shards)\n" in text
     assert text.endswith("- run of yesterday: raw, local drive (slow, shards)")
     assert "other runs" not in PEERS.body({"rows": rows[-1:]})
+
+
+def test_each_cell_says_where_ours_is_not_first() -> None:
+    rows = [
+        make_row("ours", "cold", 300.0, workers=1, first_batch_s=0.6, cpu_s_per_1000=2.0),
+        make_row("ours_local", "cold", 900.0, workers=1, latency_ms=None),
+        make_row("slow", "cold", 100.0, workers=1, first_batch_s=0.5, cpu_s_per_1000=5.0),
+        make_row("other", "cold", 200.0, workers=1, first_batch_s=0.9, cpu_s_per_1000=3.0),
+        make_row("other", "warm", 200.0, workers=1),
+    ]
+    text = PEERS.body({"rows": rows})
+    assert "| raw, cold, 30 ms, 1 worker | 1.5 | 1.5 | 1.2 |" in text
+    assert "| raw, warm" not in text.partition("The same in each cell")[2]
