@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,10 +29,56 @@ from concurrent_loader.shared_memory import SharedBlocks
 from concurrent_loader.slices import Slice
 from concurrent_loader.transforms import transform_batch, transform_sample
 
-__all__ = ["make_batch"]
+__all__ = ["Gathering"]
 
 
-def make_batch(
+class Gathering:
+    """A batch of which threads bring the slices; the one that brings the last puts it together, on the spot.
+
+    Were that a task of its own, it would wait for a free thread: one that has begun with the next batch meanwhile.
+
+    Args:
+        recipe: What is done to samples.
+        index: Of the batch.
+        epoch: It is of.
+        num_slices: It has been cut into.
+
+    Attributes:
+        batch: A `Batch`, or whatever ``collate_fn`` makes, or one of them as `Mended`; or what the recipe ships
+            instead. None until the last slice has been put.
+
+    Thread-safety: `put` may be called from any thread; ``batch`` is for whoever knows that all slices have been put.
+    """
+
+    def __init__(self, recipe: Recipe, index: BatchIndex, epoch: int, *, num_slices: int) -> None:
+        self._recipe = recipe
+        self._index = index
+        self._epoch = epoch
+        self._num_slices = num_slices
+        self._lock = threading.Lock()
+        self._made: dict[int, tuple[Slice, dict[str, Any] | list[Any]]] = {}
+        self.batch: Any = None
+
+    def put(self, number: int, part: Slice, made: dict[str, Any] | list[Any]) -> None:
+        """Takes what a slice has become.
+
+        Args:
+            number: Which of the slices it is, from 0.
+            part: The slice.
+            made: Of `concurrent_loader.work.make_samples`.
+
+        Raises:
+            CollateError, TransformError, DecodeError: See `_make_batch`; by the last slice.
+        """
+        with self._lock:
+            self._made[number] = part, made
+            if len(self._made) < self._num_slices:
+                return
+        parts = [self._made[each] for each in range(self._num_slices)]
+        self.batch = _make_batch(self._recipe, self._index, self._epoch, parts)
+
+
+def _make_batch(
     recipe: Recipe, index: BatchIndex, epoch: int, parts: Sequence[tuple[Slice, dict[str, Any] | list[Any]]]
 ) -> Any:
     """Puts the slices of a batch together, in the batch's order.

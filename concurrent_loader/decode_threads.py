@@ -1,5 +1,7 @@
 """The threads that read, decode, transform and collate: the pool of one iteration, which can be left in a bounded time.
 
+They do what has the lowest turn first: of batches that are made at once, the one that is delivered first.
+
 `concurrent.futures.ThreadPoolExecutor` waits for its threads: at the end, and once more when the interpreter ends. A
 transform that never returns would keep both from ending. A thread cannot be killed, so these are daemons, and whoever
 leaves waits for them for so long and no longer.
@@ -9,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import heapq
+import itertools
 import logging
 import os
 import queue
@@ -17,6 +21,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from concurrent_loader.one_core import keep_to_one_core
@@ -30,7 +35,7 @@ _EXIT_S = 5.0
 
 _log = logging.getLogger(__name__)
 
-_Work = tuple[Future[Any], Callable[[], Any]]
+_Work = tuple[int, int, Future[Any], Callable[[], Any]]  # (its turn, its number, …): they sort in this order
 
 
 class DecodeThreads(Executor):
@@ -46,7 +51,9 @@ class DecodeThreads(Executor):
     def __init__(self, num_threads: int, *, name: str = "decode") -> None:
         self._num_threads = num_threads
         self._name = name
-        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._work: list[_Work] = []  # that no thread has begun; a heap
+        self._numbers = itertools.count()
+        self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whether there is work, or the end of it
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._num_running = 0
@@ -55,7 +62,20 @@ class DecodeThreads(Executor):
         self._gone.set_running_or_notify_cancel()  # nobody who waits for it may cancel it
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Has a thread make a call, after all that were submitted before.
+        """Has a thread make a call, after all that were submitted before; as `submit_at` with turn 0.
+
+        Raises:
+            RuntimeError: The threads have been told to end.
+        """
+        return self.submit_at(0, partial(call, *args, **kwargs))
+
+    def submit_at(self, turn: int, call: Callable[[], T]) -> Future[T]:
+        """Has a thread make a call when it has its turn.
+
+        Args:
+            turn: Calls with a lower number are made first, whenever they were submitted; of those with the same, the
+                one that was submitted first.
+            call: What to do.
 
         Raises:
             RuntimeError: The threads have been told to end.
@@ -66,7 +86,8 @@ class DecodeThreads(Executor):
                 raise RuntimeError("these threads have been told to end")
             if not self._threads:
                 self._start()
-            self._work.put((future, lambda: call(*args, **kwargs)))
+            heapq.heappush(self._work, (turn, next(self._numbers), future, call))
+        self._signals.put(True)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -151,26 +172,31 @@ class DecodeThreads(Executor):
             self._closed = True
             if not self._threads:
                 self._gone.set_result(None)
-        while True:
-            try:
-                work = self._work.get_nowait()
-            except queue.Empty:
-                break
-            if work is not None:
-                work[0].cancel()
+            work, self._work = self._work, []
+        for _, _, future, _ in work:
+            future.cancel()
         for _ in self._threads:
-            self._work.put(None)
+            self._signals.put(False)
 
     def _serve(self) -> None:
         keep_to_one_core()
-        while (work := self._work.get()) is not None:
-            _do(*work)
-            del work  # the thread waits for more; meanwhile it must not keep a batch alive
+        while (work := self._next()) is not None:
+            _, _, future, call = work
+            _do(future, call)
+            del work, future, call  # the thread waits for more; meanwhile it must not keep a batch alive
         with self._lock:
             self._num_running -= 1
             last = not self._num_running
         if last:
             self._gone.set_result(None)
+
+    def _next(self) -> _Work | None:
+        """Waits for the work whose turn it is; None: there will be no more."""
+        while self._signals.get():
+            with self._lock:
+                if self._work:  # otherwise it was cancelled
+                    return heapq.heappop(self._work)
+        return None
 
 
 def _do(future: Future[Any], call: Callable[[], Any]) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from concurrent_loader.arrivals import Arrivals
-from concurrent_loader.assembly import make_batch
+from concurrent_loader.assembly import Gathering
 from concurrent_loader.batch_memory import BatchMemory
 from concurrent_loader.decode_threads import DecodeThreads
 from concurrent_loader.errors import LoaderError
@@ -369,31 +370,33 @@ class Pipeline:
     ) -> Any:
         recipe = self._recipe.of(index)
         parts = cut(index, shards, num_threads=self._num_threads, epoch=self._plan.epoch, memory=memory)
-        outcomes = await asyncio.gather(
-            *(self._make_part(recipe, part, threads, journey) for part in parts), return_exceptions=True
-        )
-        made: list[Any] = []
+        gathering = Gathering(recipe, index, self._plan.epoch, num_slices=len(parts))
+
+        async def make_part(number: int, part: Slice) -> None:
+            def work() -> None:
+                gathering.put(number, part, make_samples(recipe, part))
+
+            for _ in range(len(part.shards)):
+                try:
+                    await self._in_thread(threads, journey, work)
+                    return
+                except CorruptData as error:
+                    part = await self._healed(part, error)
+            await self._in_thread(threads, journey, work)
+
+        outcomes = await asyncio.gather(*map(make_part, itertools.count(), parts), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-            made.append(outcome)
-        return await self._in_thread(
-            threads, journey, make_batch, recipe, index, self._plan.epoch, list(zip(parts, made, strict=True))
-        )
+        return gathering.batch
 
-    async def _make_part(self, recipe: Recipe, part: Slice, threads: DecodeThreads, journey: Journey) -> Any:
-        for _ in range(len(part.shards)):
-            try:
-                return await self._in_thread(threads, journey, make_samples, recipe, part)
-            except CorruptData as error:
-                part = await self._healed(part, error)
-        return await self._in_thread(threads, journey, make_samples, recipe, part)
+    async def _in_thread(self, threads: DecodeThreads, journey: Journey, work: Callable[[], None]) -> None:
+        """Has a thread do something for a batch, before what it would do for batches that come later."""
 
-    async def _in_thread(self, threads: DecodeThreads, journey: Journey, work: Callable[..., Any], *args: Any) -> Any:
-        def serve() -> Any:
+        def serve() -> None:
             with self._recipe.clock.serving(journey):
                 try:
-                    return work(*args)
+                    work()
                 except BaseException as error:
                     if isinstance(error, Exception) and not isinstance(error, StopIteration):
                         raise
@@ -401,7 +404,7 @@ class Pipeline:
                     what = f"the user's code raised {type(error).__name__}: {error}; no batch can be made of that"
                     raise LoaderError(what) from error
 
-        return await asyncio.get_running_loop().run_in_executor(threads, serve)
+        await asyncio.wrap_future(threads.submit_at(journey.step, serve))
 
     async def _healed(self, part: Slice, error: CorruptData) -> Slice:
         """Replaces the one shard of a slice whose local bytes have decayed, or raises the error again."""

@@ -7,6 +7,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from functools import partial
 
 import pytest
 
@@ -87,6 +88,19 @@ async def test_where_no_thread_can_be_started_that_is_said_each_time(monkeypatch
             threads.submit(fail)
     assert await threads.leave(10)
     assert threads.join(0)
+
+
+async def test_the_lowest_turn_comes_first_and_the_earliest_call_among_equals() -> None:
+    threads, busy = DecodeThreads(1), Busy()
+    threads.submit_at(7, busy)
+    assert busy.inside.wait(10)
+    made: list[str] = []
+    turns = [(2, "a"), (1, "b"), (2, "c"), (0, "d"), (1, "e")]
+    waiting = [threads.submit_at(turn, partial(made.append, name)) for turn, name in turns]
+    busy.go.set()
+    await asyncio.gather(*map(asyncio.wrap_future, waiting))
+    assert made == ["d", "b", "e", "a", "c"]
+    assert await threads.leave(10)
 
 
 async def test_what_has_not_begun_is_cancelled() -> None:

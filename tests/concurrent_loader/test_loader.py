@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 import torch
 
 from concurrent_loader import Batch, ConcurrentDataLoader, ShardDataset
+from concurrent_loader.decode_threads import DecodeThreads
 from concurrent_loader.errors import CollateError, DecodeError, LoaderError, LoaderStateError, TransformError
+from concurrent_loader.shard_source import ShardSource
 from storage import ShardWriter
 from storage.errors import ConfigurationError, NotFound
 from storage.loop_thread import LoopThread
@@ -269,6 +273,60 @@ def test_no_more_batches_are_made_ahead_than_allowed(dataset: ShardDataset) -> N
         assert made.acquire(timeout=10)
     assert not made.acquire(timeout=0.2)
     assert count == 30
+
+
+def test_a_thread_ends_a_batch_before_it_begins_the_next(dataset: ShardDataset) -> None:
+    events: list[str] = []
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        events.append(f"sample of {sample['label'] // 50}")
+        return sample
+
+    def collate_fn(samples: list[dict[str, Any]]) -> int:
+        events.append(f"batch {samples[0]['label'] // 50}")
+        return len(samples)
+
+    loader = ConcurrentDataLoader(dataset, 50, num_threads=1, transform=transform, collate_fn=collate_fn)
+    assert list(loader) == [50, 50, 50, 50, 3]
+    assert list(dict.fromkeys(events)) == [f"{what} {step}" for step in range(5) for what in ("sample of", "batch")]
+
+
+def test_a_batch_whose_shard_is_late_is_made_before_later_ones_that_wait(
+    dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire, submit_at = ShardSource.acquire, DecodeThreads.submit_at
+    turns: set[int] = set()
+    inside, all_wait = threading.Event(), threading.Event()
+    made: list[int] = []
+
+    async def late(source: ShardSource, unit: int) -> Any:
+        shard = await acquire(source, unit)
+        while unit == 0 and not (inside.is_set() and turns >= {1, 2}):
+            await asyncio.sleep(0.001)
+        return shard
+
+    def noted(threads: DecodeThreads, turn: int, call: Callable[[], Any]) -> Future[Any]:
+        future = submit_at(threads, turn, call)
+        turns.add(turn)
+        if turns >= {0, 1, 2}:
+            all_wait.set()
+        return future
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        step = int(sample["label"]) // 40
+        inside.set()
+        if step not in made:
+            assert made or all_wait.wait(10)  # the only thread is busy until the others wait for it
+            made.append(step)
+        return sample
+
+    monkeypatch.setattr(ShardSource, "acquire", late)
+    monkeypatch.setattr(DecodeThreads, "submit_at", noted)
+    monkeypatch.setattr("concurrent_loader.pipeline._HEAD_START_S", 0.01)
+    loader = ConcurrentDataLoader(dataset, 40, num_threads=1, prefetch_batches=3, transform=transform)
+    assert labels(loader)[0] == list(range(40))
+    assert made[0] in (1, 2)
+    assert made[1] == 0
 
 
 def test_shards_that_exceed_every_budget_still_arrive(url: str) -> None:
