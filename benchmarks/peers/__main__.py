@@ -1,7 +1,7 @@
 """Ours and every other loader on the same pictures from the same bucket.
 
     python -m benchmarks.peers [--json FILE [--keep]] [--peer NAME …] [--latency MS …] [--cell KIND:MS:WORKERS …]
-        [--rounds N] [--side-rounds N] [--slow-rounds N] [--slow-side-rounds N] [--quick]
+        [--rounds N] [--quick]
 
 The same real photographs (19,200 JPEGs, 1.07 GB, raw; 3,200 of them decoded to 224²) from one MinIO behind a latency of
 5, 30 or 130 ms ± a third and 90 MB/s a connection, in each peer's own format and settings (`benchmarks.peers.catalog`
@@ -10,7 +10,8 @@ on the first run below ``--data``. Every epoch is a fresh process; its clock sta
 the data set is opened, so that listing, starting workers and connecting count. What the server sends, and what the
 local rows read, is in the page cache before a turn: drives are not compared. In every round each peer has its turn, in
 an order that changes, in each *cell*: a kind, a latency and a number of workers; peers on the local drive in those of
-the first latency. ``cold``: nothing kept on the drive; ``warm``: with the cache folder that a cold epoch in an earlier
+the first latency, peers that came to less than a quarter of our pace in the first round of a kind's first cell in no
+further one. ``cold``: nothing kept on the drive; ``warm``: with the cache folder that a cold epoch in an earlier
 process left, for peers that have one. An epoch may be cut short after ``limit_s`` seconds (``complete`` is false then,
 ``samples`` says how many came); the warm ones beside it have a copy of what a whole cold epoch left. Every picture
 that comes is checked: bytes, none twice, none missing at the end (``fault``).
@@ -61,18 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--rounds", type=int, help=f"of each cell (default {FULL.num_rounds})")
     parser.add_argument(
-        "--side-rounds", type=int, help=f"of cells beside the headline's (default {FULL.num_side_rounds})"
-    )
-    parser.add_argument(
         "--cell", action="append", metavar="KIND:MS:WORKERS", help="only this cell (raw:130:2); may be repeated"
-    )
-    parser.add_argument(
-        "--slow-rounds", type=int, help=f"of peers below a quarter of our pace (default {FULL.num_slow_rounds})"
-    )
-    parser.add_argument(
-        "--slow-side-rounds",
-        type=int,
-        help=f"of these beside the headline's cells; 0 for none (default {FULL.num_slow_side_rounds})",
     )
     parser.add_argument("--latency", type=int, action="append", help="ms; may be repeated (default 30, 5, 130)")
     parser.add_argument("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
@@ -85,13 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     if parsed.keep and parsed.json is None:
         parser.error("--keep needs --json")
     load = QUICK if parsed.quick else FULL
-    load = load.changed(
-        num_rounds=parsed.rounds,
-        num_side_rounds=parsed.side_rounds,
-        num_slow_rounds=parsed.slow_rounds,
-        num_slow_side_rounds=parsed.slow_side_rounds,
-        latencies_ms=parsed.latency,
-    )
+    load = load.changed(num_rounds=parsed.rounds, latencies_ms=parsed.latency)
     try:
         load = replace(load, only=tuple(_cell(name, load) for name in parsed.cell or ()))
     except ValueError as error:

@@ -55,10 +55,7 @@ class Load:
         num_photos: Cut; the decoded cells read these.
         raw_bytes: Size that they are repeated to for the raw cells.
         latencies_ms: The first is the one of the headline, and of decoding, of one worker and of resuming.
-        num_rounds: Of the two cells of the headline.
-        num_side_rounds: Of the others.
-        num_slow_rounds: In the headline's, of a peer that came to less than a quarter of our pace in the first round.
-        num_slow_side_rounds: The same in the others; with 0, a peer that was slow in the headline's has no turn there.
+        num_rounds: Of each cell.
         batch_size: Pictures a batch.
         limit_s: When an epoch is cut short.
         objects_limit_s: The same for those who read an object a picture: they are slow and even.
@@ -72,9 +69,6 @@ class Load:
     raw_bytes: int
     latencies_ms: tuple[int, ...]
     num_rounds: int
-    num_side_rounds: int
-    num_slow_rounds: int
-    num_slow_side_rounds: int
     batch_size: int
     limit_s: float
     objects_limit_s: float
@@ -83,30 +77,13 @@ class Load:
     resident: bool
     only: tuple[Cell, ...] = ()
 
-    def changed(
-        self,
-        *,
-        num_rounds: int | None,
-        num_side_rounds: int | None,
-        num_slow_rounds: int | None,
-        num_slow_side_rounds: int | None,
-        latencies_ms: Sequence[int] | None,
-    ) -> Self:
+    def changed(self, *, num_rounds: int | None, latencies_ms: Sequence[int] | None) -> Self:
         """With what the command line says otherwise."""
         return replace(
             self,
-            num_side_rounds=self.num_side_rounds if num_side_rounds is None else num_side_rounds,
-            num_slow_rounds=self.num_slow_rounds if num_slow_rounds is None else num_slow_rounds,
-            num_slow_side_rounds=self.num_slow_side_rounds if num_slow_side_rounds is None else num_slow_side_rounds,
             num_rounds=self.num_rounds if num_rounds is None else num_rounds,
             latencies_ms=self.latencies_ms if latencies_ms is None else tuple(latencies_ms),
         )
-
-    def num_rounds_of(self, cell: Cell, *, slow: bool) -> int:
-        """How often a peer has its turn in a cell."""
-        if cell in self.cells()[:2]:
-            return min(self.num_rounds, self.num_slow_rounds) if slow else self.num_rounds
-        return min(self.num_rounds, self.num_slow_side_rounds if slow else self.num_side_rounds)
 
     def headline_of(self, cell: Cell) -> Cell:
         """The cell of the headline that has the same kind."""
@@ -140,9 +117,6 @@ FULL = Load(
     raw_bytes=1_000_000_000,
     latencies_ms=(30, 5, 130),
     num_rounds=5,
-    num_side_rounds=3,
-    num_slow_rounds=3,
-    num_slow_side_rounds=1,
     batch_size=128,
     limit_s=12.0,
     objects_limit_s=20.0,
@@ -155,9 +129,6 @@ QUICK = Load(
     raw_bytes=1,
     latencies_ms=(5,),
     num_rounds=1,
-    num_side_rounds=1,
-    num_slow_rounds=1,
-    num_slow_side_rounds=1,
     batch_size=16,
     limit_s=6.0,
     objects_limit_s=6.0,
@@ -270,9 +241,8 @@ class Measuring:
     # -- measuring ----------------------------------------------------------------------------------------------------
 
     def _measure(self, cell: Cell, way: Way) -> None:
-        for number in range(self._load.num_rounds_of(cell, slow=False)):
-            able = [peer for peer in self._able(cell.kind) if self._load.has_turn(peer, cell)]
-            peers = [peer for peer in able if number < self._num_rounds(peer, cell)]
+        for number in range(self._load.num_rounds):
+            peers = [peer for peer in self._able(cell.kind) if self._has_turns(peer, cell)]
             turn = number * len(peers) // self._load.num_rounds
             for peer in (*peers[turn:], *peers[:turn])[:: -1 if number % 2 else 1]:
                 self._tell(
@@ -321,17 +291,17 @@ class Measuring:
         self._runs[peer.name, cell, epoch].append(Run(outcome, number, fault))
         return outcome
 
-    def _num_rounds(self, peer: Peer, cell: Cell) -> int:
-        """Slow peers have fewer turns: it makes no difference to who is first."""
-        slow = self._is_slow(peer, cell)
-        if slow is None:
-            slow = self._is_slow(peer, self._load.headline_of(cell))
-        return self._load.num_rounds_of(cell, slow=bool(slow))
+    def _has_turns(self, peer: Peer, cell: Cell) -> bool:
+        """Whether a peer is measured in a cell; the slow ones have no turns beside the headline's.
 
-    def _is_slow(self, peer: Peer, cell: Cell) -> bool | None:
-        """What the first round of a cell says; None where there has been none."""
-        theirs, ours = ([run.outcome for run in self._runs[name, cell, "cold"][:1]] for name in (peer.name, OURS))
-        return is_slow(theirs[0], ours[0]) if theirs and ours else None
+        What was slow is said by the headline's first round alone: in the others nobody stops half way.
+        """
+        headline = self._load.headline_of(cell)
+        if cell != headline:
+            theirs, ours = (self._runs[name, headline, "cold"][:1] for name in (peer.name, OURS))
+            if theirs and ours and is_slow(theirs[0].outcome, ours[0].outcome):
+                return False
+        return self._load.has_turn(peer, cell)
 
     def _count(self, server: LocalS3, cell: Cell) -> None:
         """One more epoch each, cold and warm, without latency: requests and bytes on the wire, and memory."""
