@@ -219,8 +219,8 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
 def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
     """A run's figures, and those rows of an earlier run that it did not measure again.
 
-    Ratios, and whatever else is said of the whole, are of the later run that had ours in the headline's cells; a row of
-    the other run says when it was measured (``measured``).
+    Ratios, and whatever else is said of the whole, are of the later run that had ours in both of the headline's cells;
+    a row of the other run says when it was measured (``measured``).
 
     Args:
         figures: Of the later run.
@@ -251,13 +251,13 @@ def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _has_headline(figures: Mapping[str, Any]) -> bool:
-    """Whether a run measured ours in the first of its cells."""
+    """Whether a run measured ours in the first of its cells, raw and decoded: all ratios are of one run."""
     ours = [row for row in figures["rows"] if row["peer"] == OURS]
     load = figures.get("load")
     if load is None:
         return bool(ours)
     first = load["latencies_ms"][0], load["workers"][0]
-    return any((row["latency_ms"], row["workers"]) == first for row in ours)
+    return {row["kind"] for row in ours if (row["latency_ms"], row["workers"]) == first} == {"raw", "decoded"}
 
 
 def without_paths(error: str, *folders: str) -> str:

@@ -178,16 +178,20 @@ def test_cells_that_were_not_measured_again_stay_and_so_does_what_is_said_of_the
         _row("litdata", 5),
         {**_row("ours", 5, samples_s=9.0), "measured": "today"},
     ]
-    again = {**later, "rows": [_row("ours", 30, samples_s=8.0)], "cold_raw_vs_best": None}
+    half = {**later, "rows": [_row("ours", 30, samples_s=8.0)]}
+    figures = with_earlier(half, figures)
+    assert figures["cold_raw_vs_best"] == 2.5  # one of the two cells leaves the ratios, which are of one run
+    assert [row.get("measured") for row in figures["rows"]] == [None, None, None, "today", "today"]
+    again = {**half, "rows": [_row("ours", 30, samples_s=7.0), _row("ours", 30, kind="decoded")], "began": "later"}
     figures = with_earlier(again, figures)
     assert figures["cold_raw_vs_best"] is None  # compared with nobody in its run
-    assert [row.get("measured") for row in figures["rows"]] == [None, *["yesterday"] * 3, "today"]
+    assert [row.get("measured") for row in figures["rows"]] == [None, None, *["yesterday"] * 3, "today"]
 
 
-def _row(peer: str, latency_ms: int | None, *, samples_s: float = 1.0) -> dict[str, Any]:
+def _row(peer: str, latency_ms: int | None, *, kind: str = "raw", samples_s: float = 1.0) -> dict[str, Any]:
     return {
         "peer": peer,
-        "kind": "raw",
+        "kind": kind,
         "latency_ms": latency_ms,
         "workers": 2,
         "epoch": "cold",
