@@ -368,7 +368,7 @@ class Measuring:
         rows = []
         for cell in cells:
             pictures = self._pictures.get(cell.kind)
-            if pictures is None:
+            if pictures is None or not self._load.measures(cell):
                 continue
             for peer in self._peers:
                 for epoch in ("cold", "warm") if peer.caches else ("cold",):

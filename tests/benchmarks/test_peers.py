@@ -258,6 +258,17 @@ def test_the_headline_compares_with_the_best_within_a_round() -> None:
     assert found["first_batch_vs_best"] == 0.3333
 
 
+def test_who_fails_in_one_cell_leaves_what_is_known_of_others(tmp_path: Path) -> None:
+    measured = FULL.cells()[0]
+    measuring = Measuring(replace(FULL, only=(measured,)), [find("mosaicml")], tmp_path, Console(quiet=True))
+    photos = PhotoFolder(tmp_path, count=8, seed=0, num_bytes=64, digest="")
+    measuring._pictures["raw"] = _Pictures(photos, list(range(8)), DIGESTS, {})
+    with measuring._told(find("mosaicml"), "raw"):
+        raise CommandError("IndexError")
+    rows: Any = measuring.figures("minio")["rows"]
+    assert {(row["latency_ms"], row["workers"], row["error"]) for row in rows} == {(30, 2, "IndexError")}
+
+
 def test_without_a_rival_there_is_no_headline() -> None:
     found = headline({(OURS, CELL, "cold"): [Run(outcome([0]), 0)]}, CELL, CELL)
     assert found["cold_raw_vs_best"] is None
