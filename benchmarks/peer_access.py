@@ -19,8 +19,8 @@ def peer_accesses(report: Mapping[str, Any], workload: Workload) -> list[Access]
     """Finds each peer's first and later epochs and scales them.
 
     Used of ``rows``: ``peer, layout, kind`` (``"raw"``), ``epoch`` (``"cold"`` or ``"warm"``), ``latency_ms, gets,
-    bytes_ratio, of_samples``; where a peer was measured at several latencies, the lowest. Ours is left out: it is
-    counted anew. So is what failed, or was not read to its end.
+    bytes_ratio, of_samples, rounds, error``; where a peer was measured at several latencies, the lowest. Ours is left
+    out: it is counted anew. So is what failed in all turns, or was not read to its end.
 
     Where samples are objects, GETs grow with the samples; where they are in files, with the bytes, if ``sample_bytes``
     of the report says how large those were that were read, else with the samples as well. A peer without a warm epoch
@@ -38,7 +38,9 @@ def peer_accesses(report: Mapping[str, Any], workload: Workload) -> list[Access]
 
 
 def _counts(row: Row) -> bool:
-    if row.get("error") or row["kind"] != "raw" or row["peer"].startswith("ours"):
+    if row["kind"] != "raw" or row["peer"].startswith("ours"):
+        return False
+    if row.get("error") and not row.get("rounds"):  # one that failed some of its turns has been counted all the same
         return False
     return bool(row.get("of_samples")) and None not in (row.get("gets"), row.get("bytes_ratio"))
 

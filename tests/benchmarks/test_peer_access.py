@@ -41,6 +41,11 @@ def test_objects_are_a_get_each_however_large() -> None:
     assert access.first_epoch.gets == 10_030
 
 
+def test_who_failed_one_turn_counts() -> None:
+    (access,) = peer_accesses({"rows": [a_row(error="one turn: IndexError", rounds=4)]}, WORKLOAD)
+    assert access.first_epoch.gets == 200
+
+
 def test_the_lowest_latency_counts() -> None:
     (access,) = peer_accesses({"rows": [a_row(latency_ms=130, gets=50), a_row(latency_ms=5, gets=10)]}, WORKLOAD)
     assert access.first_epoch.gets == 100
@@ -50,6 +55,7 @@ def test_the_lowest_latency_counts() -> None:
     "changes",
     [
         {"error": "ImportError"},
+        {"error": "ImportError", "rounds": 0},
         {"kind": "decoded"},
         {"peer": "ours"},
         {"epoch": "warm"},
