@@ -54,6 +54,7 @@ class Load:
         batch_size: Of the loader.
         loop_length: Turns of the loop in pure Python, a sample.
         most: Sides with more threads or processes are left out.
+        transforms: Some of `TRANSFORMS`.
     """
 
     num_photos: int
@@ -61,10 +62,12 @@ class Load:
     batch_size: int = 32
     loop_length: int = 20_000
     most: int = 1024
+    transforms: tuple[str, ...] = TRANSFORMS
 
 
 FULL = Load(num_photos=960, num_rounds=5)
-QUICK = Load(num_photos=16, num_rounds=1, batch_size=4, loop_length=100, most=1)
+# Each side is a process of its own, which takes seconds to start; "python" does what "native" does, and more.
+QUICK = Load(num_photos=16, num_rounds=1, batch_size=4, loop_length=100, most=1, transforms=("python",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ def sides(load: Load) -> list[Side]:
     """All of them, in the order of a round."""
     threads, processes = {1, 2, 4}, {1, 2, num_cores()}
     ways = [("threads", n) for n in sorted(threads)] + [("processes", n) for n in sorted(processes)]
-    return [Side(mode, n, transform) for transform in TRANSFORMS for mode, n in ways if n <= load.most]
+    return [Side(mode, n, transform) for transform in load.transforms for mode, n in ways if n <= load.most]
 
 
 def measure(load: Load, folder: Path, *, on_side: Callable[[], object] = lambda: None) -> list[list[Row]]:

@@ -77,7 +77,10 @@ def _reported(benchmark: Benchmark, figures: dict[str, Any], folder: Path) -> st
 
 
 async def check_all(benchmarks: Sequence[Benchmark], folder: Path, console: Console) -> list[str]:
-    """Runs them, some at a time; returns the names of those that something is wrong with."""
+    """Runs them, some at a time; returns the names of those that something is wrong with.
+
+    The long ones begin first, so that none is left alone at the end.
+    """
     places = asyncio.Semaphore(num_cores() + 1)
     wrong = []
 
@@ -94,7 +97,7 @@ async def check_all(benchmarks: Sequence[Benchmark], folder: Path, console: Cons
                 console.print(told, markup=False, highlight=False, soft_wrap=True)
 
     async with asyncio.TaskGroup() as group:
-        for benchmark in benchmarks:
+        for benchmark in sorted(benchmarks, key=lambda benchmark: -benchmark.minutes):
             group.create_task(one(benchmark))
     return wrong
 

@@ -71,6 +71,14 @@ async def test_without_a_gpu_one_that_needs_it_has_to_say_so(monkeypatch: pytest
     assert await smoke.check(gpu, tmp_path) is not None
 
 
+def test_the_long_ones_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = FakePrograms(monkeypatch, Ended(0, ""), GOOD)
+    assert (
+        smoke.main([], benchmarks=[Benchmark("short", "short", 0.5, "speedup"), Benchmark("long", "long", 9, "")]) == 0
+    )
+    assert [asked[1] for asked in programs.asked] == ["benchmarks.long", "benchmarks.short"]
+
+
 def test_the_exit_status_tells(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     two = Benchmark("two", "two", 1, "speedup")
     FakePrograms(monkeypatch, Ended(0, ""), GOOD)
