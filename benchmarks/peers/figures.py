@@ -242,6 +242,7 @@ def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict
             *({**row, "measured": row.get("measured", began)} for row in other_rows.values()),
         ],
         "environments": {**earlier.get("environments", {}), **figures["environments"]},
+        "first_byte_ms": {**other.get("first_byte_ms", {}), **main.get("first_byte_ms", {})},
         "remarks": [*earlier.get("remarks", ()), *figures.get("remarks", ())],
     }
 

@@ -161,16 +161,19 @@ def test_cells_that_were_not_measured_again_stay_and_so_does_what_is_said_of_the
         "cold_raw_vs_best": 2.5,
         "load": load,
         "began": "yesterday",
+        "first_byte_ms": {"30": 31.0, "5": 6.0},
     }  # fmt: skip
     later = {
         "rows": [_row("ours", 5, samples_s=9.0)],
         "environments": {},
         "load": load,
         "began": "today",
+        "first_byte_ms": {"5": 7.0},
         "cold_raw_vs_best": None,
     }
     figures = with_earlier(later, earlier)
     assert (figures["cold_raw_vs_best"], figures["began"]) == (2.5, "yesterday")
+    assert figures["first_byte_ms"] == {"30": 31.0, "5": 6.0}
     assert figures["rows"] == [
         _row("ours", 30),
         _row("litdata", 30),
@@ -182,8 +185,14 @@ def test_cells_that_were_not_measured_again_stay_and_so_does_what_is_said_of_the
     figures = with_earlier(half, figures)
     assert figures["cold_raw_vs_best"] == 2.5  # one of the two cells leaves the ratios, which are of one run
     assert [row.get("measured") for row in figures["rows"]] == [None, None, None, "today", "today"]
-    again = {**half, "rows": [_row("ours", 30, samples_s=7.0), _row("ours", 30, kind="decoded")], "began": "later"}
+    again = {
+        **half,
+        "rows": [_row("ours", 30, samples_s=7.0), _row("ours", 30, kind="decoded")],
+        "began": "later",
+        "first_byte_ms": {"30": 32.0},
+    }
     figures = with_earlier(again, figures)
+    assert figures["first_byte_ms"] == {"30": 32.0, "5": 6.0}  # the other's, of latencies that it has alone
     assert figures["cold_raw_vs_best"] is None  # compared with nobody in its run
     assert [row.get("measured") for row in figures["rows"]] == [None, None, *["yesterday"] * 3, "today"]
 
