@@ -73,7 +73,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(
         "remote_vs_local.train",
         "remote_vs_local",
-        4.5,
+        5,
         _remote_keys("training"),
         ("--step", "train"),
         quick=None,
@@ -81,7 +81,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(
         "remote_vs_local.none",
         "remote_vs_local",
-        5,
+        6,
         _remote_keys("raw", "decoded"),
         ("--step", "none"),
         quick=("--step", "none", "--quick"),
@@ -96,14 +96,14 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(
         "decode",
         "decode",
-        2,
+        1,
         "rows[].set rows[].recipe rows[].images_s_core rows[].cpu_s_per_1000 ratio_110kb ratio_35kb ratio_large "
         "two_thread_scaling mean_error other_programs_share",
     ),
     Benchmark(
         "lossless",
         "lossless",
-        3,
+        1,
         "rows[].set rows[].codec size_vs_png decode_vs_png decode_pack_vs_png crop_vs_full encode_mpix_s "
         "gpu_prepare_vs_png other_programs_share",
     ),
@@ -117,13 +117,13 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(
         "resume",
         "resume",
-        2,
+        1,
         "rows[].sample rows[].first_batch_s rows[].spread_s rows[].gets rows[].shards ratio",
     ),
     Benchmark(
         "cost",
         "cost",
-        1.5,
+        0.5,
         "workload measured[].system rows[].system rows[].kind rows[].run rows[].usd prices_as_of prices",
         # Peers that were measured are counted as they were seen; without the file, as their formats ask.
         ("--peers", "benchmarks/results/peers.json"),
@@ -131,7 +131,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(
         "drop_in",
         "drop_in",
-        7,
+        9,
         "vanilla_batch_s ours_batch_s speedup in_flight num_workers rows[].client rows[].speedup rows[].ours_cpu_ms "
         "batch_s[].batch_s measured_latency_ms other_programs_share",
     ),

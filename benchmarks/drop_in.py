@@ -93,7 +93,7 @@ FULL = Load(
     ),
     num_rounds=5,
     vanilla_batches=8,
-    ours_batches=200,
+    ours_batches=120,
 )
 QUICK = Load(30, (_MAIN, Case("obstore async", 0, 64)), num_rounds=1, vanilla_batches=1, ours_batches=4)
 
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drop_in", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--quick", action="store_true", help="a few batches, to see that it works")
-    parser.add_argument("--rounds", type=int, help=f"of each case (default {FULL.num_rounds}; seven minutes)")
+    parser.add_argument("--rounds", type=int, help=f"of each case (default {FULL.num_rounds}; nine minutes)")
     parser.add_argument("--main", action="store_true", help="only the main case")
     parsed = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     if parsed.rounds is not None and parsed.rounds < 1:

@@ -220,7 +220,7 @@ def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict
     """A run's figures, and those rows of an earlier run that it did not measure again.
 
     Ratios, and whatever else is said of the whole, are of the later run that had ours in both of the headline's cells;
-    a row of the other run says when it was measured (``measured``).
+    a row of the other run says when it was measured (``measured``), and its latencies that the main one has not stay.
 
     Args:
         figures: Of the later run.
