@@ -18,6 +18,8 @@ WHEEL := $(VENV)/.wheel
 # Folders as well: a file that is gone shows in its folder's time only.
 SOURCES := pyproject.toml README.md LICENSE $(shell find storage concurrent_loader -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name '*.[ch]' -o -name '*.pyi' -o -name py.typed \) -print)
 ARGS ?=
+# Test processes at once. Many tests wait for a server or for a child process, so one more than there are cores.
+JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
 .PHONY: help demo test test-gpu check bench bench-smoke soak lock clean
 .DEFAULT_GOAL := help
@@ -28,8 +30,8 @@ help:  ## this list
 demo: $(WHEEL)  ## train from a bucket and from the local drive, side by side (ARGS="--latency 0" …)
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
-test: $(WHEEL)  ## all tests, against the wheel (ARGS="-k cache" …)
-	$(BIN)/pytest $(ARGS)
+test: $(WHEEL)  ## all tests, against the wheel (ARGS="-k cache" JOBS=1 …)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 # Where there is no GPU that is an error and no success: somebody wanted to know whether the device stage works.
 test-gpu: $(WHEEL)  ## the tests that need a GPU, against the wheel

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,13 +34,19 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files with a short path: a Unix socket in it may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="lives-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @contextmanager
-def started(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A program in a session of its own, whose temporary files are below ``tmp_path / "temporary"``."""
-    (tmp_path / "temporary").mkdir(exist_ok=True)
+def started(temporary: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Starts a program in a session of its own, whose temporary files are in ``temporary``."""
     process = subprocess.Popen(
         [sys.executable, "-W", "error::ResourceWarning", *arguments],
-        env={**os.environ, "TMPDIR": str(tmp_path / "temporary"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -74,21 +81,21 @@ def all_end(workers: list[int]) -> bool:
     ("scenario", "method"),
     [("killed", "spawn"), ("killed", "forkserver"), ("fork", "forkserver"), ("stuck", "forkserver")],
 )
-def test_workers_end_when_their_parent_is_killed(tmp_path: Path, url: str, scenario: str, method: str) -> None:
+def test_workers_end_when_their_parent_is_killed(temporary: Path, url: str, scenario: str, method: str) -> None:
     """Also when a child that it has forked holds copies of all its descriptors, or when a transform never returns."""
-    with started(tmp_path, str(HERE / "workers_program.py"), scenario, url, method) as process:
+    with started(temporary, str(HERE / "workers_program.py"), scenario, url, method) as process:
         workers = workers_of(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "at work\n"
-        assert len(list((tmp_path / "temporary").glob("concurrent-loader-workers-*"))) == 1
+        assert len(list(temporary.glob("concurrent-loader-workers-*"))) == 1
         process.kill()
         assert all_end(workers)
-        assert list((tmp_path / "temporary").glob("concurrent-loader-workers-*")) == []
+        assert list(temporary.glob("concurrent-loader-workers-*")) == []
 
 
-def test_ctrl_c_while_the_loader_waits(tmp_path: Path, url: str) -> None:
+def test_ctrl_c_while_the_loader_waits(temporary: Path, url: str) -> None:
     """Ctrl-C goes to all processes at once, and only the one that the user sees says something about it."""
-    with started(tmp_path, str(HERE / "workers_program.py"), "interrupt", url, "forkserver") as process:
+    with started(temporary, str(HERE / "workers_program.py"), "interrupt", url, "forkserver") as process:
         workers = workers_of(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "at work\n"
@@ -96,22 +103,22 @@ def test_ctrl_c_while_the_loader_waits(tmp_path: Path, url: str) -> None:
         out, err = process.communicate(timeout=TIMEOUT_S)
         assert all_end(workers)
         assert (process.returncode, out.replace("at work\n", ""), err) == (0, "interrupted\n", "")
-        assert list((tmp_path / "temporary").glob("concurrent-loader-workers-*")) == []
+        assert list(temporary.glob("concurrent-loader-workers-*")) == []
 
 
-def test_a_program_may_end_with_idle_workers(tmp_path: Path, url: str) -> None:
-    with started(tmp_path, str(HERE / "workers_program.py"), "exit", url, "forkserver") as process:
+def test_a_program_may_end_with_idle_workers(temporary: Path, url: str) -> None:
+    with started(temporary, str(HERE / "workers_program.py"), "exit", url, "forkserver") as process:
         workers = workers_of(process)
         out, err = process.communicate(timeout=TIMEOUT_S)
         assert all_end(workers)
         assert (process.returncode, out, err) == (0, "", "")
-        assert list((tmp_path / "temporary").glob("concurrent-loader-workers-*")) == []
+        assert list(temporary.glob("concurrent-loader-workers-*")) == []
 
 
-def test_a_script_without_a_guard_is_told_so(tmp_path: Path, url: str) -> None:
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path, temporary: Path, url: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(NO_GUARD.format(url=url))
-    with started(tmp_path, str(script)) as process:
+    with started(temporary, str(script)) as process:
         out, err = process.communicate(timeout=TIMEOUT_S)
         assert (process.returncode, out) == (1, "")
         assert "WorkerDied" in err
