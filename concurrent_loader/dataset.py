@@ -126,6 +126,10 @@ class ShardDataset(BucketDataset):
         """
         return self.loop.run(self.reader.column(name))
 
+    def column_of(self, name: str, samples: npt.NDArray[np.int64]) -> npt.NDArray[Any] | list[Any]:
+        """Reads one column of some samples; of a str or json column, nothing else is decoded."""
+        return self.loop.run(self.reader.column(name, samples))
+
     # -- how it is read --------------------------------------------------------------------------------------------
 
     @property

@@ -24,6 +24,7 @@ from storage.cache import DiskShardCache, ShardCache
 from storage.errors import ConfigurationError, FormatError, NotFound, SchemaError, StorageError
 from storage.fetch import FetchEngine, HedgePolicy, InFlight, RetryPolicy
 from storage.listing import Listing, decode_listing, encode_listing, list_objects, load_listing, save_listing
+from storage.map_concurrently import map_concurrently
 from storage.shards.columns import ColumnKind, Schema
 from storage.sizes import Size
 
@@ -167,6 +168,11 @@ class ObjectDataset(BucketDataset):
         listing = self.listing
         return listing.keys.tolist() if name == "key" else self._labels.copy()
 
+    def column_of(self, name: str, samples: npt.NDArray[np.int64]) -> npt.NDArray[Any] | list[Any]:
+        """Returns ``key`` or ``label`` of some samples."""
+        values = self.column(name)
+        return [values[sample] for sample in samples.tolist()] if isinstance(values, list) else values[samples]
+
     def __repr__(self) -> str:
         opened = f", samples={len(self._listing)}" if self._pid and self._listing is not None else ""
         return f"ObjectDataset({self.url!r}{opened})"
@@ -225,12 +231,7 @@ class ObjectDataset(BucketDataset):
             values = {name: unit.values(name, row)[0] for name in columns}
             return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(read(sample)) for sample in samples]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors.exceptions[0].__cause__
-        return [task.result() for task in tasks]
+        return await map_concurrently(read, samples)
 
     # -- opening ---------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,6 @@ class ShardSource:
     def __init__(self, reader: DatasetReader, selection: Selection | None, columns: Sequence[str]) -> None:
         self._reader = reader
         self._cache = reader.cache
-        self._shards = reader.manifest.shards
         self._selection = selection
         self._visits = Visits()
         self._bounds = reader.first_samples if selection is None else selection.bounds(reader.first_samples)
@@ -48,7 +47,7 @@ class ShardSource:
         return int(self._bounds[unit + 1] - self._bounds[unit])
 
     def num_bytes(self, unit: int) -> int:
-        entry = self._shards[unit]
+        entry = self._reader.entry(unit)
         if not self._is_sparse(unit):
             return entry.size
         tail_bytes = entry.size - entry.tail_start
@@ -58,10 +57,10 @@ class ShardSource:
         return self._reader.engine.store.url
 
     def key(self, unit: int) -> str:
-        return self._shards[unit].key
+        return self._reader.entry(unit).key
 
     def fetched(self, unit: int) -> tuple[float, float | None] | None:
-        return self._visits.get(unit) or self._cache.fetched(self._shards[unit])
+        return self._visits.get(unit) or self._cache.fetched(self._reader.entry(unit))
 
     async def follow(self, plan: EpochPlan, world_size: int, *, shared: bool = False) -> None:
         await self._cache.follow(lambda: self._schedule(plan, world_size, shared=shared))
@@ -73,15 +72,15 @@ class ShardSource:
         if self._is_sparse(unit):
             with self._visits.of(unit):
                 return await SparseShard.read(self._reader, unit, self._rows(unit), self._payload)
-        return await self._cache.acquire(self._shards[unit])
+        return await self._cache.acquire(self._reader.entry(unit))
 
     def release(self, unit: int, *, spent: bool = False) -> None:
         self._visits.pop(unit, None)
         if not self._is_sparse(unit):
-            self._cache.release(self._shards[unit], spent=spent)
+            self._cache.release(self._reader.entry(unit), spent=spent)
 
     async def replace(self, unit: int, decayed: OpenUnit) -> OpenUnit:
-        return await self._cache.replace(self._shards[unit], cast("OpenShard", decayed))
+        return await self._cache.replace(self._reader.entry(unit), cast("OpenShard", decayed))
 
     async def end(self) -> None:
         """Has nothing to wait for."""
@@ -94,13 +93,13 @@ class ShardSource:
 
     def _rows(self, unit: int) -> Indices:
         if self._selection is None:
-            return np.arange(self._shards[unit].num_samples)
+            return np.arange(self._reader.entry(unit).num_samples)
         numbers = self._selection.numbers[self._bounds[unit] : self._bounds[unit + 1]]
         rows: Indices = numbers - self._reader.first_samples[unit]
         return rows
 
     def _is_sparse(self, unit: int) -> bool:
-        entry = self._shards[unit]
+        entry = self._reader.entry(unit)
         if not self._payload:  # then its tail has everything
             return 2 * (entry.size - entry.tail_start) <= entry.size
         return self._selection is not None and is_sparse(entry, self.num_samples(unit))

@@ -61,7 +61,7 @@ class SparseShard:
         Raises:
             StorageError: Names shard and sample.
         """
-        entry = reader.manifest.shards[shard]
+        entry = reader.entry(shard)
         index = await reader.index(shard)
         payload: dict[tuple[str, int], bytes] = {}
 
@@ -99,5 +99,4 @@ class SparseShard:
         spec = self._index.schema[column]
         if spec.kind is ColumnKind.PAYLOAD:
             return [spec.decode(data) for data in self.payload(column, rows)]
-        whole = self._index.column(column)
-        return whole[rows] if isinstance(whole, np.ndarray) else [whole[row] for row in rows.tolist()]
+        return self._index.values(column, rows)

@@ -281,6 +281,10 @@ class WholeDataset(Selectable):
         """Itself."""
         return (self,)
 
+    @abstractmethod
+    def column_of(self, name: str, samples: Indices) -> Values:
+        """Reads one column of some samples: (n,) int64 sample numbers in ascending order."""
+
     @property
     @abstractmethod
     def unit_sizes(self) -> Indices:
@@ -370,12 +374,9 @@ class DatasetView(Selectable):
         return self._base.mean_sample_bytes
 
     def column(self, name: str) -> Values:
-        values = self._base.column(name)
         if self._selection is None:
-            return values
-        if isinstance(values, np.ndarray):
-            return values[self._selection.numbers]
-        return [values[number] for number in self._selection.numbers.tolist()]
+            return self._base.column(name)
+        return self._base.column_of(name, self._selection.numbers)
 
     async def reading(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         if self._selection is not None:

@@ -87,10 +87,7 @@ class OpenShard(ABC):
         spec = self.index.schema[column]
         if spec.kind is ColumnKind.PAYLOAD:
             return [spec.decode(data) for data in self.payload(column, rows)]
-        whole = self.index.column(column)
-        if isinstance(whole, np.ndarray):
-            return whole[rows]
-        return [whole[row] for row in rows.tolist()]
+        return self.index.values(column, rows)
 
     def close(self) -> None:
         """Lets go of the bytes."""

@@ -177,11 +177,21 @@ class ShardIndex:
         """Returns a whole column: a read-only array (n, *shape) if it is fixed, a new list if it is small."""
         if name in self._fixed:
             return self._fixed[name]
-        try:
-            return self._small_column(name).values()
-        except FormatError as error:
-            error.locate(shard=self.shard)
-            raise
+        return self._small_values(name, None)
+
+    def values(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any] | list[Any]:
+        """Returns a column's values for some rows; the cost depends on these rows, never on the size of the shard.
+
+        Args:
+            name: A fixed or small column.
+            rows: (n,) int64, row numbers in any order.
+
+        Returns:
+            An array (n, *shape) for a fixed column, a list of n values for a small one.
+        """
+        if name in self._fixed:
+            return self._fixed[name][rows]
+        return self._small_values(name, rows.tolist())
 
     def value(self, name: str, row: int) -> Any:
         """Returns one value of a fixed column (a Python number or a read-only array) or of a small one."""
@@ -280,6 +290,13 @@ class ShardIndex:
             return self._position[name]
         except KeyError:
             raise SchemaError("not a payload column", column=name, got=self.schema[name].type) from None
+
+    def _small_values(self, name: str, rows: list[int] | None) -> list[Any]:
+        try:
+            return self._small_column(name).values(rows)
+        except FormatError as error:
+            error.locate(shard=self.shard)
+            raise
 
     def _small_column(self, name: str) -> SmallColumn:
         try:

@@ -5,9 +5,9 @@ The loader's dense reading of whole shards goes through `storage.cache` directly
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from storage.cache.shard_cache import ShardCache
 from storage.cache.single_flight import SingleFlight
 from storage.errors import CorruptData, SchemaError, StorageError
 from storage.fetch.engine import FetchEngine
+from storage.map_concurrently import map_concurrently
 from storage.shards.columns import ColumnKind, Schema
 from storage.shards.index import ShardIndex
 from storage.shards.manifest import BundleEntry, Manifest, ShardEntry
@@ -35,6 +36,8 @@ class DatasetReader:
 
     Attributes:
         first_samples: (num_shards + 1,) int64, where each shard's samples begin, and where the last one's end.
+        entry: Returns a shard's entry, given its place in the manifest. A few hundred entries are kept: making one
+            costs a Python number per chunk of the shard, which every sample would pay again.
 
     Usable from one event loop, by any number of tasks.
     """
@@ -47,6 +50,7 @@ class DatasetReader:
         self.first_samples: npt.NDArray[np.int64] = np.concatenate(
             [np.zeros(1, np.int64), np.cumsum(manifest.table.num_samples)]
         )
+        self.entry: Callable[[int], ShardEntry] = lru_cache(_MAX_INDEXES)(manifest.shards.__getitem__)
         self._indexes: OrderedDict[int, ShardIndex] = OrderedDict()
         self._flight: SingleFlight[int, ShardIndex] = SingleFlight()
 
@@ -80,7 +84,7 @@ class DatasetReader:
         """
         names = self.check_columns(columns)
         shard, row = self.locate(sample)
-        entry = self.manifest.shards[shard]
+        entry = self.entry(shard)
         try:
             index = await self.index(shard)
             values = await self._payload_values(entry, index, row, names)
@@ -94,22 +98,22 @@ class DatasetReader:
 
     async def read_many(self, samples: Sequence[int], columns: Sequence[str] | None = None) -> list[dict[str, object]]:
         """Reads several samples at once; the engine bounds how many requests are in flight."""
-        tasks: list[asyncio.Task[dict[str, object]]] = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.read(sample, columns)) for sample in samples]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors.exceptions[0].__cause__
-        return [task.result() for task in tasks]
+        return await map_concurrently(lambda sample: self.read(sample, columns), samples)
 
-    async def column(self, name: str) -> npt.NDArray[np.generic] | list[object]:
-        """Reads one column of all samples.
+    async def column(
+        self, name: str, samples: npt.NDArray[np.int64] | None = None
+    ) -> npt.NDArray[np.generic] | list[object]:
+        """Reads one column of all samples, or of some.
 
         FIXED columns come from the snapshot's bundles (all labels of 1.2 M samples are two or three GETs), SMALL ones
-        from each shard's tail.
+        from each shard's tail; tails of shards without any of the samples are not fetched.
+
+        Args:
+            name: A FIXED or SMALL column.
+            samples: (n,) int64, sample numbers in ascending order; all samples by default.
 
         Returns:
-            FIXED: an array (len, *shape) of the column's dtype. SMALL: a list.
+            FIXED: an array (n, *shape) of the column's dtype. SMALL: a list of n values.
 
         Raises:
             SchemaError: No such column, or one of payload (read those by sample).
@@ -118,17 +122,22 @@ class DatasetReader:
         column = self.schema[name]
         if column.kind is ColumnKind.PAYLOAD:
             raise SchemaError("a payload column is not read as a whole; read samples, or use a loader", column=name)
-        if column.kind is ColumnKind.FIXED:
-            bundles = [await self._bundle(bundle, name) for bundle in self.manifest.bundles]
-            if sum(len(part) for part in bundles) == len(self):
-                return np.concatenate(bundles) if bundles else np.empty((0, *(column.shape or ())), column.dtype)
-        indexes: list[asyncio.Task[ShardIndex]] = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                indexes = [group.create_task(self.index(shard)) for shard in range(len(self.manifest.shards))]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors.exceptions[0].__cause__
-        parts = [task.result().column(name) for task in indexes]
+        firsts = self.first_samples
+        index_of: Callable[[int], Awaitable[ShardIndex]] = self.index
+        # Bundles neither overlap nor go beyond the last sample: as many samples as the data set has are all of them.
+        bundles = self.manifest.bundles
+        if column.kind is ColumnKind.FIXED and sum(bundle.num_samples for bundle in bundles) == len(self):
+            firsts = np.array([*(bundle.first_sample for bundle in bundles), len(self)], np.int64)
+            index_of = self._bundle
+        bounds = firsts if samples is None else np.searchsorted(samples, firsts)
+
+        async def part_of(place: int) -> npt.NDArray[np.generic] | list[object]:
+            index = await index_of(place)
+            if samples is None:
+                return index.column(name)
+            return index.values(name, samples[bounds[place] : bounds[place + 1]] - firsts[place])
+
+        parts = await map_concurrently(part_of, np.flatnonzero(np.diff(bounds)).tolist())
         if column.kind is ColumnKind.FIXED:
             arrays = [np.asarray(part) for part in parts]
             return np.concatenate(arrays) if arrays else np.empty((0, *(column.shape or ())), column.dtype)
@@ -138,7 +147,7 @@ class DatasetReader:
         """Returns a shard's parsed index; a few hundred are kept."""
         index = self._indexes.get(shard)
         if index is None:
-            index = await self._flight.run(shard, lambda: self._fetch_index(self.manifest.shards[shard]))
+            index = await self._flight.run(shard, lambda: self._fetch_index(self.entry(shard)))
             self._indexes[shard] = index
             if len(self._indexes) > _MAX_INDEXES:
                 self._indexes.popitem(last=False)
@@ -171,9 +180,8 @@ class DatasetReader:
 
         return await self.cache.read(entry, entry.tail_start, entry.size, parse)
 
-    async def _bundle(self, bundle: BundleEntry, name: str) -> npt.NDArray[np.generic]:
-        index = await self._fetch_index(bundle)
-        return np.asarray(index.column(name))
+    async def _bundle(self, number: int) -> ShardIndex:
+        return await self._fetch_index(self.manifest.bundles[number])
 
     async def _payload_values(
         self, entry: ShardEntry, index: ShardIndex, row: int, names: Sequence[str]

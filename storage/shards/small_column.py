@@ -11,7 +11,7 @@ A dictionary, if frames need one, is a block of its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -119,9 +119,9 @@ class SmallColumn:
             error.locate(sample=row)
             raise
 
-    def values(self) -> list[Any]:
-        """Returns all values, decoded anew."""
-        return [self.value(row) for row in range(self._num_samples)]
+    def values(self, rows: Iterable[int] | None = None) -> list[Any]:
+        """Decodes the values of some rows (all rows by default), and of no others."""
+        return [self.value(row) for row in (range(self._num_samples) if rows is None else rows)]
 
 
 def _check_lengths(raw_lengths: npt.NDArray[Any]) -> None:

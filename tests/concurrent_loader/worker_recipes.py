@@ -13,6 +13,8 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from storage.shards.small_column import SmallColumn
+
 Sample = dict[str, Any]
 
 
@@ -162,3 +164,22 @@ class NotHere:
 
     def __call__(self, sample: Sample) -> Sample:
         return sample
+
+
+_num_decoded = 0
+
+
+def count_decoded(worker: int) -> None:
+    """Counts the values of str and json columns that this process decodes."""
+    value = SmallColumn.value
+
+    def counted(self: SmallColumn, row: int) -> Any:
+        global _num_decoded
+        _num_decoded += 1
+        return value(self, row)
+
+    SmallColumn.value = counted  # type: ignore[method-assign]
+
+
+def with_num_decoded(samples: list[Sample]) -> tuple[int, int]:
+    return len(samples), _num_decoded
