@@ -25,6 +25,7 @@ from storage.errors import ConfigurationError, FormatError, NotFound, SchemaErro
 from storage.fetch import FetchEngine, HedgePolicy, InFlight, RetryPolicy
 from storage.listing import Listing, decode_listing, encode_listing, list_objects, load_listing, save_listing
 from storage.map_concurrently import map_concurrently
+from storage.printable import printable
 from storage.shards.columns import ColumnKind, Schema
 from storage.sizes import Size
 
@@ -33,6 +34,7 @@ __all__ = ["ObjectDataset"]
 log = logging.getLogger(__name__)
 
 _HEDGE = HedgePolicy()
+_MAX_NAMED = 5  # objects that a message about left-out ones names
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".gif")
 
 
@@ -54,6 +56,9 @@ class ObjectDataset(BucketDataset):
         pattern: A key that counts also matches this: ``*`` and ``?`` match slashes, too.
         listing: Local file that keeps the listing, instead of one in ``cache_dir``. Without either, each opening lists.
         refresh: List again, and replace what was kept.
+        on_error: What happens where an object's key cannot be read (a line break, bytes that are not UTF-8, ``//``, a
+            link that leads nowhere) or a folder cannot be listed: ``"raise"`` an error that names it, or ``"skip"`` it
+            with a warning.
         cache_dir: As for `ShardDataset`; objects are kept under their URL, key, ETag and size.
         cache_bytes: As for `ShardDataset`.
         client: As for `ShardDataset`.
@@ -89,6 +94,7 @@ class ObjectDataset(BucketDataset):
         pattern: str | None = None,
         listing: str | os.PathLike[str] | None = None,
         refresh: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: Size | None = None,
         client: str = "auto",
@@ -111,6 +117,8 @@ class ObjectDataset(BucketDataset):
         )
         if labels not in (None, "folder"):
             raise ConfigurationError("labels is 'folder' or None", got=labels)
+        if on_error not in ("raise", "skip"):
+            raise ConfigurationError("on_error is 'raise' or 'skip'", got=on_error)
         if isinstance(suffixes, str):
             raise ConfigurationError("suffixes is a list of endings", got=suffixes)
         self._column = column
@@ -124,6 +132,7 @@ class ObjectDataset(BucketDataset):
         self._pattern = pattern
         self._listing_path = None if listing is None else os.fspath(listing)
         self._refresh = refresh
+        self._on_error = on_error
         self._listing: Listing | None = None
         self._question = ""  # what the listing is an answer to
         self._open()
@@ -253,6 +262,8 @@ class ObjectDataset(BucketDataset):
 
     async def _read_contents(self, engine: FetchEngine, cache: ShardCache) -> None:
         asked = {"at": engine.store.endpoint, "suffixes": self._suffixes, "pattern": self._pattern, "url": self.url}
+        if self._on_error == "skip":
+            asked["on_error"] = "skip"
         self._question = json.dumps(asked, sort_keys=True)
         # Another process, or a forked child, goes on with what this one knew.
         listing = self._listing if self._listing is not None else await self._find_listing(engine, cache)
@@ -275,13 +286,28 @@ class ObjectDataset(BucketDataset):
             else:
                 if kept is not None:
                     return kept
-        listing = await list_objects(engine, self._counts())
+        problems: list[StorageError] = []
+        listing = await list_objects(engine, self._counts(), problems)
+        self._judge(problems)
         if path is not None and len(listing):
             try:
                 await asyncio.to_thread(partial(save_listing, path, listing, self._question))
             except OSError as error:
                 log.warning("the listing cannot be kept in %s: %s", path, error)
         return listing
+
+    def _judge(self, problems: list[StorageError]) -> None:
+        if not problems:
+            return
+        names = ", ".join(printable(problem.key or "") for problem in problems[:_MAX_NAMED])
+        more = f" and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
+        if self._on_error == "raise":
+            error = problems[0]
+            error.what += (
+                f"; {len(problems)} such: {names}{more}; rename them, or pass on_error='skip' to leave them out"
+            )
+            raise error
+        log.warning("left out of %s, %d that cannot be read: %s%s", self.url, len(problems), names, more)
 
     def _path_of_listing(self, cache: ShardCache) -> Path | None:
         if self._listing_path is not None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 from storage.errors import CommitConflict, ConfigurationError, CorruptData, SchemaError
 from storage.importers.protocol import ImportedSample, Importer, ImportProblem
 from storage.loop_thread import LoopThread
+from storage.printable import printable
 from storage.shards.manifest import Manifest
 from storage.shards.snapshots import latest_snapshot, load_manifest
 from storage.shards.writer import ShardWriter
@@ -34,12 +35,14 @@ class IngestProgress:
         num_total: That there will be.
         num_skipped: Of those done.
         num_bytes: Read from the source's good files.
+        duration_s: Since the first file was asked for.
     """
 
     num_done: int
     num_total: int
     num_skipped: int
     num_bytes: int
+    duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +153,11 @@ class _Run:
         self.num_bytes = 0
         self.skipped: list[ImportProblem] = []
         self._encoded: dict[str, dict[str, int]] = {}
+        self._began = 0.0
 
     def drain(self, loop: LoopThread, source: _Source) -> None:
         """Takes every item and writes it."""
+        self._began = time.monotonic()
         self._report()
         try:
             while taken := loop.run(source.take()):
@@ -169,7 +174,7 @@ class _Run:
 
     def summary(self) -> dict[str, Any]:
         """What the manifest keeps about this import."""
-        listed = [{"name": problem.name, "reason": problem.reason} for problem in self.skipped[:_MAX_LISTED]]
+        listed = [{"name": printable(each.name), "reason": each.reason} for each in self.skipped[:_MAX_LISTED]]
         return {"num_samples": self._writer.num_samples, "num_skipped": len(self.skipped), "skipped": listed}
 
     def encoded(self, onto: Manifest | None) -> dict[str, Any]:
@@ -198,7 +203,12 @@ class _Run:
                     counts["stored_bytes"] += len(cast("bytes", item.values[column]))
                 return
         if self._on_error == "fail":
-            raise CorruptData(f"a file cannot be imported: {item.reason}", url=self._source, key=item.name)
+            raise CorruptData(
+                f"a file cannot be imported: {item.reason}; mend it, or leave such files out by --on-error skip "
+                "(in Python on_error='skip')",
+                url=self._source,
+                key=item.name,
+            )
         self.skipped.append(item)
 
     def _report(self) -> None:
@@ -209,6 +219,7 @@ class _Run:
                     num_total=self._num_total,
                     num_skipped=len(self.skipped),
                     num_bytes=self.num_bytes,
+                    duration_s=time.monotonic() - self._began,
                 )
             )
 

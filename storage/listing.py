@@ -96,7 +96,9 @@ class Listing:
         return hashed.intdigest() >> 1
 
 
-async def list_objects(engine: FetchEngine, wanted: Callable[[str], bool]) -> Listing:
+async def list_objects(
+    engine: FetchEngine, wanted: Callable[[str], bool], problems: list[StorageError] | None = None
+) -> Listing:
     """Lists the objects of a store.
 
     There is no bound on the whole, only on how long the next page may take. A listing that fails begins again.
@@ -104,6 +106,8 @@ async def list_objects(engine: FetchEngine, wanted: Callable[[str], bool]) -> Li
     Args:
         engine: Its store is listed, under its retry policy.
         wanted: Called with each key.
+        problems: List that receives an error for each wanted entry that cannot be read under its name, and for each
+            folder that cannot be listed. Without it the first of them is raised.
 
     Raises:
         StorageError: It cannot be listed.
@@ -112,23 +116,37 @@ async def list_objects(engine: FetchEngine, wanted: Callable[[str], bool]) -> Li
     while True:
         attempts += 1
         try:
-            return await _list_once(engine, wanted)
+            listing, unusable = await _list_once(engine, wanted)
         except StorageError as error:
             delay_s = engine.delay_s(error, engine.policy, failures=attempts, elapsed_s=0.0)
             if delay_s is None:
                 raise error.locate(url=engine.store.url, attempts=attempts) from error.__cause__
+        else:
+            if problems is not None:
+                problems[:] = unusable
+            elif unusable:
+                raise unusable[0]
+            return listing
         await engine.pause(delay_s)
 
 
-async def _list_once(engine: FetchEngine, wanted: Callable[[str], bool]) -> Listing:
+async def _list_once(engine: FetchEngine, wanted: Callable[[str], bool]) -> tuple[Listing, list[StorageError]]:
     keys, etags = bytearray(), bytearray()
     sizes, key_ends, etag_ends = array("q"), array("q"), array("q")
     clock = asyncio.get_running_loop().time
     page_s = engine.policy.first_byte_s + engine.policy.stall_window_s
     seen = 0
+    unusable: list[StorageError] = []
+
+    def note(problem: StorageError) -> None:
+        key = problem.key or ""
+        is_hidden = key.startswith(".") or "/." in key
+        if wanted(key) or (key.endswith("/") and not is_hidden):
+            unusable.append(problem)
+
     try:
         async with asyncio.timeout(page_s) as deadline:
-            async for meta in engine.store.list(""):
+            async for meta in engine.store.list("", on_error=note):
                 seen += 1
                 if seen % _BEAT == 0:
                     deadline.reschedule(clock() + page_s)
@@ -142,7 +160,7 @@ async def _list_once(engine: FetchEngine, wanted: Callable[[str], bool]) -> List
     except TimeoutError as error:
         raise DeadlineExceeded(f"the next page of a listing did not come within {page_s:.3g} s") from error
     ends = [np.array(part, np.int64) for part in (sizes, key_ends, etag_ends)]
-    return Listing(Texts(bytes(keys), ends[1]), ends[0], Texts(bytes(etags), ends[2]))
+    return Listing(Texts(bytes(keys), ends[1]), ends[0], Texts(bytes(etags), ends[2])), unusable
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

@@ -127,11 +127,14 @@ def image_folder(
         in_flight=in_flight,
     )
     with progress_bar(in_bytes=False) as progress:
-        task = progress.add_task("listing", total=None)
+        task = progress.add_task("listing", total=None, rate="")
 
         def show(now: IngestProgress) -> None:
             skipped = f", {now.num_skipped} skipped" if now.num_skipped else ""
-            progress.update(task, description=f"images{skipped}", completed=now.num_done, total=now.num_total)
+            rate = _rate(now.num_done - now.num_skipped, now.num_bytes, now.duration_s) if now.num_done else ""
+            progress.update(
+                task, description=f"images{skipped}", completed=now.num_done, total=now.num_total, rate=rate
+            )
 
         report = run_ingest(
             importer,
@@ -152,27 +155,41 @@ def image_folder(
 
 
 def _print(report: IngestReport, dst: str) -> None:
+    from storage.printable import printable
     from storage.sizes import format_size
 
     manifest = report.manifest
-    rate = report.num_samples / max(report.duration_s, 1e-9)
     typer.echo(
-        f"{report.num_samples} samples, {format_size(report.num_bytes)}, in {report.duration_s:.1f} s ({rate:.0f}/s)\n"
-        f"{dst} snapshot {manifest.snapshot}: {manifest.num_samples} samples in {len(manifest.shards)} shards, "
-        f"{format_size(manifest.num_bytes)}"
+        f"{_counted(report.num_samples, 'image')}, {format_size(report.num_bytes)}, in {report.duration_s:.1f} s "
+        f"({_rate(report.num_samples, report.num_bytes, report.duration_s)})\n"
+        f"{dst} snapshot {manifest.snapshot}: {_counted(manifest.num_samples, 'sample')} in "
+        f"{_counted(len(manifest.shards), 'shard')}, {format_size(manifest.num_bytes)}"
     )
     if report.num_ignored:
-        typer.echo(f"{report.num_ignored} other files were ignored")
+        were = "was" if report.num_ignored == 1 else "were"
+        typer.echo(f"{_counted(report.num_ignored, 'other file')} {were} ignored")
     if report.skipped:
-        typer.echo(f"{report.num_skipped} files were skipped:", err=True)
+        were = "was" if report.num_skipped == 1 else "were"
+        typer.echo(f"{_counted(report.num_skipped, 'file')} {were} skipped:", err=True)
         for problem in report.skipped[:_MAX_SHOWN]:
-            typer.echo(f"  {problem.name}: {problem.reason}", err=True)
+            typer.echo(f"  {printable(problem.name)}: {printable(problem.reason)}", err=True)
         if report.num_skipped > _MAX_SHOWN:
             typer.echo(f"  … and {report.num_skipped - _MAX_SHOWN} more", err=True)
 
 
+def _rate(num_images: int, num_bytes: int, duration_s: float) -> str:
+    seconds = max(duration_s, 1e-9)
+    return f"{num_images / seconds:.0f} images/s, {num_bytes / seconds / 1e6:.1f} MB/s"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def _print_json(report: IngestReport) -> None:
     import json
+
+    from storage.printable import printable
 
     manifest = report.manifest
     typer.echo(
@@ -184,7 +201,7 @@ def _print_json(report: IngestReport) -> None:
                 "num_bytes": report.num_bytes,
                 "num_ignored": report.num_ignored,
                 "num_skipped": report.num_skipped,
-                "skipped": [{"name": problem.name, "reason": problem.reason} for problem in report.skipped],
+                "skipped": [{"name": printable(each.name), "reason": each.reason} for each in report.skipped],
                 "duration_s": report.duration_s,
                 "dataset_num_samples": manifest.num_samples,
                 "dataset_num_bytes": manifest.num_bytes,

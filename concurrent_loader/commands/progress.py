@@ -18,7 +18,7 @@ def progress_bar(*, in_bytes: bool) -> Iterator[Progress]:
     """Shows a bar while the block runs; silent where standard error is no terminal.
 
     Args:
-        in_bytes: Totals are bytes, and shown so; otherwise they are counts.
+        in_bytes: Totals are bytes, and shown so; otherwise they are counts, and each task has a field ``rate``, a text.
     """
     from rich.console import Console
     from rich.progress import (
@@ -26,12 +26,15 @@ def progress_bar(*, in_bytes: bool) -> Iterator[Progress]:
         DownloadColumn,
         MofNCompleteColumn,
         Progress,
+        ProgressColumn,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
-    amounts = (DownloadColumn(binary_units=True), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(),)
+    amounts: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    if in_bytes:
+        amounts = (DownloadColumn(binary_units=True), TransferSpeedColumn())
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,15 +12,16 @@ from typing import Any
 
 import xxhash
 
-from storage.errors import ConfigurationError, InvalidRange, NotFound, ObjectChanged
+from storage.errors import ConfigurationError, InvalidRange, NotFound, ObjectChanged, StorageError
 from storage.fetch import FetchEngine
 from storage.importers.image_check import check_verification, image_fault
 from storage.importers.lossless_encoding import LOSSLESS_EXTENSIONS, check_encoding, to_lossless
 from storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
+from storage.printable import printable
 from storage.shards.columns import Column
 from storage.shards.manifest import Manifest
 from storage.sizes import Size, format_size, parse_size
-from storage.stores.protocol import Store
+from storage.stores.protocol import ObjectMeta, Store
 
 __all__ = ["ImageFolder"]
 
@@ -33,6 +34,7 @@ _MAX_IMAGE_BYTES = 512 << 20
 class _File:
     key: str
     size: int
+    version: str | None  # changes with the bytes
 
 
 class ImageFolder:
@@ -84,6 +86,7 @@ class ImageFolder:
         self._max_bytes = parse_size(bytes_in_flight, name="bytes_in_flight")
         self._engine = FetchEngine(store, in_flight=in_flight, bytes_in_flight=self._max_bytes)
         self._files: list[_File] = []
+        self._problems: list[ImportProblem] = []
         self._labels: dict[str, int] = {}
         self._column = Column("image", "image")
 
@@ -99,10 +102,13 @@ class ImageFolder:
             NotFound: No image at all.
             ConfigurationError: Images that lie in no class folder.
         """
-        found = await self._engine.insist(self._list, "")
-        self._files = [file for file in found if _is_image(file.key, self._extensions)]
-        if not self._files:
-            raise NotFound(f"no {', '.join(sorted(self._extensions))} file here", url=self.url)
+        found, problems = await self._engine.insist(self._list, "")
+        self._files = [file for file in found if self._is_image(file.key)]
+        self._problems = [
+            ImportProblem(name=problem.key or "", reason=problem.what) for problem in problems if self._counts(problem)
+        ]
+        if not self._files and not self._problems:
+            raise self._nothing_found([file.key for file in found])
         self._column = Column("image", self._choose_type(onto))
         columns = {"image": self._column.type, "label": "int64", "path": "str"}
         metadata: dict[str, Any] = {}
@@ -114,19 +120,22 @@ class ImageFolder:
         self._files.sort(key=self._place)
         return ImportScan(
             columns=columns,
-            num_samples=len(self._files),
+            num_samples=len(self._files) + len(self._problems),
             num_bytes=sum(file.size for file in self._files),
-            num_ignored=len(found) - len(self._files),
+            num_ignored=len(found) + len(problems) - len(self._files) - len(self._problems),
             metadata=metadata,
+            identity=self._identity(),
         )
 
     async def read(self) -> AsyncGenerator[ImportedSample | ImportProblem, None]:
-        """Yields every file in order; many are fetched and verified ahead, in a bounded window.
+        """Yields what cannot be listed, then every file in order; many are fetched ahead, in a bounded window.
 
         Cancellation: closing the generator cancels what is under way and waits for it.
         """
         ahead: deque[tuple[asyncio.Task[ImportedSample | ImportProblem], int]] = deque()
         ahead_bytes = 0
+        for problem in self._problems:
+            yield problem
         with ThreadPoolExecutor(os.cpu_count(), "import-verify") as threads:
             try:
                 for file in self._files:
@@ -150,12 +159,43 @@ class ImageFolder:
 
     # -- scanning ------------------------------------------------------------------------------------------------------
 
-    async def _list(self) -> list[_File]:
-        return [
-            _File(meta.key, meta.size)
-            async for meta in self._store.list("")
-            if not any(segment.startswith(".") for segment in meta.key.split("/"))
+    async def _list(self) -> tuple[list[_File], list[StorageError]]:
+        problems: list[StorageError] = []
+        files = [
+            _File(meta.key, meta.size, meta.etag or _time(meta))
+            async for meta in self._store.list("", on_error=problems.append)
+            if not _is_hidden(meta.key)
         ]
+        return files, [problem for problem in problems if not _is_hidden(problem.key or "")]
+
+    def _is_image(self, key: str) -> bool:
+        return "." in key.rpartition("/")[2] and _extension(key) in self._extensions
+
+    def _counts(self, problem: StorageError) -> bool:
+        """Whether an entry that cannot be listed may hide an image: it is called so, or it may be a folder."""
+        key = problem.key or ""
+        return isinstance(problem, NotFound) or key.endswith("/") or self._is_image(key)
+
+    def _nothing_found(self, keys: list[str]) -> NotFound:
+        endings = ", ".join(sorted(self._extensions))
+        if not keys:
+            return NotFound("nothing to import: the folder is empty, or does not exist", url=self.url)
+        if any(key.startswith("manifests/") and key.endswith(".clm") for key in keys):
+            return NotFound("nothing to import: this is a data set of shards already", url=self.url)
+        others = Counter(_extension(key) for key in keys if "." in key.rpartition("/")[2])
+        seen = ", ".join(printable(name) for name, _ in others.most_common(5)) or "none"
+        return NotFound(
+            f"nothing to import: none of {len(keys)} files ends in {endings}; their endings: {seen}", url=self.url
+        )
+
+    def _identity(self) -> str | None:
+        if any(file.version is None for file in self._files):
+            return None  # a file could change without a sign of it
+        how = (self.url, self._with_classes, self._shuffle_seed, self._image_type, self._encode, self._verify)
+        hashed = xxhash.xxh3_128(repr(how).encode())
+        for file in self._files:
+            hashed.update(repr((file.key, file.size, file.version)).encode())
+        return f"image-folder:{hashed.hexdigest()}"
 
     def _choose_type(self, onto: Manifest | None) -> str:
         if self._encode is not None:
@@ -167,10 +207,14 @@ class ImageFolder:
         return "jpeg" if all(_extension(file.key) in _JPEG for file in self._files) else "image"
 
     def _number_classes(self, onto: Manifest | None) -> list[str]:
-        stray = next((file.key for file in self._files if "/" not in file.key), None)
-        if stray is not None:
+        strays = [file.key for file in self._files if "/" not in file.key]
+        if strays:
+            number = "all images lie" if len(strays) == len(self._files) else f"{len(strays)} of {len(self._files)} lie"
             raise ConfigurationError(
-                "an image lies in no class folder; import without classes, or move it", url=self.url, key=stray
+                f"{number} directly in the folder and in no class folder (CLASS/name.jpg): move them, or import them "
+                "without labels (--no-classes; in Python classes=False)",
+                url=self.url,
+                key=strays[0],
             )
         names = _known_classes(onto)
         here = {file.key.partition("/")[0] for file in self._files}
@@ -211,12 +255,16 @@ class ImageFolder:
         return image_fault(data, column=self._column, verify=self._verify) or data
 
 
+def _time(meta: ObjectMeta) -> str | None:
+    return None if meta.last_modified is None else meta.last_modified.isoformat()
+
+
 def _extension(key: str) -> str:
     return key.rpartition("/")[2].rpartition(".")[2].lower()
 
 
-def _is_image(key: str, extensions: frozenset[str]) -> bool:
-    return "." in key.rpartition("/")[2] and _extension(key) in extensions
+def _is_hidden(key: str) -> bool:
+    return any(segment.startswith(".") and segment not in (".", "..") for segment in key.split("/"))
 
 
 def _known_classes(onto: Manifest | None) -> list[str]:

@@ -21,6 +21,8 @@ class ImportScan:
         num_bytes: Of the source's objects.
         num_ignored: Objects that are none of this format's and are left out.
         metadata: For the manifest.
+        identity: Digest of what is imported and how. Two scans with the same identity yield the same samples. None if
+            the source cannot promise this.
     """
 
     columns: dict[str, str]
@@ -28,6 +30,7 @@ class ImportScan:
     num_bytes: int
     num_ignored: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
+    identity: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ class ImportProblem:
     """An object that cannot become a sample.
 
     Attributes:
-        name: Its key.
+        name: Its key as it is; it may hold line breaks, and lone surrogates where a file name is not UTF-8.
         reason: For a person.
     """
 

@@ -20,7 +20,7 @@ from storage.stores.answers import NO_BUCKET, may_have_expired, wrong_region
 from storage.stores.aws_settings import AwsSettings
 from storage.stores.credential_source import CredentialSource, Held
 from storage.stores.location import Location
-from storage.stores.obstore_words import Redirected, translate
+from storage.stores.obstore_words import Redirected, UnnameableKey, translate
 from storage.stores.options import AzureOptions, CloudOptions, GoogleOptions, S3Options, parse_options
 from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
@@ -79,7 +79,7 @@ class CloudStore(Store):
             if isinstance(self._options, S3Options) and not self._options.anonymous
             else None
         )
-        self._large: S3Store | None = None
+        self._botocore: S3Store | None = None
         self._idle_connections = self._options.max_connections
         self._fresh: CloudStore | None = None
 
@@ -143,13 +143,23 @@ class CloudStore(Store):
         # obstore lists folders only: list the innermost one around the prefix, begin shortly before what is wanted,
         # and stop behind it.
         folder = wanted.rpartition("/")[0]
+        last = ""
         with self._translated(None):
             pages = obstore.list(
                 self._client(), folder or None, offset=_shortly_before(wanted), chunk_size=_LIST_PAGE_KEYS
             )
         while True:
-            with self._translated(None):
-                page = await anext(aiter(pages), None)
+            try:
+                with self._translated(None):
+                    page = await anext(aiter(pages), None)
+            except UnnameableKey:
+                if not isinstance(self._options, S3Options):
+                    raise
+                # obstore gives up the whole listing for one such key; botocore names it.
+                async for meta in self._by_botocore()._list(prefix):
+                    if meta.key.encode() > last.encode():
+                        yield meta
+                return
             if page is None:
                 return
             for entry in page:
@@ -160,7 +170,8 @@ class CloudStore(Store):
                     continue
                 if entry["size"] == 0 and await self._is_folder_marker(full):
                     continue
-                yield _meta(self._location.relative(full), entry)
+                last = self._location.relative(full)
+                yield _meta(last, entry)
 
     async def _is_folder_marker(self, full_key: str) -> bool:
         """Whether a listed empty object is really called ``key/``: obstore cuts the slash off."""
@@ -176,14 +187,8 @@ class CloudStore(Store):
     async def _put(self, key: str, data: memoryview, *, if_absent: bool) -> ObjectMeta:
         in_parts = len(data) > self._options.num_multipart_bytes
         if in_parts and isinstance(self._options, S3Options):
-            if self._large is None:
-                # Imported where it is needed, as what asks for a bucket's region is: aiobotocore and aiohttp take a
-                # quarter of a second to load, and readers need neither.
-                from storage.stores.s3 import S3Store
-
-                self._large = S3Store(self._url, self._options, source=self._source)
             # Not its public method: that would renew credentials, too, and repeat what is repeated here.
-            return await self._large._put(key, data, if_absent=if_absent)
+            return await self._by_botocore()._put(key, data, if_absent=if_absent)
         with self._translated(key, writing=if_absent):
             result = await obstore.put_async(
                 self._client(),
@@ -205,6 +210,17 @@ class CloudStore(Store):
                 raise
 
     # -- client ----------------------------------------------------------------------------------------------------
+
+    def _by_botocore(self) -> S3Store:
+        """Returns the same store by the other client, for what obstore cannot do."""
+        assert isinstance(self._options, S3Options)
+        if self._botocore is None:
+            # Imported where it is needed, as what asks for a bucket's region is: aiobotocore and aiohttp take a
+            # quarter of a second to load, and most readers need neither.
+            from storage.stores.s3 import S3Store
+
+            self._botocore = S3Store(self._url, self._options, source=self._source)
+        return self._botocore
 
     def _client(self) -> Any:
         global _runtime_pid
@@ -294,7 +310,7 @@ class CloudStore(Store):
 
     async def _close(self) -> None:
         self._made = None
-        for other in (self._large, self._fresh):
+        for other in (self._botocore, self._fresh):
             if other is not None:
                 await other.close()
 

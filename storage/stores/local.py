@@ -10,6 +10,7 @@ import secrets
 import stat
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -74,11 +75,11 @@ class LocalStore(Store):
     async def _delete(self, key: str) -> None:
         await asyncio.to_thread(self._remove, key)
 
-    async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+    async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta | StorageError]:
         found = self._walk(prefix)
         while page := await asyncio.to_thread(lambda: list(islice(found, _LIST_PAGE_KEYS))):
-            for meta in page:
-                yield meta
+            for each in page:
+                yield each
 
     # -- on a thread -----------------------------------------------------------------------------------------------
 
@@ -137,34 +138,53 @@ class LocalStore(Store):
                     break
                 folder.rmdir()
 
-    def _walk(self, prefix: str) -> Iterator[ObjectMeta]:
+    def _walk(self, prefix: str) -> Iterator[ObjectMeta | StorageError]:
         """Yields what matches in order of the keys' UTF-8 bytes, reading no folder that cannot match."""
         if any(segment in ("", ".", "..") for segment in prefix.split("/")[:-1]):
             return
         yield from self._walk_folder(prefix.rpartition("/")[0], prefix, ())
 
-    def _walk_folder(self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[ObjectMeta]:
+    def _walk_folder(
+        self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]
+    ) -> Iterator[ObjectMeta | StorageError]:
         path = self._root / folder
         try:
             status = path.stat()
             with os.scandir(path) as entries:
-                found = sorted((_sort_key(entry), entry) for entry in entries if not entry.name.startswith(_UNFINISHED))
+                found = sorted(_Entry.of(entry) for entry in entries if not entry.name.startswith(_UNFINISHED))
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            raise _translate(error, writing=False).locate(url=self.url, key=folder) from error
+            problem = _translate(error, writing=False).locate(url=self.url, key=f"{folder}/")
+            problem.__cause__ = error
+            if not above:
+                raise problem from error
+            yield problem
+            return
         identity = (status.st_dev, status.st_ino)
         if identity in above:  # a link to a folder that it lies in
             return
-        for _, entry in found:
+        for entry in found:
             key = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.is_dir():
+            if entry.is_dir:
                 if f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
                     yield from self._walk_folder(key, prefix, (*above, identity))
-            elif key.startswith(prefix):
-                # Deleted since, a broken link, a socket: no object.
-                with contextlib.suppress(NotFound):
-                    yield self._stat(key)
+            elif key.startswith(prefix) and (listed := self._listed(key)) is not None:
+                yield listed
+
+    def _listed(self, key: str) -> ObjectMeta | StorageError | None:
+        """Returns the object, why there is none, or None where there is nothing to be read: a socket, or deleted."""
+        try:
+            return self._stat(key)
+        except StorageError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                if not (self._root / key).is_symlink():
+                    return None  # deleted meanwhile
+                problem = NotFound("a symbolic link leads nowhere", url=self.url, key=key, got=cause.strerror)
+                problem.__cause__ = cause
+                return problem
+            return None if isinstance(error, NotFound) else error
 
     # -- details ---------------------------------------------------------------------------------------------------
 
@@ -251,10 +271,24 @@ def _sync_folder(folder: Path) -> None:
             os.close(file)
 
 
-def _sort_key(entry: os.DirEntry[str]) -> bytes:
-    # "a/" sorts behind "a.txt", and so do the keys in it.
-    name = os.fsencode(entry.name)
-    return name + b"/" if entry.is_dir() else name
+@dataclass(frozen=True, slots=True, order=True)
+class _Entry:
+    """An entry of a folder. ``"a/"`` sorts behind ``"a.txt"``, and so do the keys in it."""
+
+    place: bytes
+    name: str
+    is_dir: bool
+
+    @staticmethod
+    def of(entry: os.DirEntry[str]) -> _Entry:
+        try:
+            is_dir = entry.is_dir()
+        except (
+            OSError
+        ):  # a link in a circle, or into a folder that must not be read: said where its facts are asked for
+            is_dir = False
+        place = os.fsencode(entry.name)
+        return _Entry(place + b"/" if is_dir else place, entry.name, is_dir)
 
 
 def _translate(error: OSError, *, writing: bool) -> StorageError:

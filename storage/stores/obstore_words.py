@@ -23,18 +23,23 @@ from storage.errors import (
 )
 from storage.stores.answers import parse_time, refusal, wrong_region
 
-__all__ = ["Redirected", "translate"]
+__all__ = ["Redirected", "UnnameableKey", "translate"]
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _REGION = re.compile(r"<Region>([\w-]+)</Region>")
 _TIMES = re.compile(r"<(RequestTime|ServerTime)>([\w:.+-]+)</")
 _HTTP_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+_BAD_PATH = re.compile(r'Error parsing Path "(.*?)": ', re.DOTALL)
 _VIOLATIONS = ("UnexpectedRange", "NoContentRange", "ParseContentRange", "NotPartial")
 
 
 class Redirected(ConfigurationError):
     """The bucket is elsewhere; obstore does not say where, though the answer may have."""
+
+
+class UnnameableKey(StoreError):
+    """A listing met a key that obstore cannot hold, and ended."""
 
 
 def translate(error: Exception, *, writing: bool) -> StorageError:
@@ -61,7 +66,7 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
         case PreconditionError():
             return ObjectChanged("the object is another one now")
         case InvalidPathError():
-            return StoreError("an object lies here under a key that obstore cannot name")
+            return UnnameableKey("an object lies here under a key that obstore cannot name", got=_bad_key(words))
         case _ if any(violation in words for violation in _VIOLATIONS):
             return ProtocolViolation("the answer is not one to this request")
         case _ if "redirect without LOCATION" in words or "BareRedirect" in words:
@@ -75,3 +80,8 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
             return ConnectionFailed("the connection failed", got=kind)
         case _:
             return StoreError("the client failed", got=type(error).__name__)
+
+
+def _bad_key(words: str) -> str | None:
+    found = _BAD_PATH.search(words)
+    return found[1] if found else None

@@ -14,11 +14,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from storage.errors import (
     ConfigurationError,
     InvalidRange,
+    NotFound,
     ObjectChanged,
     ProtocolViolation,
     StorageError,
@@ -277,24 +278,42 @@ class Store(ABC):
         self._check(key)
         return await self._renewing(lambda: self._head(key))
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectMeta]:
+    async def list(
+        self, prefix: str = "", *, on_error: Callable[[StorageError], None] | None = None
+    ) -> AsyncIterator[ObjectMeta]:
         """Yields every object whose key starts with a prefix, in ascending order of the key's UTF-8 bytes.
 
         A prefix is plain text, not a folder: ``"a"`` lists ``"a/b"`` and ``"ab"``. No match is no error. Folder markers
         (empty objects whose key ends with a slash, as S3 consoles make them) are left out.
 
+        Args:
+            prefix: Start of the keys.
+            on_error: Function that is called with one error for each entry that cannot be listed; the listing then goes
+                on. ``error.key`` is the entry's name as it is, and ends with a slash for a folder. `NotFound` stands
+                for a symbolic link that leads nowhere. Without a function such links are left out, and any other
+                entry of this kind is raised.
+
         Raises:
-            StoreError: An object lies there under a key that no call can name (``"a//b"``): never skipped in silence.
+            StoreError: An object has a key that no call can name (``"a//b"``), and ``on_error`` is not given.
         """
         self._check_open()
-        async for meta in self._list_renewing(prefix):
-            try:
-                check_key(meta.key)
-            except ConfigurationError as error:
-                raise StoreError(
-                    "an object has a key that this store cannot name", url=self.url, key=meta.key
-                ) from error
-            yield meta
+        async for found in self._list_renewing(prefix):
+            problem = found if isinstance(found, StorageError) else self._unnameable(found.key)
+            if problem is None:
+                yield cast("ObjectMeta", found)
+            elif on_error is not None:
+                on_error(problem)
+            elif not isinstance(problem, NotFound):
+                raise problem
+
+    def _unnameable(self, key: str) -> StorageError | None:
+        try:
+            check_key(key)
+        except ConfigurationError as error:
+            reason = StoreError(f"an object has a key that this store cannot name: {error.what}", url=self.url, key=key)
+            reason.__cause__ = error
+            return reason
+        return None
 
     async def delete(self, key: str) -> None:
         """Removes an object; a missing key is no error (as in S3)."""
@@ -331,7 +350,7 @@ class Store(ABC):
             presentable(error)
             raise
 
-    async def _list_renewing(self, prefix: str) -> AsyncGenerator[ObjectMeta, None]:
+    async def _list_renewing(self, prefix: str) -> AsyncGenerator[ObjectMeta | StorageError, None]:
         """Lists; where credentials end in the middle, lists again with new ones, and goes on behind the last key."""
         last = b""
         renewed = False
@@ -339,11 +358,11 @@ class Store(ABC):
             used = None
             try:
                 used = await self._sign_with()
-                async for meta in self._list(prefix):
-                    place = meta.key.encode(errors="surrogateescape")
+                async for found in self._list(prefix):
+                    place = (found.key or "").encode(errors="surrogateescape")
                     if not renewed or place > last:
                         last = place
-                        yield meta
+                        yield found
                 return
             except StorageError as error:
                 if renewed or not await self._renew(used, error):
@@ -371,7 +390,8 @@ class Store(ABC):
     async def _head(self, key: str) -> ObjectMeta: ...
 
     @abstractmethod
-    def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]: ...
+    def _list(self, prefix: str) -> AsyncIterator[ObjectMeta | StorageError]:
+        """Yields objects; and in its place an error, located by its key, for each entry that cannot be listed."""
 
     @abstractmethod
     async def _delete(self, key: str) -> None: ...

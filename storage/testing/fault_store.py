@@ -251,11 +251,16 @@ class FaultStore(Store):
         self._after(call, faults)
         return meta
 
-    async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+    async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta | StorageError]:
         call, faults = self._arrive("list", prefix)
         await self._before(call, faults)
-        async for meta in self._inner.list(prefix):
+        problems: list[StorageError] = []
+        async for meta in self._inner.list(prefix, on_error=problems.append):
+            while problems:
+                yield problems.pop(0)
             yield meta
+        for problem in problems:
+            yield problem
         self._after(call, faults)
 
     async def _delete(self, key: str) -> None:

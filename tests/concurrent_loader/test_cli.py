@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -57,9 +59,10 @@ class TestIngest:
     def test_says_what_it_did(self, photos: Path, data: Path) -> None:
         (photos / "cat" / "notes.txt").write_text("x")
         result = ingested(photos, data)
-        assert "40 samples" in result.stdout
+        assert result.stdout.startswith("40 images, ")
+        assert re.search(r"\(\d+ images/s, \d+\.\d MB/s\)", result.stdout)
         assert "snapshot 1" in result.stdout
-        assert "1 other files were ignored" in result.stdout
+        assert "1 other file was ignored" in result.stdout
         assert result.stderr == ""  # no bar where nobody watches
 
     def test_json(self, photos: Path, data: Path) -> None:
@@ -72,6 +75,7 @@ class TestIngest:
         result = run("ingest", "image-folder", photos, data)
         assert result.exit_code == 1
         assert "cat/bad.jpg" in result.stderr
+        assert "--on-error skip" in result.stderr
         assert result.stderr.count("\n") == 1
         assert result.stdout == ""
         assert run("info", data).exit_code == 2
@@ -79,8 +83,30 @@ class TestIngest:
     def test_a_bad_file_is_skipped_and_listed(self, photos: Path, data: Path) -> None:
         (photos / "cat" / "bad.jpg").write_bytes(b"\xff\xd8\xffxx")
         result = ingested(photos, data, "--on-error", "skip")
-        assert "1 files were skipped" in result.stderr
+        assert "1 file was skipped" in result.stderr
         assert "cat/bad.jpg" in result.stderr
+
+    def test_names_that_cannot_be_keys_are_skipped_and_escaped(self, photos: Path, data: Path) -> None:
+        Path(os.fsdecode(os.fsencode(photos / "cat") + b"/caf\xe9.jpg")).write_bytes(picture(1))
+        (photos / "cat" / "a\nb.jpg").write_bytes(picture(1))
+        (photos / "cat" / "loop.jpg").symlink_to("loop.jpg")
+        (photos / "cat" / "\x1b[31mred.txt").write_bytes(b"not of this format")
+        result = run("ingest", "image-folder", photos, data)
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+        assert "--on-error skip" in result.stderr
+        result = ingested(photos, data, "--on-error", "skip")
+        assert "3 files were skipped" in result.stderr
+        assert result.stdout.startswith("40 images")
+        assert "1 other file was ignored" in result.stdout
+        for name in (r"cat/caf\xe9.jpg: ", r"cat/a\nb.jpg: ", "cat/loop.jpg: a symbolic link leads nowhere"):
+            assert name in result.stderr
+        assert "control characters" in result.stderr
+        kept = json.loads(run("info", data, "--json").stdout)["metadata"]["last_import"]
+        assert {entry["name"] for entry in kept["skipped"]} == {
+            r"cat/caf\xe9.jpg", r"cat/a\nb.jpg", "cat/loop.jpg"
+        }  # fmt: skip
+        assert run("verify", data).exit_code == 0
+        assert run("info", data).exit_code == 0
 
     def test_snapshots(self, photos: Path, data: Path) -> None:
         ingested(photos, data)

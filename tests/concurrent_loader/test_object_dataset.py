@@ -15,7 +15,7 @@ from concurrent_loader import ConcurrentDataLoader, ObjectDataset
 from concurrent_loader.errors import DecodeError, LoaderStateError, TransformError
 from storage.cache.files import CacheFolder
 from storage.cache.upkeep import collect_garbage, inspect_cache, verify_cache
-from storage.errors import ConfigurationError, DatasetChanged, NotFound, SchemaError, StoreClosed
+from storage.errors import ConfigurationError, DatasetChanged, NotFound, SchemaError, StorageError, StoreClosed
 from storage.loop_thread import LoopThread
 from storage.stores import Store, open_store
 
@@ -439,3 +439,23 @@ def test_a_replaced_object_in_a_bucket(s3_bucket: Any, make_jpeg: MakeJpeg, clie
         with pytest.raises(DatasetChanged) as caught:
             list(ConcurrentDataLoader(dataset, 8, shuffle=True))
         assert (caught.value.key, caught.value.sample) == (EXPECTED[30], 30)
+
+
+# -- names that no key can have ----------------------------------------------------------------------------------------
+
+
+def test_objects_that_cannot_be_named_are_an_error_or_left_out(
+    tmp_path: Path, make_jpeg: MakeJpeg, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("1.jpg", "new\nline.jpg", os.fsdecode(b"caf\xe9.jpg"), "new\nline.txt"):
+        (tmp_path / name).write_bytes(make_jpeg(1))
+    with pytest.raises(StorageError, match=r"2 such: .*pass on_error='skip'"):
+        ObjectDataset(str(tmp_path))
+    listing = tmp_path / "kept.listing"
+    with ObjectDataset(str(tmp_path), on_error="skip", listing=listing) as dataset:
+        assert dataset.column("key") == ["1.jpg"]
+    assert r"caf\xe9.jpg, new\nline.jpg" in caplog.text
+    with pytest.raises(StorageError, match="2 such"):  # what was kept answers another question
+        ObjectDataset(str(tmp_path), listing=listing)
+    with pytest.raises(ConfigurationError, match="on_error"):
+        ObjectDataset(str(tmp_path), on_error="ignore")  # type: ignore[arg-type]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import DeadlineExceeded, FormatError, ServerError
+from storage.errors import DeadlineExceeded, FormatError, ServerError, StorageError, StoreError
 from storage.fetch import FetchEngine, RetryPolicy
 from storage.listing import Listing, Texts, decode_listing, encode_listing, list_objects, load_listing, save_listing
-from storage.stores import MemoryStore
+from storage.stores import LocalStore, MemoryStore
 from storage.testing.fault_store import Fail, FaultStore, Wait, in_order
 from storage.testing.virtual_time import run_in_virtual_time
 
@@ -125,3 +125,20 @@ def test_a_page_that_does_not_come_is_given_up() -> None:
     assert len(listing) == 2
     with pytest.raises(DeadlineExceeded, match="next page"):
         run_in_virtual_time(listed(*[never] * 3))
+
+
+async def test_only_wanted_names_that_cannot_be_read_matter(tmp_path: Path) -> None:
+    for name in ("1.jpg", "new\nline.txt", ".hid\nden.jpg"):
+        (tmp_path / name).write_bytes(b"x")
+
+    def wanted(key: str) -> bool:
+        return key.endswith(".jpg") and not key.startswith(".")
+
+    engine = FetchEngine(LocalStore(tmp_path))
+    assert len(await list_objects(engine, wanted)) == 1
+    (tmp_path / "new\nline.jpg").write_bytes(b"x")
+    with pytest.raises(StoreError, match="cannot name"):
+        await list_objects(engine, wanted)
+    problems: list[StorageError] = []
+    assert (await list_objects(engine, wanted, problems)).keys.tolist() == ["1.jpg"]
+    assert [problem.key for problem in problems] == ["new\nline.jpg"]

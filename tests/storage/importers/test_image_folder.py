@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from PIL import Image
 from storage.errors import AccessDenied, ConfigurationError, NotFound
 from storage.importers import ImageFolder, ImportedSample, ImportProblem, ImportScan
 from storage.shards.manifest import Manifest
-from storage.stores import LocalStore, MemoryStore
+from storage.stores import LocalStore, MemoryStore, open_store
+from storage.stores.options import S3Options, parse_options
+from storage.stores.s3 import S3Store
 from storage.testing.fault_store import Call, Fail, Fault, FaultStore, Wait, in_order
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -108,6 +111,30 @@ class TestScan:
         for store in (await folder({"a/x.txt": b""}), LocalStore(tmp_path / "missing")):
             with pytest.raises(NotFound):
                 await run(store)
+
+    async def test_mistakes_are_named(self, tmp_path: Path) -> None:
+        for files, error, words in (
+            ({}, NotFound, "empty, or does not exist"),
+            ({"a/x.heic": b"", "b.tiff": b""}, NotFound, "none of 2 files ends in jpeg, jpg, png, webp.*heic, tiff"),
+            ({"manifests/0000000001.clm": b""}, NotFound, "a data set of shards already"),
+            ({"1.jpg": b"", "2.jpg": b""}, ConfigurationError, "all images lie directly.*--no-classes"),
+            ({"1.jpg": b"", "a/2.jpg": b""}, ConfigurationError, "1 of 2 lie directly.*--no-classes"),
+        ):
+            with pytest.raises(error, match=words):
+                await run(await folder(files))
+
+    async def test_the_identity_is_of_the_files_and_of_what_is_made_of_them(self, tmp_path: Path) -> None:
+        for name in ("a/1.jpg", "b/2.jpg"):
+            (tmp_path / name).parent.mkdir()
+            (tmp_path / name).write_bytes(picture())
+        store = LocalStore(tmp_path)
+        first = (await run(store))[0].identity
+        assert first is not None
+        assert (await run(store, in_flight=1))[0].identity == first
+        others = {(await run(store, **options))[0].identity for options in ({"classes": False}, {"shuffle_seed": 1})}
+        (tmp_path / "b" / "2.jpg").write_bytes(picture(seed=1))
+        others.add((await run(store))[0].identity)
+        assert len(others | {first}) == 4
 
     async def test_appending_keeps_numbers_and_type(self) -> None:
         onto = Manifest(
@@ -234,6 +261,42 @@ class TestDamagedFiles:
     async def test_a_source_that_cannot_be_read_is_an_error(self) -> None:
         with pytest.raises(AccessDenied):
             await run(FaultStore(await folder(CLASSES), in_order([None, None, Fail(AccessDenied)])))
+
+
+class TestNamesThatCannotBeKeys:
+    async def test_each_is_a_problem_where_it_may_hide_an_image(self, tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "good.jpg").write_bytes(picture())
+        (tmp_path / "a" / "new\nline.jpg").write_bytes(picture())
+        (tmp_path / "a" / "new\nline.txt").write_bytes(b"")
+        (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+        (tmp_path / os.fsdecode(b"caf\xe9") / "x.jpg").write_bytes(picture())
+        (tmp_path / "loop").symlink_to("loop")
+        (tmp_path / ".loop.jpg").symlink_to(".loop.jpg")
+        scan, items = await run(LocalStore(tmp_path))
+        assert (scan.num_samples, scan.num_ignored) == (4, 1)
+        problems = {item.name for item in items if isinstance(item, ImportProblem)}
+        assert problems == {"a/new\nline.jpg", "caf\udce9/x.jpg", "loop"}
+        assert [item.name for item in items if isinstance(item, ImportedSample)] == ["a/good.jpg"]
+        assert scan.metadata == {"classes": {"label": ["a"]}}
+
+    @pytest.mark.s3
+    @pytest.mark.parametrize("client", ["obstore", "aiobotocore"])
+    async def test_in_a_bucket(self, moto_bucket: Any, client: str) -> None:
+        options = moto_bucket.storage_options
+        async with S3Store(moto_bucket.url, parse_options(S3Options, options, url=moto_bucket.url)) as raw:
+            await raw._put("a/1.jpg", memoryview(picture()), if_absent=False)
+            for key in ("a//2.jpg", "a/../3.jpg", "a/\r4.jpg", "a/\x015.jpg", "a//notes.txt"):
+                await raw._put(key, memoryview(b"x"), if_absent=False)
+            await raw._put("z/9.jpg", memoryview(picture()), if_absent=False)
+        async with open_store(moto_bucket.url, client=client, **options) as store:
+            scan, items = await run(store)
+            assert [meta.key async for meta in store.list("z")] == ["z/9.jpg"]
+        assert {item.name for item in items if isinstance(item, ImportProblem)} == {
+            "a//2.jpg", "a/../3.jpg", "a/\r4.jpg", "a/\x015.jpg"
+        }  # fmt: skip
+        assert {item.name for item in items if isinstance(item, ImportedSample)} == {"a/1.jpg", "z/9.jpg"}
+        assert scan.num_ignored == 1
 
 
 class TestFlow:

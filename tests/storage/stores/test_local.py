@@ -121,6 +121,39 @@ async def test_names_that_no_key_can_have_are_reported(tmp_path):
         [meta async for meta in LocalStore(tmp_path).list()]
 
 
+async def test_what_cannot_be_listed_is_named_one_by_one(tmp_path, monkeypatch):
+    good = ["a/1", "b/2", "z"]
+    for key in good:
+        (tmp_path / key).parent.mkdir(exist_ok=True)
+        (tmp_path / key).write_bytes(b"x")
+    (tmp_path / "a" / "new\nline").write_bytes(b"x")
+    (tmp_path / os.fsdecode(b"caf\xe9")).write_bytes(b"x")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "b" / "gone").symlink_to("nowhere")
+    (tmp_path / "locked").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    scandir = os.scandir
+
+    def guarded(path):
+        if os.fspath(path).endswith("locked"):  # root may read everything
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return scandir(path)
+
+    monkeypatch.setattr("storage.stores.local.os.scandir", guarded)
+    problems = []
+    assert [meta.key async for meta in LocalStore(tmp_path).list(on_error=problems.append)] == good
+    assert [(problem.key, type(problem)) for problem in problems] == [
+        ("a/new\nline", StoreError),
+        ("b/gone", NotFound),
+        ("caf\udce9", StoreError),
+        ("locked/", AccessDenied),
+        ("loop", NotFound),
+    ]
+    with pytest.raises(StoreError):
+        [meta async for meta in LocalStore(tmp_path).list()]
+    assert [meta.key async for meta in LocalStore(tmp_path).list("b")] == ["b/2"]
+
+
 async def test_long_segments_are_refused_in_words(tmp_path):
     with pytest.raises(StoreError, match="255 bytes"):
         await LocalStore(tmp_path).put("a/" + "b" * 300, b"x")
