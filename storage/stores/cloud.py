@@ -24,6 +24,7 @@ from storage.stores.obstore_words import Redirected, translate
 from storage.stores.options import AzureOptions, CloudOptions, GoogleOptions, S3Options, parse_options
 from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
+from storage.stores.redirect_guard import credential_hosts, environment_proxy, redirect_guard
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -229,7 +230,8 @@ class CloudStore(Store):
             from storage.stores.bucket_region import bucket_region
 
             endpoint_url = AwsSettings.resolve(self._options, url=self.url).endpoint_url
-            error.what = wrong_region(await bucket_region(self._location.bucket, endpoint_url=endpoint_url)).what
+            if (region := await bucket_region(self._location.bucket, endpoint_url=endpoint_url)) is not None:
+                error.what = wrong_region(region).what
         if self._source is None or used is None or not may_have_expired(error) or not await self._source.renew(used):
             return False
         # obstore keeps keys until the date that it was told, and cannot be told another.
@@ -259,8 +261,7 @@ class CloudStore(Store):
                 config, provider, kind = _azure_config(options), None, obstore.store.AzureStore
             case _:
                 raise AssertionError(options)
-        endpoint = config.get("endpoint") or config.get("base_url") or ""
-        client_options["allow_http"] = str(endpoint).startswith("http://")
+        client_options |= self._guard(str(config.get("endpoint") or config.get("base_url") or ""), config)
         try:
             return kind(
                 self._location.bucket,
@@ -271,6 +272,31 @@ class CloudStore(Store):
             )
         except (BaseError, ValueError) as error:
             raise ConfigurationError("obstore does not take these options", url=self.url) from error
+
+    def _guard(self, endpoint: str, config: dict[str, Any]) -> dict[str, Any]:
+        """Returns the client options that keep requests at the endpoint."""
+        options, bucket = self._options, self._location.bucket
+        match options:
+            case _ if endpoint:
+                url = endpoint
+            case S3Options():
+                host = f"s3.{config['region']}.amazonaws.com"
+                url = f"https://{bucket}.{host}" if config["virtual_hosted_style_request"] else f"https://{host}"
+            case AzureOptions():
+                account = options.account_name or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+                url = f"https://{f'{account}.' if account else ''}blob.core.windows.net"
+            case _:
+                url = "https://storage.googleapis.com"
+        allow_http = {"allow_http": url.startswith("http://")}
+        if environment_proxy(url) is None:
+            return {**allow_http, **redirect_guard(url, others=credential_hosts(options))}
+        if isinstance(options, S3Options):
+            raise ConfigurationError(
+                "behind a proxy obstore cannot be kept from following redirects: use client='aiobotocore', or name the "
+                "endpoint's host in NO_PROXY",
+                url=self.url,
+            )
+        return allow_http
 
     def _s3_config(self, options: S3Options, client_options: dict[str, Any]) -> dict[str, Any]:
         settings = AwsSettings.resolve(options, url=self.url)
