@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import importlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from datetime import datetime, timedelta
@@ -63,6 +65,7 @@ class CloudStore(Store):
 
     An S3 object larger than ``multipart_bytes`` goes up by `S3Store`, because obstore can neither give up a cancelled
     upload (measured with 0.12: its parts stay in the bucket) nor complete one on the condition that the key is free.
+    `S3Store` lists S3 buckets, too, because obstore bounds neither the pages of a listing nor their number.
     """
 
     def __init__(self, url: str, options: CloudOptions | None = None) -> None:
@@ -140,6 +143,17 @@ class CloudStore(Store):
             return _meta(key, await obstore.head_async(self._client(), self._location.full(key)))
 
     async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+        if not isinstance(self._options, S3Options):
+            pages = self._list_folders(prefix)
+        else:
+            # obstore reads a page whole, however long a server makes it, and follows a repeated token for ever.
+            s3 = await asyncio.to_thread(importlib.import_module, "storage.stores.s3")
+            pages = s3.S3Store(self._url, self._options, source=self._source).list_and_close(prefix)
+        async with contextlib.aclosing(pages):
+            async for meta in pages:
+                yield meta
+
+    async def _list_folders(self, prefix: str) -> AsyncGenerator[ObjectMeta, None]:
         wanted = self._location.full(prefix)
         # obstore lists folders only: list the innermost one around the prefix, begin shortly before what is wanted,
         # and stop behind it.

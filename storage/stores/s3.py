@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,7 +53,14 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _SILENCE_TIMEOUT_S = 120
 _ABORT_TIMEOUT_S = 10
 # What parsing an answer raises where the answer is not what S3's model of it says.
-_UNREADABLE = (botocore.parsers.ResponseParserError, ValueError, LookupError, ArithmeticError, TypeError)
+_UNREADABLE = (
+    botocore.exceptions.PaginationError,
+    botocore.parsers.ResponseParserError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    TypeError,
+)
 
 
 class S3Store(Store):
@@ -177,6 +184,12 @@ class S3Store(Store):
                 continue
             key = self._location.relative(entry["Key"])
             yield ObjectMeta(key, entry["Size"], entry.get("ETag"), entry.get("LastModified"))
+
+    async def list_and_close(self, prefix: str) -> AsyncGenerator[ObjectMeta, None]:
+        """Lists as `_list`, for a store of which nothing else is wanted."""
+        async with self:
+            async for meta in self._list(prefix):
+                yield meta
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

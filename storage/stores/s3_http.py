@@ -54,8 +54,12 @@ class _Guard:
         return answer
 
 
-async def read_bounded(answer: aiohttp.ClientResponse) -> bytes:
+async def read_bounded(answer: aiohttp.ClientResponse, *, most: int | None = None) -> bytes:
     """Reads an answer's body.
+
+    Args:
+        answer: The answer, of which nothing was read yet.
+        most: Number of bytes of a success after which reading stops; None for `MAX_PAGE_BYTES` and an error.
 
     Returns:
         The body; nothing where an error's is longer than `MAX_ERROR_BYTES`.
@@ -64,7 +68,7 @@ async def read_bounded(answer: aiohttp.ClientResponse) -> bytes:
         ProtocolViolation: The answer is a success, and its body is longer than `MAX_PAGE_BYTES`.
     """
     is_error = answer.status >= 300
-    limit = MAX_ERROR_BYTES if is_error else MAX_PAGE_BYTES
+    limit = MAX_ERROR_BYTES if is_error else MAX_PAGE_BYTES if most is None else most
     chunks: list[bytes] = []
     num_bytes = 0
     async for chunk in answer.content.iter_any():
@@ -73,6 +77,8 @@ async def read_bounded(answer: aiohttp.ClientResponse) -> bytes:
             answer.close()  # the rest may have no end
             if is_error:
                 return b""
+            if most is not None:
+                return b"".join((*chunks, chunk))[:most]
             raise ProtocolViolation("the answer is longer than any to this request", expected=limit)
         chunks.append(chunk)
     return b"".join(chunks)
