@@ -3,7 +3,7 @@
 ::
 
     StorageError
-    ├── ConfigurationError (ValueError)    an option, URL or key that cannot work; nothing was sent
+    ├── ConfigurationError (ValueError)    an option, URL or key that cannot work; a redirect
     ├── NotFound (KeyError-like)           no such bucket, key, dataset, snapshot
     ├── AlreadyExists                      put_if_absent lost; a dataset is in the way
     │   └── CommitConflict                 another writer committed this snapshot first; nothing was lost
@@ -137,7 +137,7 @@ def _restore(cls: type[StorageError], what: str, state: dict[str, object]) -> St
 
 
 class ConfigurationError(StorageError, ValueError):
-    """An option, URL or key that cannot work; nothing was sent."""
+    """An option, URL or key that cannot work: nothing was sent, or the store redirects elsewhere."""
 
 
 class NotFound(StorageError):

@@ -111,6 +111,7 @@ class Transfer:
         self._has_failed = False
         self._wrong_digest: int | None = None
         self._is_taking = False
+        self._doubted: StorageError | None = None
         self._store = lane.store
 
     async def run(self) -> ObjectMeta:
@@ -243,13 +244,14 @@ class Transfer:
         """Makes sure that all pieces are of one object, and that of the size that the caller knows."""
         wanted, known = self._wish.object_size, self._meta
         if wanted is not None and meta.size != wanted:
-            raise self._replaced("the object was replaced: its size differs", wanted, meta.size)
+            raise self._doubt("the object was replaced: its size differs", wanted, meta.size)
         if known is None:
             self._meta = meta
-        elif (known.size, known.etag) != (meta.size, meta.etag):
-            raise self._replaced(
-                "the object was replaced while it was read", (known.etag, known.size), (meta.etag, meta.size)
-            )
+        elif known.etag != meta.etag:
+            raise self._replaced("the object was replaced while it was read", known.etag, meta.etag)
+        elif known.size != meta.size:
+            raise self._doubt("the object was replaced while it was read", known.size, meta.size)
+        self._doubted = None
 
     # -- between attempts ------------------------------------------------------------------------------------------
 
@@ -260,7 +262,9 @@ class Transfer:
         """Decides after a failed attempt: returns the pause, or raises."""
         lane, wish = self._lane, self._wish
         if isinstance(error, InvalidRange) and wish.object_size is not None:
-            raise self._replaced("the object was replaced: its size differs", wish.object_size, error.got) from error
+            what = "the object was replaced: its size differs"
+            doubt = self._doubt(what, wish.object_size, error.got)
+            doubt.__cause__, error = error, doubt
         self._failures = 0 if is_progress else self._failures + 1
         self._has_failed = True
         if isinstance(error, Throttled):
@@ -315,6 +319,17 @@ class Transfer:
         )  # fmt: skip
         error.is_steady = is_steady
         return error
+
+    def _doubt(self, what: str, expected: object, got: object) -> StorageError:
+        """Returns what an answer that names another object means: once a fault of that answer, twice in a row a fact.
+
+        What is asked again goes over a new connection, like after any `ProtocolViolation`.
+        """
+        error = self._replaced(what, expected, got)
+        if self._doubted is not None:
+            return error
+        self._doubted = error
+        return ProtocolViolation(what, expected=expected, got=got)
 
     def _replaced(self, what: str, expected: object, got: object) -> ObjectChanged:
         return ObjectChanged(

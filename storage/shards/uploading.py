@@ -16,6 +16,7 @@ from storage.stores.protocol import Buffer, Store
 __all__ = ["Uploader"]
 
 _PIECE_BYTES = 8 << 20
+_LOOKS = 3  # attempts to read back what may have been written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,21 +42,22 @@ class Uploader:
         """Writes an object under a new key.
 
         An attempt that failed may have written it all the same (its answer was lost): an object that a further
-        attempt finds there with exactly these bytes counts as ours.
+        attempt, or a last look after all attempts, finds there with exactly these bytes counts as ours.
 
         Raises:
             AlreadyExists: Somebody else's object is there.
-            StorageError: The last attempt's, with ``attempts`` filled in.
+            StorageError: The last attempt's, with ``attempts`` filled in. The object is not there, or the store could
+                not be asked; the message says which.
         """
 
         async def put(attempt: int) -> None:
             try:
                 await self.store.put_if_absent(key, data)
             except AlreadyExists:
-                if attempt == 1 or (await self.store.get(key)).data != data:
+                if attempt == 1 or not await self._is_there(key, memoryview(data)):
                     raise
 
-        await self._insist(put, key, len(data))
+        await self._insist(put, key, data)
 
     async def put_content_addressed(self, key: str, data: Buffer) -> None:
         """Writes an object whose key is made from its bytes: one that is there already stays if it has these bytes.
@@ -75,11 +77,13 @@ class Uploader:
                 if not await self._is_there(key, memoryview(data)):
                     await self.store.put(key, data)
 
-        await self._insist(put, key, len(data))
+        await self._insist(put, key, data)
 
     async def _is_there(self, key: str, data: memoryview) -> bool:
         """Whether an object has exactly these bytes; they are read piece by piece."""
         try:
+            if not data:
+                return (await self.store.head(key)).size == 0
             for start in range(0, len(data), _PIECE_BYTES):
                 piece = data[start : start + _PIECE_BYTES]
                 found = await self.store.get_range(key, start, start + len(piece))
@@ -89,7 +93,8 @@ class Uploader:
             return False
         return True
 
-    async def _insist(self, put: Callable[[int], Awaitable[None]], key: str, num_bytes: int) -> None:
+    async def _insist(self, put: Callable[[int], Awaitable[None]], key: str, data: Buffer) -> None:
+        num_bytes = len(data)
         policy = replace(self.retry, deadline_s=self.retry.deadline_s + num_bytes / self.retry.min_bytes_per_s)
         began = self.clock()
         attempts = 0
@@ -102,7 +107,34 @@ class Uploader:
                 elapsed_s = self.clock() - began
                 delay_s = retry_delay_s(policy, error, attempts=attempts, elapsed_s=elapsed_s, dice=self.dice())
                 if delay_s is None:
+                    if error.retryable and await self._was_written(policy, error, key, memoryview(data)):
+                        return None
                     raise error.locate(url=self.store.url, key=key, attempts=attempts) from error.__cause__
+            await self.sleep(delay_s)
+
+    async def _was_written(self, policy: RetryPolicy, error: StorageError, key: str, data: memoryview) -> bool:
+        """Looks whether an upload of which every answer was an error has arrived; if that fails, says so in the error.
+
+        It has a deadline of its own, because that of the upload may have passed.
+        """
+        policy = replace(policy, max_attempts=min(policy.max_attempts, _LOOKS))
+        began = self.clock()
+        attempts = 0
+        while True:
+            attempts += 1
+            allowed_s = attempt_timeout_s(policy, num_bytes=len(data), elapsed_s=self.clock() - began)
+            try:
+                async with asyncio.timeout(allowed_s):
+                    return await self._is_there(key, data)
+            except TimeoutError:
+                failure: StorageError = DeadlineExceeded("the object was not read in time")
+            except StorageError as unread:
+                failure = unread
+            elapsed_s = self.clock() - began
+            delay_s = retry_delay_s(policy, failure, attempts=attempts, elapsed_s=elapsed_s, dice=self.dice())
+            if delay_s is None:
+                error.what += f"; whether the object was written is unknown, because reading it failed: {failure.what}"
+                return False
             await self.sleep(delay_s)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
 
 from storage.errors import (
     AccessDenied,
@@ -20,7 +21,7 @@ from storage.errors import (
     Throttled,
 )
 
-__all__ = ["NO_BUCKET", "may_have_expired", "parse_time", "refusal", "wrong_region"]
+__all__ = ["NO_BUCKET", "is_redirect", "may_have_expired", "parse_time", "redirect", "refusal", "wrong_region"]
 
 _CLOCK = "this machine's clock is off, so the store refuses its signatures"
 _SET_CLOCK = "set it, by `timedatectl set-ntp true` or chrony"
@@ -67,7 +68,7 @@ _CODES: dict[str, tuple[type[StorageError], str]] = {
 
 def _by_status(status: int) -> tuple[type[StorageError], str]:
     match status:
-        case 301 | 307 | 308:
+        case _ if is_redirect(status):
             return ConfigurationError, _REDIRECTED
         case 400:
             return StoreError, "the store refused the request; expired credentials and a wrong region are answered so"
@@ -131,6 +132,29 @@ def wrong_region(region: str | None, *, what: str = _REDIRECTED, got: int | str 
         else "give the option region=... with the bucket's region, or the endpoint_url that serves it"
     )
     return ConfigurationError(f"{what}: {advice}", got=got)
+
+
+def is_redirect(status: int) -> bool:
+    """Whether a status asks for the same request elsewhere: all of 3xx but 304, which answers a condition."""
+    return 300 <= status < 400 and status != 304
+
+
+def redirect(status: int, *, location: str | None, region: str | None) -> ConfigurationError:
+    """Returns the error for an answer that points elsewhere; no redirect is followed.
+
+    Args:
+        status: HTTP status.
+        location: ``Location`` header; only its scheme and host are shown, because the rest may hold a signature.
+        region: Region that the store names as the right one.
+    """
+    if region is not None or location is None:
+        return wrong_region(region, got=status)
+    try:
+        parts = urlsplit(location)
+        elsewhere = f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
+    except ValueError:
+        elsewhere = "a place that is no URL"
+    return wrong_region(None, what=f"the store redirects to {elsewhere}, and redirects are not followed", got=status)
 
 
 def may_have_expired(error: StorageError) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import importlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from datetime import datetime, timedelta
@@ -24,6 +26,7 @@ from storage.stores.obstore_words import Redirected, UnnameableKey, translate
 from storage.stores.options import AzureOptions, CloudOptions, GoogleOptions, S3Options, parse_options
 from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
+from storage.stores.redirect_guard import credential_hosts, environment_proxy, redirect_guard
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -62,6 +65,7 @@ class CloudStore(Store):
 
     An S3 object larger than ``multipart_bytes`` goes up by `S3Store`, because obstore can neither give up a cancelled
     upload (measured with 0.12: its parts stay in the bucket) nor complete one on the condition that the key is free.
+    `S3Store` lists S3 buckets, too, because obstore bounds neither the pages of a listing nor their number.
     """
 
     def __init__(self, url: str, options: CloudOptions | None = None) -> None:
@@ -139,6 +143,17 @@ class CloudStore(Store):
             return _meta(key, await obstore.head_async(self._client(), self._location.full(key)))
 
     async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+        if not isinstance(self._options, S3Options):
+            pages = self._list_folders(prefix)
+        else:
+            # obstore reads a page whole, however long a server makes it, and follows a repeated token for ever.
+            s3 = await asyncio.to_thread(importlib.import_module, "storage.stores.s3")
+            pages = s3.S3Store(self._url, self._options, source=self._source).list_and_close(prefix)
+        async with contextlib.aclosing(pages):
+            async for meta in pages:
+                yield meta
+
+    async def _list_folders(self, prefix: str) -> AsyncGenerator[ObjectMeta, None]:
         wanted = self._location.full(prefix)
         # obstore lists folders only: list the innermost one around the prefix, begin shortly before what is wanted,
         # and stop behind it.
@@ -245,7 +260,8 @@ class CloudStore(Store):
             from storage.stores.bucket_region import bucket_region
 
             endpoint_url = AwsSettings.resolve(self._options, url=self.url).endpoint_url
-            error.what = wrong_region(await bucket_region(self._location.bucket, endpoint_url=endpoint_url)).what
+            if (region := await bucket_region(self._location.bucket, endpoint_url=endpoint_url)) is not None:
+                error.what = wrong_region(region).what
         if self._source is None or used is None or not may_have_expired(error) or not await self._source.renew(used):
             return False
         # obstore keeps keys until the date that it was told, and cannot be told another.
@@ -275,8 +291,7 @@ class CloudStore(Store):
                 config, provider, kind = _azure_config(options), None, obstore.store.AzureStore
             case _:
                 raise AssertionError(options)
-        endpoint = config.get("endpoint") or config.get("base_url") or ""
-        client_options["allow_http"] = str(endpoint).startswith("http://")
+        client_options |= self._guard(str(config.get("endpoint") or config.get("base_url") or ""), config)
         try:
             return kind(
                 self._location.bucket,
@@ -287,6 +302,31 @@ class CloudStore(Store):
             )
         except (BaseError, ValueError) as error:
             raise ConfigurationError("obstore does not take these options", url=self.url) from error
+
+    def _guard(self, endpoint: str, config: dict[str, Any]) -> dict[str, Any]:
+        """Returns the client options that keep requests at the endpoint."""
+        options, bucket = self._options, self._location.bucket
+        match options:
+            case _ if endpoint:
+                url = endpoint
+            case S3Options():
+                host = f"s3.{config['region']}.amazonaws.com"
+                url = f"https://{bucket}.{host}" if config["virtual_hosted_style_request"] else f"https://{host}"
+            case AzureOptions():
+                account = options.account_name or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+                url = f"https://{f'{account}.' if account else ''}blob.core.windows.net"
+            case _:
+                url = "https://storage.googleapis.com"
+        allow_http = {"allow_http": url.startswith("http://")}
+        if environment_proxy(url) is None:
+            return {**allow_http, **redirect_guard(url, others=credential_hosts(options))}
+        if isinstance(options, S3Options):
+            raise ConfigurationError(
+                "behind a proxy obstore cannot be kept from following redirects: use client='aiobotocore', or name the "
+                "endpoint's host in NO_PROXY",
+                url=self.url,
+            )
+        return allow_http
 
     def _s3_config(self, options: S3Options, client_options: dict[str, Any]) -> dict[str, Any]:
         settings = AwsSettings.resolve(options, url=self.url)

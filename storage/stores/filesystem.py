@@ -29,10 +29,11 @@ from storage.errors import (
     NotFound,
     StorageError,
     StoreError,
+    TruncatedBody,
 )
 from storage.log_redaction import silence_secrets
 from storage.secrets import hide, redact_url, reveal
-from storage.stores.answers import NO_BUCKET, may_have_expired
+from storage.stores.answers import NO_BUCKET, may_have_expired, refusal
 from storage.stores.aws_chain import with_shared_models
 from storage.stores.credential_source import CredentialSource, Held
 from storage.stores.protocol import GetResult, ObjectMeta, Store, check_match
@@ -44,6 +45,7 @@ __all__ = ["FilesystemStore"]
 ResultT = TypeVar("ResultT")
 _NUM_THREADS = 32
 _S3 = ("s3", "s3a")
+_HTTP = ("http", "https")
 # Where a write is visible whole or not at all by itself; elsewhere it goes to a second name first.
 _ATOMIC = (*_S3, "memory", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci", "hf")
 # Where fsspec's exclusive create is known, by test, to be exclusive; its default is "look first, then overwrite".
@@ -194,6 +196,8 @@ class FilesystemStore(Store):
         fs, root = self._filesystem()
         folder, _, stem = prefix.rpartition("/")
         narrower = {"prefix": stem} if stem and self._protocol in _S3 else {}
+        if self._protocol in _HTTP:  # fsspec takes a page that cannot be had for one without links
+            narrower = {"on_error": "raise"}
         try:
             with self._translated(None):
                 found = fs.find(f"{root}/{folder}".rstrip("/"), detail=True, **narrower)
@@ -230,7 +234,7 @@ class FilesystemStore(Store):
                     fs, root = fsspec.core.url_to_fs(
                         reveal(self._given_url),
                         **{"skip_instance_cache": True, "use_listings_cache": False, **self._session()},
-                        **reveal(self._fs_options),
+                        **self._guarded(reveal(self._fs_options)),
                     )
                     if self._source is not None:
                         # What s3fs does not know it hands to the session that it makes, which here it does not make.
@@ -239,6 +243,16 @@ class FilesystemStore(Store):
                     fs.retries = 1  # `storage.fetch` owns retry
                 self._made = fs, root.rstrip("/")
             return self._made
+
+    def _guarded(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """For HTTP: the options, with a client that refuses redirects; what the user gives instead counts."""
+        if self._protocol not in _HTTP:
+            return dict(options)
+        from storage.stores.http_guard import HTTP_OPTIONS
+
+        if "::" not in reveal(self._given_url):
+            return {**HTTP_OPTIONS, **options}
+        return {**options, self._protocol: {**HTTP_OPTIONS, **options.get(self._protocol, {})}}
 
     def _session(self) -> dict[str, Any]:
         """For s3fs: a session whose requests are signed with this store's keys, renewed as they are."""
@@ -313,6 +327,10 @@ def _translate(error: Exception, *, writing: bool, exclusive: bool) -> StorageEr
             from storage.stores.s3 import translate
 
             return translate(cause, writing=exclusive)
+        if type(cause).__module__.split(".")[0] == "aiohttp":
+            return _translate_http(cause)
+        if cause is not error and isinstance(cause, TimeoutError | ConnectionError):
+            error = cause  # an unreachable server makes fsspec say that the file is not there
         cause = cause.__cause__ or cause.__context__
     match error:
         case FileExistsError():
@@ -337,7 +355,21 @@ def _translate(error: Exception, *, writing: bool, exclusive: bool) -> StorageEr
             return ConfigurationError(str(error))
         case TypeError():
             return ConfigurationError("the file system does not take these options", got=str(error))
-        case _ if type(error).__module__.split(".")[0] == "aiohttp":
-            return ConnectionFailed("the connection failed", got=type(error).__name__)
         case _:
             return StoreError("the file system failed", got=type(error).__name__)
+
+
+def _translate_http(error: BaseException) -> StorageError:
+    import aiohttp
+
+    match error:
+        case aiohttp.ClientResponseError() if error.status >= 300:
+            return refusal(error.status, "", writing=False)
+        case aiohttp.InvalidURL():
+            return ConfigurationError("this is no URL")
+        case TimeoutError():
+            return DeadlineExceeded("the server did not answer in time")
+        case aiohttp.ClientPayloadError():
+            return TruncatedBody("the body ended early")
+        case _:
+            return ConnectionFailed("the connection failed", got=type(error).__name__)

@@ -21,7 +21,8 @@ from storage.errors import (
     StoreError,
     TruncatedBody,
 )
-from storage.stores.answers import parse_time, refusal, wrong_region
+from storage.stores.answers import is_redirect, parse_time, refusal, wrong_region
+from storage.stores.redirect_guard import NOWHERE
 
 __all__ = ["Redirected", "UnnameableKey", "translate"]
 
@@ -31,7 +32,22 @@ _REGION = re.compile(r"<Region>([\w-]+)</Region>")
 _TIMES = re.compile(r"<(RequestTime|ServerTime)>([\w:.+-]+)</")
 _HTTP_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _BAD_PATH = re.compile(r'Error parsing Path "(.*?)": ', re.DOTALL)
-_VIOLATIONS = ("UnexpectedRange", "NoContentRange", "ParseContentRange", "NotPartial")
+# What an answer lacks, or says in a form that cannot be read.
+_VIOLATIONS = (
+    "UnexpectedRange",
+    "NoContentRange",
+    "ParseContentRange",
+    "NotPartial",
+    "MissingContentLength",
+    "InvalidContentLength",
+    "MissingLastModified",
+    "InvalidLastModified",
+    "MissingEtag",
+    "BadHeader",
+    "InvalidListResponse",
+)
+# How a redirect ends that `storage.stores.redirect_guard` catches.
+_CAUGHT = (NOWHERE, "kind: Redirect", "TunnelUnsuccessful", "redirect without LOCATION", "BareRedirect")
 
 
 class Redirected(ConfigurationError):
@@ -46,7 +62,10 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
     """Says in `storage.errors`'s words what obstore raised; the caller fills in where it happened."""
     words = str(error)
     code = found[1] if (found := _CODE.search(words)) else ""
-    if (status := _STATUS.search(words)) is not None:
+    status = _STATUS.search(words)
+    if any(caught in words for caught in _CAUGHT) if status is None else is_redirect(int(status[1])):
+        return Redirected(wrong_region(None, what="the store redirects, and redirects are not followed").what)
+    if status is not None:
         region = found[1] if (found := _REGION.search(words)) else None
         times = {name: parse_time(time) for name, time in _TIMES.findall(words)}
         return refusal(
@@ -69,8 +88,6 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
             return UnnameableKey("an object lies here under a key that obstore cannot name", got=_bad_key(words))
         case _ if any(violation in words for violation in _VIOLATIONS):
             return ProtocolViolation("the answer is not one to this request")
-        case _ if "redirect without LOCATION" in words or "BareRedirect" in words:
-            return Redirected(str(wrong_region(None)))
         case _ if kind == "Timeout":
             return DeadlineExceeded("the store did not answer in time")
         # A kept connection that is reset before the answer is "Interrupted" as well, but while sending.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.errors import ConfigurationError
 from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
 from storage.stores.protocol import Store
+
+if TYPE_CHECKING:
+    from storage.stores.options import S3Options
 
 __all__ = ["open_store"]
 
@@ -24,7 +27,8 @@ def open_store(url: str | os.PathLike[str], *, client: str = "auto", **storage_o
             URL that fsspec knows. Read literally, without percent decoding.
         client: ``"obstore"``, ``"aiobotocore"`` (S3 only) or ``"fsspec"``; ``"auto"`` takes obstore where it speaks the
             scheme, because it is the fastest (docs/stores.md has the figures), and fsspec elsewhere. In a process that
-            was forked from one that had used obstore, ``"auto"`` takes aiobotocore for S3.
+            was forked from one that had used obstore, or behind a proxy that the environment names (``HTTPS_PROXY``),
+            ``"auto"`` takes aiobotocore for S3.
         **storage_options: See `S3Options`, `GoogleOptions` and `AzureOptions`; memory and local stores have none; with
             fsspec also whatever the file system takes.
 
@@ -59,15 +63,28 @@ def _open_cloud(url: str, scheme: str, client: str, options: dict[str, Any]) -> 
     from storage.stores.options import S3Options, parse_options
 
     kind = options_for(scheme)
-    if client == "aiobotocore" or (client == "auto" and scheme in _S3 and not survives_fork()):
-        if scheme not in _S3:
-            raise ConfigurationError(f"aiobotocore does not speak {scheme}://", url=url)
-        from storage.stores.s3 import S3Store
+    if scheme in _S3:
+        known = parse_options(S3Options, options, url=url)
+        if client == "aiobotocore" or (client == "auto" and (not survives_fork() or _has_proxy(known, url))):
+            from storage.stores.s3 import S3Store
 
-        return S3Store(url, parse_options(S3Options, options, url=url))
+            return S3Store(url, known)
+    elif client == "aiobotocore":
+        raise ConfigurationError(f"aiobotocore does not speak {scheme}://", url=url)
     if kind is not None:
         return CloudStore(url, parse_options(kind, options, url=url))
     return _open_filesystem(url, client, options)
+
+
+def _has_proxy(options: S3Options, url: str) -> bool:
+    """Whether requests go through a proxy of the environment, where obstore follows redirects."""
+    from storage.stores.aws_settings import AwsSettings
+    from storage.stores.redirect_guard import environment_proxy
+
+    if not any(name.lower().endswith("_proxy") for name in os.environ):
+        return False
+    settings = AwsSettings.resolve(options, url=url)
+    return environment_proxy(settings.endpoint_url or f"https://s3.{settings.region}.amazonaws.com") is not None
 
 
 def _open_filesystem(url: str, client: str, options: dict[str, Any]) -> Store:

@@ -38,6 +38,7 @@ Buffer = bytes | bytearray | memoryview
 
 T = TypeVar("T")
 _MAX_KEY_BYTES = 1024  # S3's limit
+_MAX_SIZE = 2**63 - 1  # of an object, in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ class Store(ABC):
         """
         self._check(key)
         result = await self._renewing(lambda: self._get(key, None, if_match))
+        self._check_meta(result.meta)
         if len(result.data) != result.meta.size:
             raise TruncatedBody(
                 "the body is not as long as the object",
@@ -185,13 +187,13 @@ class Store(ABC):
         if not 0 <= start <= end:
             raise InvalidRange("a range needs 0 <= start <= end", url=self.url, key=key, start=start, end=end)
         if start == end:
-            meta = await self._renewing(lambda: self._head(key))
+            meta = self._check_meta(await self._renewing(lambda: self._head(key)))
             check_match(meta, if_match, url=self.url)
             if start > meta.size:
                 raise InvalidRange("the object is shorter", url=self.url, key=key, start=start, end=end, got=meta.size)
             return GetResult(memoryview(b""), meta)
         result = await self._renewing(lambda: self._get(key, (start, end), if_match))
-        self._check_long_enough(result.meta, start, end)
+        self._check_long_enough(self._check_meta(result.meta), start, end)
         self._check_body(len(result.data), key, start, end)
         return result
 
@@ -226,11 +228,16 @@ class Store(ABC):
         meta, pieces = await self._renewing(lambda: self._stream(key, span, if_match, piece_bytes))
         opened = OpenRange(meta, pieces, url=self.url, start=start, end=meta.size if end is None else end)
         try:
-            self._check_long_enough(meta, start, opened.end)
+            self._check_long_enough(self._check_meta(meta), start, opened.end)
         except BaseException:
             await opened.aclose()
             raise
         return opened
+
+    def _check_meta(self, meta: ObjectMeta) -> ObjectMeta:
+        if not 0 <= meta.size <= _MAX_SIZE:
+            raise ProtocolViolation("no object has this size", url=self.url, key=meta.key, got=meta.size)
+        return meta
 
     def _check_long_enough(self, meta: ObjectMeta, start: int, end: int) -> None:
         if meta.size < end:
@@ -276,7 +283,7 @@ class Store(ABC):
             NotFound: No such key.
         """
         self._check(key)
-        return await self._renewing(lambda: self._head(key))
+        return self._check_meta(await self._renewing(lambda: self._head(key)))
 
     async def list(
         self, prefix: str = "", *, on_error: Callable[[StorageError], None] | None = None
@@ -300,7 +307,7 @@ class Store(ABC):
         async for found in self._list_renewing(prefix):
             problem = found if isinstance(found, StorageError) else self._unnameable(found.key)
             if problem is None:
-                yield cast("ObjectMeta", found)
+                yield self._check_meta(cast("ObjectMeta", found))
             elif on_error is not None:
                 on_error(problem)
             elif not isinstance(problem, NotFound):

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
 import botocore
 import botocore.exceptions
+import botocore.parsers
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 
@@ -40,6 +41,8 @@ from storage.stores.options import S3Options
 from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
 from storage.stores.s3_body import BodyPieces
+from storage.stores.s3_entries import list_entries
+from storage.stores.s3_http import GuardedSession, keep_region
 from storage.stores.signing_keys import SigningKeys
 
 __all__ = ["S3Store", "translate"]
@@ -49,6 +52,15 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 # For callers without a deadline of their own: between two reads from a socket. `storage.fetch` is stricter.
 _SILENCE_TIMEOUT_S = 120
 _ABORT_TIMEOUT_S = 10
+# What parsing an answer raises where the answer is not what S3's model of it says.
+_UNREADABLE = (
+    botocore.exceptions.PaginationError,
+    botocore.parsers.ResponseParserError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    TypeError,
+)
 
 
 class S3Store(Store):
@@ -167,17 +179,17 @@ class S3Store(Store):
             "Prefix": self._location.full(prefix),
             "MaxKeys": self._options.list_page_keys,
         }
-        while True:
-            with self._translated(None):
-                page = await client.list_objects_v2(**request)
-            for entry in page.get("Contents", ()):
-                if entry["Key"].endswith("/") and entry["Size"] == 0:
-                    continue
-                key = self._location.relative(entry["Key"])
-                yield ObjectMeta(key, entry["Size"], entry.get("ETag"), entry.get("LastModified"))
-            if not page.get("IsTruncated"):
-                return
-            request["ContinuationToken"] = page["NextContinuationToken"]
+        async for entry in list_entries(client, request, self._translated):
+            if entry["Key"].endswith("/") and entry["Size"] == 0:
+                continue
+            key = self._location.relative(entry["Key"])
+            yield ObjectMeta(key, entry["Size"], entry.get("ETag"), entry.get("LastModified"))
+
+    async def list_and_close(self, prefix: str) -> AsyncGenerator[ObjectMeta, None]:
+        """Lists as `_list`, for a store of which nothing else is wanted."""
+        async with self:
+            async for meta in self._list(prefix):
+                yield meta
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -294,6 +306,7 @@ class S3Store(Store):
             botocore.exceptions.BotoCoreError,
             aiohttp.ClientError,
             OSError,
+            *_UNREADABLE,
         ) as error:
             raise translate(error, writing=writing).locate(url=self.url, key=key, start=start, end=end) from error
 
@@ -337,6 +350,7 @@ def _make_client(options: S3Options, source: CredentialSource, keep_alive: bool)
         **({} if keep_alive else {"connector_args": {"force_close": True, "keepalive_timeout": None}}),
         # "auto" is path style whenever there is an endpoint of one's own, wherever it was configured.
         s3={"addressing_style": path_style},
+        http_session_cls=GuardedSession,
         # The payload's SHA-256 is signed, and readers verify digests: no CRC trailers, which some servers refuse.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
@@ -344,6 +358,7 @@ def _make_client(options: S3Options, source: CredentialSource, keep_alive: bool)
     )
     silence_secrets()
     session = with_shared_models(AioSession(profile=options.profile))
+    keep_region(session)
     if not options.anonymous:
         # There is no public way to sign with keys that are renewed by somebody else: set_credentials copies them.
         session._credentials = SigningKeys(source)
@@ -372,6 +387,8 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
     if (known := chain_error(error)) is not None:
         return known
     match error:
+        case botocore.exceptions.HTTPClientError() if isinstance(inner := error.kwargs.get("error"), StorageError):
+            return inner  # of `storage.stores.s3_http`
         case botocore.exceptions.ClientError():
             answer: Any = error.response
             said, meta = answer.get("Error", {}), answer.get("ResponseMetadata", {})
@@ -401,5 +418,7 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
             return ConnectionFailed("the connection failed", got=type(error).__name__)
         case botocore.exceptions.ParamValidationError() | botocore.exceptions.UnsupportedS3ConfigurationError():
             return ConfigurationError("the client refused the request", got=str(error))
+        case _ if isinstance(error, _UNREADABLE):
+            return ProtocolViolation("the answer cannot be read", got=type(error).__name__)
         case _:
             return StoreError("the client failed", got=type(error).__name__)

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from storage.stores.options import S3Options, parse_options
+from storage.stores.s3_http import GuardedSession
 
 __all__ = ["for_s3fs"]
 
@@ -24,6 +25,7 @@ def for_s3fs(options: Mapping[str, Any], *, url: str) -> tuple[dict[str, Any], S
         "retries": {"total_max_attempts": 1},
         "max_pool_connections": known.max_connections,
         "connect_timeout": known.connect_s,
+        "http_session_cls": GuardedSession,
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
         **(

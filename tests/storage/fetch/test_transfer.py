@@ -21,6 +21,7 @@ from storage.errors import (
     ConnectionFailed,
     DeadlineExceeded,
     DigestMismatch,
+    InvalidRange,
     NotFound,
     ObjectChanged,
     ServerError,
@@ -31,7 +32,7 @@ from storage.errors import (
 from storage.fetch import FetchEngine, RetryPolicy
 from storage.secrets import remember
 from storage.stores.memory import MemoryStore
-from storage.stores.protocol import ObjectMeta
+from storage.stores.protocol import GetResult, ObjectMeta
 from storage.testing.canary import Canary
 from storage.testing.fault_store import (
     Call,
@@ -413,3 +414,44 @@ async def test_any_faults_in_any_place_leave_the_right_bytes_once(data: st.DataO
     await engine.fetch_into("k", start, end, taken.write, digest=digest)
     assert taken.data == body[start:end]
     assert (taken.num_restarts, engine.stats.wasted_bytes, engine.stats.num_bytes) == (0, 0, end - start)
+
+
+class Liar(MemoryStore):
+    """Says in its first answers to ranges what ``lies`` make of the object's size; None refuses as a 416 does."""
+
+    def __init__(self, *lies: int | None) -> None:
+        super().__init__(f"memory://{secrets.token_hex(8)}")
+        self.lies = list(lies)
+        self.num_ranges = 0
+
+    async def _get(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
+        result = await super()._get(key, span, if_match)
+        self.num_ranges += 1
+        if not self.lies:
+            return result
+        size = self.lies.pop(0)
+        if size is None:
+            raise InvalidRange("the object is shorter", got=416)
+        return replace(result, meta=replace(result.meta, size=size))
+
+
+@pytest.mark.parametrize("lie", [SIZE - 1, SIZE + 1, 10, None])
+async def test_one_answer_that_names_another_size_is_asked_again(lie: int | None) -> None:
+    store = Liar(lie)
+    await store.put("k", DATA)
+    for start, end in [(START, START + 10), (START, END)]:
+        store.lies, store.num_ranges = [lie], 0
+        engine = FetchEngine(store, retry=QUICK)
+        result = await engine.fetch("k", start, end, object_size=SIZE)
+        assert result.data == DATA[start:end]
+        assert (store.num_ranges, engine.stats.num_retries) == (2, 1)
+
+
+@pytest.mark.parametrize("lie", [SIZE - 1, None])
+async def test_two_answers_that_name_another_size_are_another_object(lie: int | None) -> None:
+    store = Liar(lie, lie)
+    await store.put("k", DATA)
+    with pytest.raises(ObjectChanged, match="its size differs") as caught:
+        await FetchEngine(store, retry=QUICK).fetch("k", START, END, object_size=SIZE)
+    assert caught.value.attempts == 2
+    assert (caught.value.key, caught.value.start, caught.value.end) == ("k", START, END)

@@ -74,6 +74,32 @@ async def test_an_object_whose_answer_was_lost_is_ours() -> None:
     assert (await memory.get("key")).data == b"data"
 
 
+@pytest.mark.parametrize("data", [b"data", b""])
+async def test_an_object_of_whose_upload_every_answer_is_an_error_is_ours(data: bytes) -> None:
+    faults = [Fail(ServerError, after=True), Fail(ServerError), Fail(ServerError)]
+    uploader, memory, _ = an_uploader(faults, RetryPolicy(max_attempts=3))
+    await uploader.put_once("key", data)
+    assert (await memory.get("key")).data == data
+
+
+async def test_an_object_of_somebody_else_is_not_ours_because_every_upload_failed() -> None:
+    uploader, memory, _ = an_uploader([Fail(ServerError)] * 3, RetryPolicy(max_attempts=3))
+    await memory.put("key", b"other")
+    with pytest.raises(ServerError) as caught:
+        await uploader.put_once("key", b"data")
+    assert "unknown" not in str(caught.value)
+
+
+async def test_says_that_nobody_knows_whether_an_upload_arrived() -> None:
+    memory = MemoryStore(f"memory://upload-{uuid4()}")
+    clock = Clock()
+    store = FaultStore(memory, in_order([Fail(ServerError)] * 99))
+    policy = RetryPolicy(max_attempts=2)
+    uploader = Uploader(store=store, retry=policy, clock=clock, sleep=clock.sleep, dice=lambda: 0.5)
+    with pytest.raises(ServerError, match="whether the object was written is unknown, because reading it failed"):
+        await uploader.put_once("key", b"data")
+
+
 async def test_somebody_else_was_quicker_while_ours_failed() -> None:
     uploader, memory, _ = an_uploader([Fail(ConnectionFailed)])
     await memory.put("key", b"other")

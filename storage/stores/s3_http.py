@@ -1,0 +1,99 @@
+"""The HTTP session below aiobotocore and s3fs: it follows no redirect and reads no more than an answer may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+from aiobotocore.httpsession import AIOHTTPSession
+
+from storage.errors import ProtocolViolation
+from storage.stores.answers import is_redirect, redirect
+
+__all__ = ["MAX_ERROR_BYTES", "MAX_PAGE_BYTES", "GuardedSession", "keep_region", "read_bounded"]
+
+MAX_ERROR_BYTES = 64 << 10
+# A page has 1,000 keys of 1,024 bytes at most, each byte perhaps written as an XML entity, and its markup.
+MAX_PAGE_BYTES = 16 << 20
+
+
+class GuardedSession(AIOHTTPSession):  # type: ignore[misc]
+    """aiobotocore's session, for servers that are not trusted.
+
+    - An answer that redirects raises `ConfigurationError`. Nothing is sent to its ``Location``, because the request's
+      headers hold the session token.
+    - The body of an error is dropped beyond `MAX_ERROR_BYTES`; the status alone then says what failed.
+    - Any other answer that is read whole raises `ProtocolViolation` beyond `MAX_PAGE_BYTES`. Bodies of objects are
+      streamed and not concerned.
+
+    botocore wraps what is raised here into its `HTTPClientError`; `storage.stores.s3.translate` unwraps it.
+    """
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        return _Guard(await super()._get_session(proxy_url))
+
+
+class _Guard:
+    """An `aiohttp.ClientSession` as aiobotocore uses it."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def request(self, method: str, **options: Any) -> aiohttp.ClientResponse:
+        answer = await self._session.request(method, allow_redirects=False, **options)
+        if is_redirect(answer.status):
+            answer.close()
+            raise redirect(
+                answer.status, location=answer.headers.get("Location"), region=answer.headers.get("x-amz-bucket-region")
+            )
+
+        async def read() -> bytes:
+            return await read_bounded(answer)
+
+        answer.read = read  # type: ignore[method-assign]  # what aiobotocore calls for all that it reads whole
+        return answer
+
+
+async def read_bounded(answer: aiohttp.ClientResponse, *, most: int | None = None) -> bytes:
+    """Reads an answer's body.
+
+    Args:
+        answer: The answer, of which nothing was read yet.
+        most: Number of bytes of a success after which reading stops; None for `MAX_PAGE_BYTES` and an error.
+
+    Returns:
+        The body; nothing where an error's is longer than `MAX_ERROR_BYTES`.
+
+    Raises:
+        ProtocolViolation: The answer is a success, and its body is longer than `MAX_PAGE_BYTES`.
+    """
+    is_error = answer.status >= 300
+    limit = MAX_ERROR_BYTES if is_error else MAX_PAGE_BYTES if most is None else most
+    chunks: list[bytes] = []
+    num_bytes = 0
+    async for chunk in answer.content.iter_any():
+        num_bytes += len(chunk)
+        if num_bytes > limit:
+            answer.close()  # the rest may have no end
+            if is_error:
+                return b""
+            if most is not None:
+                return b"".join((*chunks, chunk))[:most]
+            raise ProtocolViolation("the answer is longer than any to this request", expected=limit)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def keep_region(session: Any) -> None:
+    """Keeps the clients of a session from sending a request again to the region that a server names.
+
+    Args:
+        session: botocore's or aiobotocore's, before it makes a client.
+    """
+    session.get_component("event_emitter").register_last("before-call.s3", _pretend_redirected)
+
+
+def _pretend_redirected(context: dict[str, Any], **_: Any) -> None:
+    # botocore follows a region once a request, and this is where it keeps that it has.
+    if "s3_redirect" in context:
+        context["s3_redirect"]["redirected"] = True
