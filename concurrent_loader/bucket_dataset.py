@@ -8,17 +8,19 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from concurrent_loader.heap import keep_freed_memory
 from concurrent_loader.views import WholeDataset
 from storage.cache import CacheStats, ShardCache, open_shard_cache
+from storage.checked_url import check_url
 from storage.errors import ConfigurationError, StoreClosed
 from storage.fetch import FetchEngine, FetchStats, HedgePolicy, InFlight, RetryPolicy, check_in_flight
 from storage.forking import keep_for_ever, tell_after_fork
 from storage.loop_thread import LoopThread
-from storage.secrets import Secret, hide, redact_url, reveal
+from storage.secrets import hide
 from storage.sizes import Size, parse_size
 from storage.stores import Store, open_store
 
@@ -51,7 +53,7 @@ class BucketDataset(WholeDataset):
 
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         cache_dir: str | os.PathLike[str] | None,
         cache_bytes: Size | None,
@@ -65,7 +67,8 @@ class BucketDataset(WholeDataset):
         self._closed, self._pid = False, 0
         if cache_bytes is not None and cache_dir is None:
             raise ConfigurationError("cache_bytes needs a cache_dir")
-        self._url: str | Secret = hide(url)
+        # A Path is a path, whatever it looks like; a text may be a URL without its scheme.
+        self._url = check_url(url) if isinstance(url, str) else str(Path(url).absolute())
         self._cache_dir = None if cache_dir is None else os.fspath(cache_dir)
         self._cache_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
         self._client = client
@@ -75,13 +78,14 @@ class BucketDataset(WholeDataset):
         self._bytes_in_flight = parse_size(bytes_in_flight, name="bytes_in_flight")
         self._retry = retry or RetryPolicy()
         self._hedge = hedge
+        self._is_known = False  # whether the store has answered, here or where a pickle comes from
         self._opening = threading.RLock()
         tell_after_fork(self)
 
     @property
     def url(self) -> str:
-        """Where the data set is, without credentials."""
-        return redact_url(self._url) if isinstance(self._url, str) else redact_url(str(reveal(self._url)))
+        """Where the data set is."""
+        return self._url
 
     @property
     def fetch_stats(self) -> FetchStats:
@@ -180,13 +184,14 @@ class BucketDataset(WholeDataset):
 
     def _open(self) -> None:
         keep_freed_memory()
-        self._store: Store = open_store(reveal(self._url), client=self._client, **self._storage_options)
+        self._store: Store = open_store(self._url, client=self._client, **self._storage_options)
         self._engine = FetchEngine(
             self._store,
             in_flight=self._in_flight,
             bytes_in_flight=self._bytes_in_flight,
             retry=self._retry,
             hedge=self._hedge,
+            is_known=self._is_known,
         )
         self._loop = LoopThread(name="dataset-loop")
         self.__dict__.pop("_cache", None)
@@ -195,7 +200,7 @@ class BucketDataset(WholeDataset):
         except BaseException:
             self._release()
             raise
-        self._pid = os.getpid()
+        self._pid, self._is_known = os.getpid(), True
 
     async def _open_contents(self) -> None:
         cache = open_shard_cache(self._engine, self._cache_dir, budget_bytes=self._cache_bytes)

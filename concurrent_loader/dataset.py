@@ -14,6 +14,7 @@ from concurrent_loader.selection import Selection
 from concurrent_loader.shard_source import ShardSource
 from storage.cache import ShardCache
 from storage.fetch import FetchEngine, HedgePolicy, InFlight, RetryPolicy
+from storage.hidden_arguments import hides_secrets
 from storage.shards.columns import Schema
 from storage.shards.manifest import Manifest
 from storage.shards.reader import DatasetReader
@@ -61,9 +62,10 @@ class ShardDataset(BucketDataset):
 
     _LIVE = BucketDataset._LIVE | {"_columns", "_manifest", "_reader"}
 
+    @hides_secrets
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         columns: Sequence[str] | None = None,
         snapshot: int | None = None,

@@ -23,6 +23,7 @@ from concurrent_loader.selection import Selection
 from storage.cache import DiskShardCache, ShardCache
 from storage.errors import ConfigurationError, FormatError, NotFound, SchemaError, StorageError
 from storage.fetch import FetchEngine, HedgePolicy, InFlight, RetryPolicy
+from storage.hidden_arguments import hides_secrets
 from storage.listing import Listing, decode_listing, encode_listing, list_objects, load_listing, save_listing
 from storage.shards.columns import ColumnKind, Schema
 from storage.sizes import Size
@@ -76,9 +77,10 @@ class ObjectDataset(BucketDataset):
 
     _LIVE = BucketDataset._LIVE | {"_classes", "_columns", "_labels", "_listing", "_schema"}
 
+    @hides_secrets
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         column: str = "image",
         column_type: Literal["image", "jpeg", "png", "webp", "avif", "gif", "bytes"] = "image",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from storage.errors import CommitConflict, ConfigurationError, CorruptData, SchemaError
+from storage.hidden_arguments import hides_secrets
 from storage.importers.protocol import ImportedSample, Importer, ImportProblem
 from storage.loop_thread import LoopThread
 from storage.shards.manifest import Manifest
@@ -68,6 +69,7 @@ class IngestReport:
         return len(self.skipped)
 
 
+@hides_secrets
 def ingest(
     importer: Importer,
     url: str | os.PathLike[str],

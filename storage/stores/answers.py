@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import re
+import socket
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -9,6 +12,7 @@ from storage.errors import (
     AccessDenied,
     AlreadyExists,
     ConfigurationError,
+    ConnectionFailed,
     CredentialsExpired,
     DeadlineExceeded,
     InvalidRange,
@@ -20,11 +24,15 @@ from storage.errors import (
     Throttled,
 )
 
-__all__ = ["NO_BUCKET", "may_have_expired", "parse_time", "refusal", "wrong_region"]
+__all__ = ["NO_BUCKET", "connection_failed", "may_have_expired", "parse_time", "refusal", "wrong_region"]
 
 _CLOCK = "this machine's clock is off, so the store refuses its signatures"
 _SET_CLOCK = "set it, by `timedatectl set-ntp true` or chrony"
 _MISSIGNED, _REDIRECTED = "the region is wrong", "the region or endpoint is wrong"
+_SERVER = re.compile(r"https?://[^/?#\s\"',)]+")
+# Where several addresses were tried, asyncio tells in words only, as obstore does always.
+_REFUSED = (f"[Errno {errno.ECONNREFUSED}]", "Connection refused", "ConnectionRefused")
+_UNRESOLVED = ("dns error", "failed to lookup address", "Name or service not known")
 _REGION = (_MISSIGNED, _REDIRECTED)
 NO_BUCKET = "no such bucket"  # unlike a missing key, an error for a delete, too
 
@@ -131,6 +139,43 @@ def wrong_region(region: str | None, *, what: str = _REDIRECTED, got: int | str 
         else "give the option region=... with the bucket's region, or the endpoint_url that serves it"
     )
     return ConfigurationError(f"{what}: {advice}", got=got)
+
+
+def connection_failed(
+    error: BaseException, *, server: str | None = None, words: str = "", got: str | None = None
+) -> ConnectionFailed:
+    """Classifies a connection that could not be made or broke, and names the server.
+
+    Args:
+        error: What the client raised; the errors below it are looked at, too.
+        server: Any URL at the server; its scheme and host are shown.
+        words: What the client says, where it tells only in words.
+        got: The client's name for it; the class of the error by default.
+    """
+    place = found[0] if (found := _SERVER.match(server or "")) else None
+    below: BaseException | None = error
+    why = ""
+    while below is not None and not why:
+        why = _unreachable(below, words)
+        below = below.__cause__ or below.__context__
+    if not why:
+        what = f"the connection to {place} failed" if place else "the connection failed"
+        return ConnectionFailed(what, got=got or type(error).__name__)
+    failed = ConnectionFailed(
+        f"cannot connect to {place or 'the server'}: {why}; is the server running, and is endpoint_url (or "
+        "AWS_ENDPOINT_URL) right?"
+    )
+    failed.is_unreachable = True
+    return failed
+
+
+def _unreachable(error: BaseException, words: str) -> str:
+    text = f"{words} {error}"
+    if isinstance(error, ConnectionRefusedError) or any(sign in text for sign in _REFUSED):
+        return "connection refused"
+    if isinstance(error, socket.gaierror) or any(sign in text for sign in _UNRESOLVED):
+        return "the host's name does not resolve"
+    return ""
 
 
 def may_have_expired(error: StorageError) -> bool:
