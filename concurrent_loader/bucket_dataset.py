@@ -40,6 +40,7 @@ class BucketDataset(WholeDataset):
         url: Where the data set is.
         cache_dir: Folder of the cache on a local drive, or None.
         cache_bytes: Its budget.
+        cache_required: Whether a folder that cannot be used is an error.
         client: How to reach the store; see `storage.open_store`.
         storage_options: Endpoint, credentials and the like; see `storage.open_store`.
         in_flight: Requests under way at once.
@@ -57,6 +58,7 @@ class BucketDataset(WholeDataset):
         *,
         cache_dir: str | os.PathLike[str] | None,
         cache_bytes: Size | None,
+        cache_required: bool,
         client: str,
         storage_options: Mapping[str, Any] | None,
         in_flight: InFlight,
@@ -71,6 +73,7 @@ class BucketDataset(WholeDataset):
         self._url = check_url(url) if isinstance(url, str) else str(Path(url).absolute())
         self._cache_dir = None if cache_dir is None else os.fspath(cache_dir)
         self._cache_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
+        self._cache_required = cache_required
         self._client = client
         self._storage_options = hide(storage_options or {})
         check_in_flight(in_flight)
@@ -203,7 +206,9 @@ class BucketDataset(WholeDataset):
         self._pid, self._is_known = os.getpid(), True
 
     async def _open_contents(self) -> None:
-        cache = open_shard_cache(self._engine, self._cache_dir, budget_bytes=self._cache_bytes)
+        cache = open_shard_cache(
+            self._engine, self._cache_dir, budget_bytes=self._cache_bytes, required=self._cache_required
+        )
         self._cache = cache
         await self._read_contents(self._engine, cache)
 

@@ -38,9 +38,11 @@ class ShardDataset(BucketDataset):
             not decoded.
         snapshot: Its number; the newest by default.
         cache_dir: Folder on a local drive that keeps fetched shards and samples, shared with other processes and data
-            sets; see docs/cache.md. Without one, or where it cannot be used, shards live in memory while needed.
+            sets; see docs/cache.md. Without one, shards live in memory while needed.
         cache_bytes: The budget of all processes together, such as ``"200GiB"``; by default half of what is free on the
             drive, cached files counted as free.
+        cache_required: Whether a ``cache_dir`` that cannot be made or written to is an error. With False the dataset
+            opens without a cache, or reads what is in a read-only one, and a warning says so.
         client: How to reach the store; see `storage.open_store`.
         storage_options: Endpoint, credentials and the like; see `storage.open_store`.
         in_flight: Requests under way at once: at most so many, or ``"auto"`` for as many as the store bears, up to 256.
@@ -71,6 +73,7 @@ class ShardDataset(BucketDataset):
         snapshot: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: Size | None = None,
+        cache_required: bool = True,
         client: str = "auto",
         storage_options: Mapping[str, Any] | None = None,
         in_flight: InFlight = "auto",
@@ -82,6 +85,7 @@ class ShardDataset(BucketDataset):
             url,
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
+            cache_required=cache_required,
             client=client,
             storage_options=storage_options,
             in_flight=in_flight,

@@ -56,6 +56,7 @@ class ObjectDataset(BucketDataset):
         refresh: List again, and replace what was kept.
         cache_dir: As for `ShardDataset`; objects are kept under their URL, key, ETag and size.
         cache_bytes: As for `ShardDataset`.
+        cache_required: As for `ShardDataset`.
         client: As for `ShardDataset`.
         storage_options: As for `ShardDataset`.
         in_flight: As for `ShardDataset`.
@@ -92,6 +93,7 @@ class ObjectDataset(BucketDataset):
         refresh: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: Size | None = None,
+        cache_required: bool = True,
         client: str = "auto",
         storage_options: Mapping[str, Any] | None = None,
         in_flight: InFlight = "auto",
@@ -103,6 +105,7 @@ class ObjectDataset(BucketDataset):
             url,
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
+            cache_required=cache_required,
             client=client,
             storage_options=storage_options,
             in_flight=in_flight,

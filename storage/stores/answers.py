@@ -46,8 +46,14 @@ _CODES: dict[str, tuple[type[StorageError], str]] = {
     "AccessDenied": (AccessDenied, "access denied"),
     "AllAccessDisabled": (AccessDenied, "access to this bucket is disabled"),
     "AccountProblem": (AccessDenied, "there is a problem with the account"),
-    "InvalidAccessKeyId": (CredentialsExpired, "the access key is unknown, or no longer known"),
-    "SignatureDoesNotMatch": (AccessDenied, "the secret key does not fit the access key"),
+    "InvalidAccessKeyId": (
+        AccessDenied,
+        "the store does not know the access key: check access_key_id, whether it was deleted, and endpoint_url",
+    ),
+    "SignatureDoesNotMatch": (
+        AccessDenied,
+        "the secret key does not fit the access key: check secret_access_key for characters lost in copying",
+    ),
     "ExpiredToken": (CredentialsExpired, "the session token has expired"),
     "ExpiredTokenException": (CredentialsExpired, "the session token has expired"),
     "InvalidToken": (CredentialsExpired, "the session token is invalid"),
@@ -180,6 +186,8 @@ def _unreachable(error: BaseException, words: str) -> str:
 
 def may_have_expired(error: StorageError) -> bool:
     """Whether other credentials may help: the store says so, or says nothing but a status (as to every HEAD)."""
+    if isinstance(error, AccessDenied) and "InvalidAccessKeyId" in str(error.got):
+        return True  # keys that were rotated: the old ones are deleted before they expire
     return isinstance(error, CredentialsExpired) or (
         isinstance(error, AccessDenied | StoreError) and error.got in (400, 401, 403)
     )
