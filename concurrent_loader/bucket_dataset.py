@@ -8,17 +8,19 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from concurrent_loader.heap import keep_freed_memory
 from concurrent_loader.views import WholeDataset
 from storage.cache import CacheStats, ShardCache, open_shard_cache
+from storage.checked_url import check_url
 from storage.errors import ConfigurationError, StoreClosed
 from storage.fetch import FetchEngine, FetchStats, HedgePolicy, InFlight, RetryPolicy, check_in_flight
 from storage.forking import keep_for_ever, tell_after_fork
 from storage.loop_thread import LoopThread
-from storage.secrets import Secret, hide, redact_url, reveal
+from storage.secrets import hide
 from storage.sizes import Size, parse_size
 from storage.stores import Store, open_store
 
@@ -38,6 +40,7 @@ class BucketDataset(WholeDataset):
         url: Where the data set is.
         cache_dir: Folder of the cache on a local drive, or None.
         cache_bytes: Its budget.
+        cache_required: Whether a folder that cannot be used is an error.
         client: How to reach the store; see `storage.open_store`.
         storage_options: Endpoint, credentials and the like; see `storage.open_store`.
         in_flight: Requests under way at once.
@@ -51,10 +54,11 @@ class BucketDataset(WholeDataset):
 
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         cache_dir: str | os.PathLike[str] | None,
         cache_bytes: Size | None,
+        cache_required: bool,
         client: str,
         storage_options: Mapping[str, Any] | None,
         in_flight: InFlight,
@@ -65,9 +69,11 @@ class BucketDataset(WholeDataset):
         self._closed, self._pid = False, 0
         if cache_bytes is not None and cache_dir is None:
             raise ConfigurationError("cache_bytes needs a cache_dir")
-        self._url: str | Secret = hide(url)
+        # A Path is a path, whatever it looks like; a text may be a URL without its scheme.
+        self._url = check_url(url) if isinstance(url, str) else str(Path(url).absolute())
         self._cache_dir = None if cache_dir is None else os.fspath(cache_dir)
         self._cache_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
+        self._cache_required = cache_required
         self._client = client
         self._storage_options = hide(storage_options or {})
         check_in_flight(in_flight)
@@ -75,13 +81,14 @@ class BucketDataset(WholeDataset):
         self._bytes_in_flight = parse_size(bytes_in_flight, name="bytes_in_flight")
         self._retry = retry or RetryPolicy()
         self._hedge = hedge
+        self._is_known = False  # whether the store has answered, here or where a pickle comes from
         self._opening = threading.RLock()
         tell_after_fork(self)
 
     @property
     def url(self) -> str:
-        """Where the data set is, without credentials."""
-        return redact_url(self._url) if isinstance(self._url, str) else redact_url(str(reveal(self._url)))
+        """Where the data set is."""
+        return self._url
 
     @property
     def fetch_stats(self) -> FetchStats:
@@ -180,13 +187,14 @@ class BucketDataset(WholeDataset):
 
     def _open(self) -> None:
         keep_freed_memory()
-        self._store: Store = open_store(reveal(self._url), client=self._client, **self._storage_options)
+        self._store: Store = open_store(self._url, client=self._client, **self._storage_options)
         self._engine = FetchEngine(
             self._store,
             in_flight=self._in_flight,
             bytes_in_flight=self._bytes_in_flight,
             retry=self._retry,
             hedge=self._hedge,
+            is_known=self._is_known,
         )
         self._loop = LoopThread(name="dataset-loop")
         self.__dict__.pop("_cache", None)
@@ -195,10 +203,12 @@ class BucketDataset(WholeDataset):
         except BaseException:
             self._release()
             raise
-        self._pid = os.getpid()
+        self._pid, self._is_known = os.getpid(), True
 
     async def _open_contents(self) -> None:
-        cache = open_shard_cache(self._engine, self._cache_dir, budget_bytes=self._cache_bytes)
+        cache = open_shard_cache(
+            self._engine, self._cache_dir, budget_bytes=self._cache_bytes, required=self._cache_required
+        )
         self._cache = cache
         await self._read_contents(self._engine, cache)
 

@@ -14,6 +14,7 @@ from concurrent_loader.selection import Selection
 from concurrent_loader.shard_source import ShardSource
 from storage.cache import ShardCache
 from storage.fetch import FetchEngine, HedgePolicy, InFlight, RetryPolicy
+from storage.hidden_arguments import hides_secrets
 from storage.shards.columns import Schema
 from storage.shards.manifest import Manifest
 from storage.shards.reader import DatasetReader
@@ -37,9 +38,11 @@ class ShardDataset(BucketDataset):
             not decoded.
         snapshot: Its number; the newest by default.
         cache_dir: Folder on a local drive that keeps fetched shards and samples, shared with other processes and data
-            sets; see docs/cache.md. Without one, or where it cannot be used, shards live in memory while needed.
+            sets; see docs/cache.md. Without one, shards live in memory while needed.
         cache_bytes: The budget of all processes together, such as ``"200GiB"``; by default half of what is free on the
             drive, cached files counted as free.
+        cache_required: Whether a ``cache_dir`` that cannot be made or written to is an error. With False the dataset
+            opens without a cache, or reads what is in a read-only one, and a warning says so.
         client: How to reach the store; see `storage.open_store`.
         storage_options: Endpoint, credentials and the like; see `storage.open_store`.
         in_flight: Requests under way at once: at most so many, or ``"auto"`` for as many as the store bears, up to 256.
@@ -61,14 +64,16 @@ class ShardDataset(BucketDataset):
 
     _LIVE = BucketDataset._LIVE | {"_columns", "_manifest", "_reader"}
 
+    @hides_secrets
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         columns: Sequence[str] | None = None,
         snapshot: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: Size | None = None,
+        cache_required: bool = True,
         client: str = "auto",
         storage_options: Mapping[str, Any] | None = None,
         in_flight: InFlight = "auto",
@@ -80,6 +85,7 @@ class ShardDataset(BucketDataset):
             url,
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
+            cache_required=cache_required,
             client=client,
             storage_options=storage_options,
             in_flight=in_flight,

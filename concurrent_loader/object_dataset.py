@@ -23,6 +23,7 @@ from concurrent_loader.selection import Selection
 from storage.cache import DiskShardCache, ShardCache
 from storage.errors import ConfigurationError, FormatError, NotFound, SchemaError, StorageError
 from storage.fetch import FetchEngine, HedgePolicy, InFlight, RetryPolicy
+from storage.hidden_arguments import hides_secrets
 from storage.listing import Listing, decode_listing, encode_listing, list_objects, load_listing, save_listing
 from storage.map_concurrently import map_concurrently
 from storage.printable import printable
@@ -61,6 +62,7 @@ class ObjectDataset(BucketDataset):
             with a warning.
         cache_dir: As for `ShardDataset`; objects are kept under their URL, key, ETag and size.
         cache_bytes: As for `ShardDataset`.
+        cache_required: As for `ShardDataset`.
         client: As for `ShardDataset`.
         storage_options: As for `ShardDataset`.
         in_flight: As for `ShardDataset`.
@@ -82,9 +84,10 @@ class ObjectDataset(BucketDataset):
 
     _LIVE = BucketDataset._LIVE | {"_classes", "_columns", "_labels", "_listing", "_schema"}
 
+    @hides_secrets
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         column: str = "image",
         column_type: Literal["image", "jpeg", "png", "webp", "avif", "gif", "bytes"] = "image",
@@ -97,6 +100,7 @@ class ObjectDataset(BucketDataset):
         on_error: Literal["raise", "skip"] = "raise",
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: Size | None = None,
+        cache_required: bool = True,
         client: str = "auto",
         storage_options: Mapping[str, Any] | None = None,
         in_flight: InFlight = "auto",
@@ -108,6 +112,7 @@ class ObjectDataset(BucketDataset):
             url,
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
+            cache_required=cache_required,
             client=client,
             storage_options=storage_options,
             in_flight=in_flight,

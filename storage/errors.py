@@ -186,7 +186,14 @@ class Throttled(TransientError):
 
 
 class ConnectionFailed(TransientError):
-    """The connection was refused, reset, or never made (DNS and TLS included)."""
+    """The connection was refused, reset, or never made (DNS and TLS included).
+
+    Attributes:
+        is_unreachable: Whether nobody listens at the address, or the host's name does not resolve. At first contact,
+            before the endpoint has ever answered, that is given up within seconds.
+    """
+
+    is_unreachable: bool = False
 
 
 class DeadlineExceeded(TransientError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from storage.errors import CommitConflict, ConfigurationError, CorruptData, SchemaError
+from storage.hidden_arguments import hides_secrets
 from storage.importers.protocol import ImportedSample, Importer, ImportProblem
 from storage.loop_thread import LoopThread
 from storage.printable import printable
@@ -71,6 +72,7 @@ class IngestReport:
         return len(self.skipped)
 
 
+@hides_secrets
 def ingest(
     importer: Importer,
     url: str | os.PathLike[str],

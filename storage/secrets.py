@@ -36,8 +36,10 @@ _NAMES = re.compile(
     r"key|secret|token|passw|passphrase|pwd|sas|credential|auth|connection_string|cookie|signature|private",
     re.IGNORECASE,
 )
+_MAX_LINES = 6  # of a traceback that is replaced by a note
 _PLAIN = (list, tuple, set)  # and nothing derived from them, which may take other arguments
-_USER = re.compile(r"(?<=://)[^/@\s\"'<>]+@")
+# The second form: a password with a slash in it, which ends what a URL's grammar takes for the host. A port is none.
+_USER = re.compile(r"(?<=://)(?:[^/\s\"'<>]+@|[^/@:\s\"'<>]+:(?!\d{1,5}(?:[/?#\s\"'<>,)]|$))(?:(?!://)[^@\s\"'<>])*@)")
 _IN_QUERY = re.compile(
     r"(?i)([?&;](?:x-amz-(?:signature|security-token|credential)|x-goog-(?:signature|credential)|sig|signature|"
     r"[\w-]*token|[\w-]*secret|password|api_?key|awsaccesskeyid)=)[^&\s\"'<>;]+"
@@ -250,7 +252,8 @@ def redact_url(text: str) -> str:
 def presentable(error: StorageError) -> None:
     """Takes secrets out of an error and of everything that a traceback prints below it, in place.
 
-    A server may repeat a token in its answer (S3 does when it has expired), and clients repeat answers and URLs.
+    A server may repeat a token in its answer (S3 does when it has expired), and clients repeat answers and URLs. The
+    frames below hold keys and signed headers in their variables, so they are replaced by a note that names their lines.
     """
     error.what = redact(error.what)
     for name in ("got", "expected"):
@@ -259,6 +262,7 @@ def presentable(error: StorageError) -> None:
     error.args = (error.what,)
     if error.__suppress_context__:
         error.__context__ = error.__cause__
+    _drop_frames(error)
     _redact_below(error, {id(error): error})
 
 
@@ -268,11 +272,24 @@ def _redact_below(error: BaseException, done: dict[int, BaseException]) -> None:
         if below is None:
             continue
         if id(below) not in done:
+            _drop_frames(below)
             done[id(below)] = _redacted(below)
             _redact_below(done[id(below)], done)
         hides_context = error.__suppress_context__
         setattr(error, name, done[id(below)])
         error.__suppress_context__ = hides_context
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Replaces a traceback by a note: its frames must not be cleared, for a coroutine may still be suspended in one."""
+    lines = []
+    trace, error.__traceback__ = error.__traceback__, None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        lines.append(f"{'/'.join(code.co_filename.rsplit('/', 2)[-2:])}:{trace.tb_lineno} {code.co_name}")
+        trace = trace.tb_next
+    if len(lines) > 1:  # the first is where the error is raised again
+        error.add_note(f"raised at {' > '.join(lines[1:][-_MAX_LINES:])}")
 
 
 def _redacted(error: BaseException) -> BaseException:

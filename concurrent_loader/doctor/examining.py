@@ -14,6 +14,7 @@ from concurrent_loader.doctor.forecast import Forecast, forecast
 from concurrent_loader.doctor.identity import find_credentials
 from concurrent_loader.doctor.permissions import try_permissions
 from concurrent_loader.doctor.transfer import measure_round_trip, measure_throughput
+from storage.hidden_arguments import hides_secrets
 from storage.stores.opening import open_store
 
 __all__ = ["Examination", "Wishes", "examine"]
@@ -51,6 +52,7 @@ class Examination:
     forecast: Forecast
 
 
+@hides_secrets
 async def examine(
     url: str,
     options: Mapping[str, Any],

@@ -118,7 +118,9 @@ def advice_for(error: StorageError, *, right: str) -> str:
     """
     match error:
         case CredentialsExpired():
-            return "get new keys: these are unknown to the server, or expired"
+            return "get new keys: these have expired"
+        case AccessDenied() if "does not know the access key" in error.what:
+            return "check the access key and the endpoint, or get new keys"
         case AccessDenied() if "clock" in error.what or "secret key" in error.what:
             return "see clock" if "clock" in error.what else "check the secret key"
         case AccessDenied():

@@ -34,6 +34,10 @@ class Drive:
         """Opens an open folder once more: a descriptor with a lock of its own."""
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
 
+    def may_write(self, folder: int) -> bool:
+        """Whether files can be made in an open folder: by its permissions, on a file system that is not read-only."""
+        return os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=True)
+
     def make_folder(self, path: Path) -> None:
         """Makes a folder that only its owner may enter, and those above it; one that is there is no error."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -127,6 +127,10 @@ class CacheFolder:
             while self._folders:
                 self.drive.close(self._folders.pop())
 
+    def may_write(self) -> bool:
+        """Whether files can be made in the folder now."""
+        return self._in_folder(self.drive.may_write)
+
     # -- shards ----------------------------------------------------------------------------------------------------
 
     def open(self, name: str, *, size: int) -> int | None:

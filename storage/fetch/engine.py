@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import resource
 import time
@@ -43,6 +44,8 @@ class FetchEngine:
         bytes_in_flight: Announced bytes at once; a larger single request runs alone.
         retry: When to insist and when to give up.
         hedge: When a late request is sent a second time; None for never.
+        is_known: Whether the endpoint has answered before, in another process, say. One that has not is given up within
+            seconds if nobody listens there.
         clock: Monotonic seconds.
         sleep: Awaitable pause.
         dice: Uniform numbers in [0, 1).
@@ -60,6 +63,7 @@ class FetchEngine:
         bytes_in_flight: Size = "128MiB",
         retry: RetryPolicy | None = None,
         hedge: HedgePolicy | None = _HEDGE,
+        is_known: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
@@ -76,6 +80,7 @@ class FetchEngine:
         self._endpoint = Endpoint.of(store.endpoint)
         self._membership = self._endpoint.join(bound)
         self.asker = Asker(self._endpoint, self.counters, hedge, clock)
+        self._is_known = is_known
         self._sleep = sleep
         self._dice = dice
 
@@ -261,6 +266,7 @@ class FetchEngine:
             elapsed_s=elapsed_s,
             dice=self._dice(),
             within_budget=within_budget,
+            is_first_contact=not self._is_known and self._endpoint.heard_s == -math.inf,
         )
 
     async def pause(self, seconds: float) -> None:

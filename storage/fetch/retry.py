@@ -18,6 +18,8 @@ __all__ = ["RetryBudget", "RetryPolicy", "retry_delay_s", "wants_new_connection"
 
 _BUDGET_SHARE = 0.2
 _BUDGET_BURST = 16.0
+_FIRST_CONTACT_S = 2.5
+_FIRST_CONTACT_DELAY_S = 0.5
 _SUSPECT_CONNECTION = (ConnectionFailed, TruncatedBody, DeadlineExceeded, ProtocolViolation)
 
 
@@ -101,6 +103,7 @@ def retry_delay_s(
     elapsed_s: float,
     dice: float,
     within_budget: bool = True,
+    is_first_contact: bool = False,
 ) -> float | None:
     """Decides after a failed attempt: seconds to pause before the next, or None to give up.
 
@@ -112,6 +115,8 @@ def retry_delay_s(
         dice: Uniform in [0, 1).
         within_budget: Whether the `RetryBudget` allows it; a retry beyond the budget is not dropped but put off as far
             as the policy allows.
+        is_first_contact: Whether nothing has ever come from the endpoint. An address at which nobody listens is then
+            given up after 2.5 s: more probably it is wrong than just being restarted.
 
     The pause is "full jitter": uniform below an exponentially growing ceiling (Brooker, "Exponential Backoff And
     Jitter", AWS Architecture Blog, 2015), which spreads the clients of a throttling store best.
@@ -119,6 +124,9 @@ def retry_delay_s(
     if not error.retryable or attempts >= policy.max_attempts:
         return None
     left_s = policy.deadline_s - elapsed_s
+    if is_first_contact and isinstance(error, ConnectionFailed) and error.is_unreachable:
+        delay = dice * min(_FIRST_CONTACT_DELAY_S, policy.base_delay_s * 2.0 ** min(attempts - 1, 60))
+        return delay if elapsed_s + delay < min(_FIRST_CONTACT_S, policy.deadline_s) else None
     if not within_budget:
         delay = min(policy.max_delay_s, 0.9 * left_s) * (0.5 + 0.5 * dice)
         return delay if left_s > 0 else None

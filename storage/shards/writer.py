@@ -13,6 +13,7 @@ import numpy as np
 
 from storage.errors import AlreadyExists, CommitConflict, ConfigurationError, NotFound, SchemaError, StoreClosed
 from storage.fetch.retry import RetryPolicy
+from storage.hidden_arguments import hides_secrets
 from storage.shards.builder import FinishedShard, ShardBuilder
 from storage.shards.bundling import BundleGatherer
 from storage.shards.columns import Schema
@@ -68,6 +69,7 @@ class ShardWriter:
     Thread-safety: one thread at a time.
     """
 
+    @hides_secrets
     def __init__(
         self,
         url: str | os.PathLike[str] | Store,

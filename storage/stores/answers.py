@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import re
+import socket
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
@@ -10,6 +13,7 @@ from storage.errors import (
     AccessDenied,
     AlreadyExists,
     ConfigurationError,
+    ConnectionFailed,
     CredentialsExpired,
     DeadlineExceeded,
     InvalidRange,
@@ -21,11 +25,24 @@ from storage.errors import (
     Throttled,
 )
 
-__all__ = ["NO_BUCKET", "is_redirect", "may_have_expired", "parse_time", "redirect", "refusal", "wrong_region"]
+__all__ = [
+    "NO_BUCKET",
+    "connection_failed",
+    "is_redirect",
+    "may_have_expired",
+    "parse_time",
+    "redirect",
+    "refusal",
+    "wrong_region",
+]
 
 _CLOCK = "this machine's clock is off, so the store refuses its signatures"
 _SET_CLOCK = "set it, by `timedatectl set-ntp true` or chrony"
 _MISSIGNED, _REDIRECTED = "the region is wrong", "the region or endpoint is wrong"
+_SERVER = re.compile(r"https?://[^/?#\s\"',)]+")
+# Where several addresses were tried, asyncio tells in words only, as obstore does always.
+_REFUSED = (f"[Errno {errno.ECONNREFUSED}]", "Connection refused", "ConnectionRefused")
+_UNRESOLVED = ("dns error", "failed to lookup address", "Name or service not known")
 _REGION = (_MISSIGNED, _REDIRECTED)
 NO_BUCKET = "no such bucket"  # unlike a missing key, an error for a delete, too
 
@@ -39,8 +56,14 @@ _CODES: dict[str, tuple[type[StorageError], str]] = {
     "AccessDenied": (AccessDenied, "access denied"),
     "AllAccessDisabled": (AccessDenied, "access to this bucket is disabled"),
     "AccountProblem": (AccessDenied, "there is a problem with the account"),
-    "InvalidAccessKeyId": (CredentialsExpired, "the access key is unknown, or no longer known"),
-    "SignatureDoesNotMatch": (AccessDenied, "the secret key does not fit the access key"),
+    "InvalidAccessKeyId": (
+        AccessDenied,
+        "the store does not know the access key: check access_key_id, whether it was deleted, and endpoint_url",
+    ),
+    "SignatureDoesNotMatch": (
+        AccessDenied,
+        "the secret key does not fit the access key: check secret_access_key for characters lost in copying",
+    ),
     "ExpiredToken": (CredentialsExpired, "the session token has expired"),
     "ExpiredTokenException": (CredentialsExpired, "the session token has expired"),
     "InvalidToken": (CredentialsExpired, "the session token is invalid"),
@@ -157,8 +180,47 @@ def redirect(status: int, *, location: str | None, region: str | None) -> Config
     return wrong_region(None, what=f"the store redirects to {elsewhere}, and redirects are not followed", got=status)
 
 
+def connection_failed(
+    error: BaseException, *, server: str | None = None, words: str = "", got: str | None = None
+) -> ConnectionFailed:
+    """Classifies a connection that could not be made or broke, and names the server.
+
+    Args:
+        error: What the client raised; the errors below it are looked at, too.
+        server: Any URL at the server; its scheme and host are shown.
+        words: What the client says, where it tells only in words.
+        got: The client's name for it; the class of the error by default.
+    """
+    place = found[0] if (found := _SERVER.match(server or "")) else None
+    below: BaseException | None = error
+    why = ""
+    while below is not None and not why:
+        why = _unreachable(below, words)
+        below = below.__cause__ or below.__context__
+    if not why:
+        what = f"the connection to {place} failed" if place else "the connection failed"
+        return ConnectionFailed(what, got=got or type(error).__name__)
+    failed = ConnectionFailed(
+        f"cannot connect to {place or 'the server'}: {why}; is the server running, and is endpoint_url (or "
+        "AWS_ENDPOINT_URL) right?"
+    )
+    failed.is_unreachable = True
+    return failed
+
+
+def _unreachable(error: BaseException, words: str) -> str:
+    text = f"{words} {error}"
+    if isinstance(error, ConnectionRefusedError) or any(sign in text for sign in _REFUSED):
+        return "connection refused"
+    if isinstance(error, socket.gaierror) or any(sign in text for sign in _UNRESOLVED):
+        return "the host's name does not resolve"
+    return ""
+
+
 def may_have_expired(error: StorageError) -> bool:
     """Whether other credentials may help: the store says so, or says nothing but a status (as to every HEAD)."""
+    if isinstance(error, AccessDenied) and "InvalidAccessKeyId" in str(error.got):
+        return True  # keys that were rotated: the old ones are deleted before they expire
     return isinstance(error, CredentialsExpired) or (
         isinstance(error, AccessDenied | StoreError) and error.got in (400, 401, 403)
     )

@@ -59,7 +59,7 @@ def chain_error(error: BaseException) -> StorageError | None:
 
 
 @contextlib.contextmanager
-def _chain_errors(url: str) -> Iterator[None]:
+def _chain_errors(url: str | None) -> Iterator[None]:
     """Translates by `chain_error`; lets everything else pass."""
     try:
         yield
@@ -69,7 +69,7 @@ def _chain_errors(url: str) -> Iterator[None]:
         raise known.locate(url=url) from error
 
 
-def chain_settings(options: S3Options, *, url: str) -> tuple[str | None, str | None, str | None]:
+def chain_settings(options: S3Options, *, url: str | None) -> tuple[str | None, str | None, str | None]:
     """Reads the environment and the shared files, in botocore's order; nothing is sent.
 
     Returns:

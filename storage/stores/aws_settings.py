@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from storage.checked_url import endpoint_error, text_error
 from storage.errors import ConfigurationError
 from storage.stores.options import S3Options
 
@@ -35,22 +36,35 @@ class AwsSettings:
     ca_bundle: str | None
 
     @classmethod
-    def resolve(cls, options: S3Options, *, url: str) -> Self:
+    def resolve(cls, options: S3Options, *, url: str | None) -> Self:
         """Finds them, in botocore's order; nothing is sent.
 
         Raises:
-            ConfigurationError: The profile or the files do not work.
+            ConfigurationError: The profile or the files do not work, or what they say cannot be: an endpoint with
+                credentials in it, say.
         """
         if _may_files_speak(options):
             from storage.stores.aws_chain import chain_settings
 
-            return cls(*chain_settings(options, url=url))
-        said = os.environ.get
-        return cls(
-            options.endpoint_url or said("AWS_ENDPOINT_URL_S3") or said("AWS_ENDPOINT_URL") or None,
-            options.region_or_environment or said("AWS_DEFAULT_REGION"),
-            said("AWS_CA_BUNDLE"),
-        )
+            settings = cls(*chain_settings(options, url=url))
+        else:
+            said = os.environ.get
+            settings = cls(
+                options.endpoint_url or said("AWS_ENDPOINT_URL_S3") or said("AWS_ENDPOINT_URL") or None,
+                options.region_or_environment or said("AWS_DEFAULT_REGION"),
+                said("AWS_CA_BUNDLE"),
+            )
+        if (refused := settings._error()) is not None:
+            del settings
+            raise refused.locate(url=url)
+        return settings
+
+    def _error(self) -> ConfigurationError | None:
+        if self.endpoint_url is not None:
+            error = endpoint_error(self.endpoint_url, name="AWS_ENDPOINT_URL (or endpoint_url in a profile)")
+            if error is not None:
+                return error
+        return None if self.region is None else text_error(self.region, name="AWS_REGION (or region in a profile)")
 
     def certificates(self, *, url: str) -> bytes | None:
         """Reads the certificates to trust; None for the system's.

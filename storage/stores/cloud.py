@@ -16,13 +16,14 @@ import obstore.store
 from obstore.exceptions import BaseError
 
 from storage.errors import ConfigurationError, NotFound, StorageError, StoreClosed
+from storage.hidden_arguments import hides_secrets
 from storage.log_redaction import silence_secrets
 from storage.secrets import reveal
 from storage.stores.answers import NO_BUCKET, may_have_expired, wrong_region
 from storage.stores.aws_settings import AwsSettings
 from storage.stores.credential_source import CredentialSource, Held
 from storage.stores.location import Location
-from storage.stores.obstore_words import Redirected, UnnameableKey, translate
+from storage.stores.obstore_words import Redirected, UnnameableKey, is_panic, translate
 from storage.stores.options import AzureOptions, CloudOptions, GoogleOptions, S3Options, parse_options
 from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
@@ -68,6 +69,7 @@ class CloudStore(Store):
     `S3Store` lists S3 buckets, too, because obstore bounds neither the pages of a listing nor their number.
     """
 
+    @hides_secrets
     def __init__(self, url: str, options: CloudOptions | None = None) -> None:
         self._location = Location.parse(url)
         super().__init__(self._location.url)
@@ -360,7 +362,9 @@ class CloudStore(Store):
     ) -> Iterator[None]:
         try:
             yield
-        except (BaseError, OSError, ValueError) as error:
+        except BaseException as error:
+            if not isinstance(error, BaseError | OSError | ValueError) and not is_panic(error):
+                raise
             if isinstance(error, StorageError):
                 raise
             keyless = self._source.failure if self._source is not None else None

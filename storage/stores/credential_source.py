@@ -18,7 +18,15 @@ from storage.errors import AccessDenied, StorageError
 from storage.log_redaction import silence_secrets
 from storage.secrets import is_lost, remember, reveal
 from storage.secrets import redact as without_secrets
-from storage.stores.credentials import S3Credentials, check_fresh, checked, name_of, refresh_at, retry_at
+from storage.stores.credentials import (
+    S3Credentials,
+    check_fresh,
+    check_sendable,
+    checked,
+    name_of,
+    refresh_at,
+    retry_at,
+)
 from storage.stores.options import S3Options
 
 __all__ = ["CredentialSource", "Held"]
@@ -189,7 +197,9 @@ class CredentialSource:
         now, held = self._clock(), self._held
         if keys.expires_at is not None:
             keys = replace(keys, expires_at=keys.expires_at.astimezone(UTC))  # obstore takes no other zone
-        check_fresh(keys, by="the credentials function" if self._options.credentials else "the AWS chain", now=now)
+        by = "the credentials function" if self._options.credentials else "the AWS chain"
+        check_sendable(keys, by=by)
+        check_fresh(keys, by=by, now=now)
         remember(keys.secret_access_key, keys.session_token)
         same = held is not None and replace(held.keys, expires_at=keys.expires_at) == keys
         generation = 0 if held is None else held.generation + (not same)

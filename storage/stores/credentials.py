@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any
 
+from storage.checked_url import text_error
 from storage.errors import AccessDenied, ConfigurationError
 
-__all__ = ["S3Credentials", "check_fresh", "checked", "name_of", "refresh_at", "retry_at"]
+__all__ = ["S3Credentials", "check_fresh", "check_sendable", "checked", "name_of", "refresh_at", "retry_at"]
 
 _MARGIN = timedelta(minutes=10)
 _MARGIN_SHARE = 0.2
@@ -84,6 +85,20 @@ def check_fresh(keys: S3Credentials, *, by: str, now: datetime) -> None:
             f"{by} returned credentials that expired {(now - keys.expires_at).total_seconds():.0f} s ago by this "
             "machine's clock"
         )
+
+
+def check_sendable(keys: S3Credentials, *, by: str) -> None:
+    """Refuses keys that cannot stand in the head of a request: with a newline at the end, say.
+
+    Raises:
+        ConfigurationError: One of them does not.
+    """
+    for name in ("access_key_id", "secret_access_key", "session_token"):
+        value = getattr(keys, name)
+        refused = None if value is None else text_error(value, name=f"{name} from {by}")
+        if refused is not None:
+            del value
+            raise refused
 
 
 def refresh_at(expires_at: datetime | None, *, now: datetime) -> datetime | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -20,22 +19,25 @@ import fsspec
 import fsspec.core
 from aiobotocore.session import AioSession
 
+from storage.checked_url import check_url
 from storage.errors import (
     AccessDenied,
     AlreadyExists,
     ConfigurationError,
-    ConnectionFailed,
     DeadlineExceeded,
     NotFound,
     StorageError,
     StoreError,
     TruncatedBody,
 )
+from storage.hidden_arguments import hides_secrets
 from storage.log_redaction import silence_secrets
-from storage.secrets import hide, redact_url, reveal
-from storage.stores.answers import NO_BUCKET, may_have_expired, refusal
+from storage.secrets import hide, reveal
+from storage.stores.answers import NO_BUCKET, connection_failed, may_have_expired, refusal
 from storage.stores.aws_chain import with_shared_models
+from storage.stores.aws_settings import AwsSettings
 from storage.stores.credential_source import CredentialSource, Held
+from storage.stores.options import S3Options
 from storage.stores.protocol import GetResult, ObjectMeta, Store, check_match
 from storage.stores.s3fs_options import for_s3fs
 from storage.stores.signing_keys import SigningKeys
@@ -67,17 +69,19 @@ class FilesystemStore(Store):
         options: For S3 the common names (see `S3Options`) are translated for s3fs; all else goes to fsspec as it is.
     """
 
+    @hides_secrets
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self._given_url, self._given_options = hide(url), hide(options or {})
-        url = reveal(url)
-        super().__init__(redact_url(re.sub(r"(?<=://)[^/@]*@", "", url)).rstrip("/"))
+        self._given_url, self._given_options = check_url(url), hide(options or {})
+        super().__init__(url.rstrip("/"))
         self._protocol = url.partition("://")[0].rpartition("::")[2].lower()
+        self._known: S3Options | None = None
         self._part_bytes: int | None = None
         self._fs_options = self._given_options
         self._source: CredentialSource | None = None
         self._profile: str | None = None
         if self._protocol in _S3 and "::" not in url:
             self._fs_options, known = for_s3fs(self._given_options, url=self.url)
+            self._known = known
             self._part_bytes, self._profile = known.num_part_bytes, known.profile
             if not known.anonymous and not _IDENTITY_OF_S3FS & set(self._fs_options):
                 self._source = CredentialSource(known, url=self.url)
@@ -230,9 +234,11 @@ class FilesystemStore(Store):
             if self._made is None:
                 silence_secrets()
                 with self._translated(None):
+                    if self._known is not None:
+                        AwsSettings.resolve(self._known, url=self.url)
                     # No instance and no listing from fsspec's caches: other writers' changes must show.
                     fs, root = fsspec.core.url_to_fs(
-                        reveal(self._given_url),
+                        self._given_url,
                         **{"skip_instance_cache": True, "use_listings_cache": False, **self._session()},
                         **self._guarded(reveal(self._fs_options)),
                     )
@@ -348,7 +354,7 @@ def _translate(error: Exception, *, writing: bool, exclusive: bool) -> StorageEr
         case TimeoutError():
             return DeadlineExceeded("the file system did not answer in time")
         case ConnectionError():
-            return ConnectionFailed("the connection failed", got=type(error).__name__)
+            return connection_failed(error)
         case NotImplementedError():
             return ConfigurationError("this file system cannot do that")
         case ImportError():
@@ -372,4 +378,4 @@ def _translate_http(error: BaseException) -> StorageError:
         case aiohttp.ClientPayloadError():
             return TruncatedBody("the body ended early")
         case _:
-            return ConnectionFailed("the connection failed", got=type(error).__name__)
+            return connection_failed(error)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Self
 
+from storage.checked_url import check_url
 from storage.errors import ConfigurationError
 
 __all__ = ["Location"]
+
+
+# Of S3's, Google's and Azure's rules together; what clients put into requests without quoting it.
+_BUCKET = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +37,20 @@ class Location:
         """Takes a URL apart.
 
         Raises:
-            ConfigurationError: No scheme, no bucket, credentials in the URL, or a prefix with an empty, ``.`` or ``..``
-                segment.
+            ConfigurationError: No scheme, no bucket, a bucket's name that cannot be one, credentials or control
+                characters in the URL, or a prefix with an empty, ``.`` or ``..`` segment.
         """
-        scheme, separator, rest = url.partition("://")
+        scheme, separator, rest = check_url(url).partition("://")
         bucket, _, prefix = rest.partition("/")
-        if "@" in bucket:
-            # The URL is not repeated here: it holds a secret.
-            raise ConfigurationError(f"credentials belong in storage options, not in a {scheme}:// URL")
         if not separator or not bucket:
             raise ConfigurationError("a store's URL looks like 's3://bucket/prefix'", got=url)
+        if re.search(r"[\x00-\x1f\x7f]", url):
+            raise ConfigurationError("a store's URL must not hold control characters", got=url)
+        if scheme.lower() != "memory" and not _BUCKET.fullmatch(bucket):
+            raise ConfigurationError(
+                f"a bucket's name has ASCII letters, digits, '.', '-' and '_', in {scheme}://BUCKET/prefix",
+                got=url,
+            )
         prefix = prefix.strip("/")
         if prefix and any(segment in ("", ".", "..") for segment in prefix.split("/")):
             raise ConfigurationError("a store's URL has no empty, '.' or '..' segment", got=url)

@@ -12,7 +12,6 @@ from obstore.exceptions import AlreadyExistsError, InvalidPathError, Preconditio
 from storage.errors import (
     AlreadyExists,
     ConfigurationError,
-    ConnectionFailed,
     DeadlineExceeded,
     NotFound,
     ObjectChanged,
@@ -21,10 +20,10 @@ from storage.errors import (
     StoreError,
     TruncatedBody,
 )
-from storage.stores.answers import is_redirect, parse_time, refusal, wrong_region
+from storage.stores.answers import connection_failed, is_redirect, parse_time, refusal, wrong_region
 from storage.stores.redirect_guard import NOWHERE
 
-__all__ = ["Redirected", "UnnameableKey", "translate"]
+__all__ = ["Redirected", "UnnameableKey", "is_panic", "translate"]
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -48,6 +47,7 @@ _VIOLATIONS = (
 )
 # How a redirect ends that `storage.stores.redirect_guard` catches.
 _CAUGHT = (NOWHERE, "kind: Redirect", "TunnelUnsuccessful", "redirect without LOCATION", "BareRedirect")
+_URI = re.compile(r"https?://[^/\s]+")
 
 
 class Redirected(ConfigurationError):
@@ -58,8 +58,17 @@ class UnnameableKey(StoreError):
     """A listing met a key that obstore cannot hold, and ended."""
 
 
-def translate(error: Exception, *, writing: bool) -> StorageError:
+def is_panic(error: BaseException) -> bool:
+    """Whether Rust code gave up: in a coroutine that is an exception, elsewhere a BaseException, neither importable."""
+    return type(error).__name__ in ("PanicException", "RustPanic")
+
+
+def translate(error: BaseException, *, writing: bool) -> StorageError:
     """Says in `storage.errors`'s words what obstore raised; the caller fills in where it happened."""
+    if is_panic(error):
+        return ConfigurationError(
+            "obstore cannot make a request of these options, this URL and this key; client='aiobotocore' may say more"
+        )
     words = str(error)
     code = found[1] if (found := _CODE.search(words)) else ""
     status = _STATUS.search(words)
@@ -94,7 +103,8 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
         case _ if "response body error" in words or (kind in ("Interrupted", "Decode") and "SendRequest" not in words):
             return TruncatedBody("the body ended early")
         case _ if kind is not None:
-            return ConnectionFailed("the connection failed", got=kind)
+            found = _URI.search(words)
+            return connection_failed(error, server=found[0] if found else None, words=words, got=kind)
         case _:
             return StoreError("the client failed", got=type(error).__name__)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from storage.checked_url import remote_meant
 from storage.errors import ConfigurationError
+from storage.hidden_arguments import hides_secrets
+from storage.secrets import redact_url
 from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
 from storage.stores.protocol import Store
@@ -19,6 +22,7 @@ _CLIENTS = ("auto", "aiobotocore", "obstore", "fsspec")
 _S3 = ("s3", "s3a")
 
 
+@hides_secrets
 def open_store(url: str | os.PathLike[str], *, client: str = "auto", **storage_options: Any) -> Store:
     """Opens a store; nothing is sent before its first use.
 
@@ -36,8 +40,14 @@ def open_store(url: str | os.PathLike[str], *, client: str = "auto", **storage_o
         A store of its own: connections are not shared between stores.
 
     Raises:
-        ConfigurationError: An unknown client or option, a client that does not speak the scheme, a malformed URL.
+        ConfigurationError: An unknown client or option, a client that does not speak the scheme, a malformed URL, one
+            that holds credentials, or one whose ``s3://`` was forgotten.
     """
+    if isinstance(url, str) and (meant := remote_meant(url)) is not None:
+        raise ConfigurationError(
+            f"no scheme in the URL: did you mean {redact_url(meant)!r}? (for a new local folder, write './' before it)",
+            got=url,
+        )
     url = os.fspath(url)
     if client not in _CLIENTS:
         raise ConfigurationError(f"client is one of {', '.join(_CLIENTS)}", got=client)

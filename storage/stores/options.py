@@ -5,17 +5,19 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
+from storage.checked_url import endpoint_error, text_error
 from storage.errors import ConfigurationError
-from storage.secrets import Secret, is_lost, reveal
+from storage.secrets import Secret, hide, is_lost, reveal
 from storage.sizes import Size, parse_size
 
 __all__ = ["AzureOptions", "CloudOptions", "GoogleOptions", "S3Options", "parse_options"]
 
 MIB = 1 << 20
 _SECRET = {"secret": True}  # a field that is neither shown nor pickled; text that is put there is wrapped
+_SENT = {"sent": True}  # text that goes into requests as it is
 _TYPES: dict[str, tuple[type, ...]] = {
     "str | None": (str, type(None)),
     "str | Secret | None": (str, type(None)),
@@ -32,10 +34,12 @@ def parse_options(kind: type[OptionsT], options: Mapping[str, Any], *, url: str)
     """Makes typed options of what a user wrote.
 
     Raises:
-        ConfigurationError: An unknown option, one of the wrong type, or options that contradict each other. It lists
-            the valid names and never repeats a value, which may be a secret.
+        ConfigurationError: An unknown option, one of the wrong type or with characters that no request can carry, or
+            options that contradict each other. It lists the valid names and never repeats a value, which may be a
+            secret.
     """
     known = {option.name: option for option in fields(kind)}
+    options = hide(dict(options))  # a traceback shows the variables of this frame and of those below
     for name, value in options.items():
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -43,28 +47,36 @@ def parse_options(kind: type[OptionsT], options: Mapping[str, Any], *, url: str)
             raise ConfigurationError(
                 f"unknown option {name!r}{hint}; the options are {', '.join(sorted(known))}", url=url
             )
-        if is_lost(value):
-            continue
-        value, kind_of_value = reveal(value), str(known[name].type)
-        if kind_of_value not in _TYPES:
-            if value is not None and not callable(value):
-                raise ConfigurationError(
-                    f"option {name!r} takes a function without arguments", url=url, got=type(value).__name__
-                )
-            continue
-        types = _TYPES[kind_of_value]
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise ConfigurationError(
-                f"option {name!r} has the wrong type",
-                url=url,
-                expected=kind_of_value.replace("Secret | ", ""),
-                got=type(value).__name__,
-            )
+        if not is_lost(value) and (refused := _refusal(known[name], value)) is not None:
+            raise refused.locate(url=url)
     try:
-        return kind(**options)
+        return kind(**{k: v if known[k].metadata.get("secret") else reveal(v) for k, v in options.items()})
     except ConfigurationError as error:
         error.locate(url=url)
         raise
+
+
+def _refusal(option: Field[Any], value: object) -> ConfigurationError | None:
+    """What is wrong with an option's value; returned and not raised, for here the value stands bare."""
+    value, kind = reveal(value), str(option.type)
+    if kind not in _TYPES:
+        if value is None or callable(value):
+            return None
+        return ConfigurationError(
+            f"option {option.name!r} takes a function without arguments", got=type(value).__name__
+        )
+    types = _TYPES[kind]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        return ConfigurationError(
+            f"option {option.name!r} has the wrong type",
+            expected=kind.replace("Secret | ", ""),
+            got=type(value).__name__,
+        )
+    if not isinstance(value, str):
+        return None
+    if option.name == "endpoint_url":
+        return endpoint_error(value, name=f"option {option.name!r}")
+    return text_error(value, name=f"option {option.name!r}") if option.metadata.get("sent") else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +107,11 @@ class CloudOptions:
 
     def __post_init__(self) -> None:
         for option in fields(self):
-            if option.metadata.get("secret") and isinstance(value := getattr(self, option.name), str):
+            value = getattr(self, option.name)
+            if not is_lost(value) and (refused := _refusal(option, value)) is not None:
+                del value
+                raise refused
+            if option.metadata.get("secret") and isinstance(value, str):
                 object.__setattr__(self, option.name, Secret(value))
         for name in ("multipart_bytes", "part_bytes"):
             object.__setattr__(self, name, parse_size(getattr(self, name), name=name))
@@ -109,10 +125,6 @@ class CloudOptions:
             raise ConfigurationError("connect_s must be positive", got=self.connect_s)
         if not 1 <= self.list_page_keys <= 1000:
             raise ConfigurationError("list_page_keys is 1 to 1000", got=self.list_page_keys)
-        if self.endpoint_url is not None and not self.endpoint_url.startswith(("http://", "https://")):
-            raise ConfigurationError("endpoint_url starts with http:// or https://")
-        if self.endpoint_url is not None and "@" in self.endpoint_url:
-            raise ConfigurationError("endpoint_url has no credentials in it; they are options of their own")
 
     @property
     def num_multipart_bytes(self) -> int:
@@ -148,11 +160,11 @@ class S3Options(CloudOptions):
         path_style: ``endpoint/bucket/key`` instead of ``bucket.endpoint/key``; None: if there is an endpoint_url.
     """
 
-    region: str | None = None
+    region: str | None = field(default=None, metadata=_SENT)
     profile: str | None = None
-    access_key_id: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
-    secret_access_key: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
-    session_token: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
+    access_key_id: str | Secret | None = field(default=None, repr=False, metadata=_SECRET | _SENT)
+    secret_access_key: str | Secret | None = field(default=None, repr=False, metadata=_SECRET | _SENT)
+    session_token: str | Secret | None = field(default=None, repr=False, metadata=_SECRET | _SENT)
     credentials: Callable[[], Any] | None = field(default=None, repr=False)
     path_style: bool | None = None
 
@@ -189,7 +201,7 @@ class GoogleOptions(CloudOptions):
 
     service_account: str | None = None
     service_account_key: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
-    bearer_token: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
+    bearer_token: str | Secret | None = field(default=None, repr=False, metadata=_SECRET | _SENT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,11 +219,11 @@ class AzureOptions(CloudOptions):
         use_azure_cli: Take the token of the ``az`` command line.
     """
 
-    account_name: str | None = None
-    account_key: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
-    sas_key: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
-    bearer_token: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
-    tenant_id: str | None = None
-    client_id: str | None = None
-    client_secret: str | Secret | None = field(default=None, repr=False, metadata=_SECRET)
+    account_name: str | None = field(default=None, metadata=_SENT)
+    account_key: str | Secret | None = field(default=None, repr=False, metadata=_SECRET | _SENT)
+    sas_key: str | Secret | None = field(default=None, repr=False, metadata=_SECRET | _SENT)
+    bearer_token: str | Secret | None = field(default=None, repr=False, metadata=_SECRET | _SENT)
+    tenant_id: str | None = field(default=None, metadata=_SENT)
+    client_id: str | None = field(default=None, metadata=_SENT)
+    client_secret: str | Secret | None = field(default=None, repr=False, metadata=_SECRET | _SENT)
     use_azure_cli: bool = False

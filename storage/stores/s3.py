@@ -23,7 +23,6 @@ from aiobotocore.session import AioSession
 
 from storage.errors import (
     ConfigurationError,
-    ConnectionFailed,
     DeadlineExceeded,
     ProtocolViolation,
     StorageError,
@@ -32,9 +31,11 @@ from storage.errors import (
     TruncatedBody,
 )
 from storage.forking import keep_for_ever, tell_after_fork
+from storage.hidden_arguments import hides_secrets
 from storage.log_redaction import silence_secrets
-from storage.stores.answers import may_have_expired, parse_time, refusal
+from storage.stores.answers import connection_failed, may_have_expired, parse_time, refusal
 from storage.stores.aws_chain import chain_error, with_shared_models
+from storage.stores.aws_settings import AwsSettings
 from storage.stores.credential_source import CredentialSource, Held
 from storage.stores.location import Location
 from storage.stores.options import S3Options
@@ -70,6 +71,7 @@ class S3Store(Store):
     while it runs, a second loop is refused.
     """
 
+    @hides_secrets
     def __init__(self, url: str, options: S3Options | None = None, *, source: CredentialSource | None = None) -> None:
         self._location = Location.parse(url)
         super().__init__(self._location.url)
@@ -276,7 +278,12 @@ class S3Store(Store):
                 await stale.close()
             bound = self._bound
         with self._translated(None):
-            return await bound.get(self._options, self._source, self._keep_alive)
+            try:
+                return await bound.get(self._options, self._source, self._keep_alive)
+            except ValueError as error:
+                if isinstance(error, StorageError):
+                    raise
+                raise ConfigurationError("the client refused the options", got=str(error)) from error
 
     async def _sign_with(self) -> Held | None:
         return None if self._options.anonymous else await self._source.get_async()
@@ -340,6 +347,7 @@ class _BoundClient:
 
 
 def _make_client(options: S3Options, source: CredentialSource, keep_alive: bool) -> Any:
+    AwsSettings.resolve(options, url=None)  # complains of what botocore would take from environment and files
     path_style = {None: "auto", True: "path", False: "virtual"}[options.path_style]
     config = AioConfig(
         # Retry and deadline belong to `storage.fetch`; two owners would multiply attempts.
@@ -415,7 +423,9 @@ def translate(error: Exception, *, writing: bool) -> StorageError:
             | aiohttp.ClientError()
             | OSError()
         ):
-            return ConnectionFailed("the connection failed", got=type(error).__name__)
+            # botocore's own errors carry the whole URL that was asked for.
+            server = getattr(error, "kwargs", {}).get("endpoint_url")
+            return connection_failed(error, server=server if isinstance(server, str) else None)
         case botocore.exceptions.ParamValidationError() | botocore.exceptions.UnsupportedS3ConfigurationError():
             return ConfigurationError("the client refused the request", got=str(error))
         case _ if isinstance(error, _UNREADABLE):

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from storage.checked_url import endpoint_error
+from storage.secrets import reveal
 from storage.stores.options import S3Options, parse_options
 from storage.stores.s3_http import GuardedSession
 
@@ -21,6 +23,11 @@ def for_s3fs(options: Mapping[str, Any], *, url: str) -> tuple[dict[str, Any], S
     common = {option.name for option in fields(S3Options)}
     known = parse_options(S3Options, {k: v for k, v in options.items() if k in common}, url=url)
     others = {name: value for name, value in options.items() if name not in common}
+    endpoint_url = reveal(others.get("client_kwargs", {})).get("endpoint_url")
+    refused = None if endpoint_url is None else endpoint_error(endpoint_url, name="client_kwargs['endpoint_url']")
+    del endpoint_url
+    if refused is not None:
+        raise refused.locate(url=url)
     config = {
         "retries": {"total_max_attempts": 1},
         "max_pool_connections": known.max_connections,

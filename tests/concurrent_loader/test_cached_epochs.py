@@ -12,9 +12,10 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader import ConcurrentDataLoader, ObjectDataset, ShardDataset
 from storage import ShardWriter
 from storage.cache import MemoryShardCache
+from storage.errors import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -114,11 +115,17 @@ def test_a_column_is_kept_too(many_shards: str, tmp_path: Path) -> None:
             assert dataset.fetch_stats.num_gets - before == expected_gets
 
 
-def test_a_folder_that_cannot_be_used_is_done_without(
+def test_a_folder_that_cannot_be_used_is_an_error_unless_it_is_not_required(
     many_shards: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with caplog.at_level(logging.WARNING), ShardDataset(many_shards, cache_dir=tmp_path / "file") as dataset:
+    for kind in (ShardDataset, ObjectDataset):
+        with pytest.raises(ConfigurationError, match="cache_required=False"):
+            kind(many_shards, cache_dir=tmp_path / "file")
+    with (
+        caplog.at_level(logging.WARNING),
+        ShardDataset(many_shards, cache_dir=tmp_path / "file", cache_required=False) as dataset,
+    ):
         assert isinstance(dataset.reader.cache, MemoryShardCache)
         assert sorted(epoch_of(loader_over(dataset))) == list(range(NUM_SAMPLES))
     assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.errors import CredentialsExpired
+from storage.errors import AccessDenied
 from storage.testing.minio_users import add_user, disable_user, remove_user
 from storage.testing.wire_faults import is_range
 
@@ -48,7 +48,7 @@ def test_a_user_who_is_revoked_mid_epoch_is_told_so(s3_server, proxy, epochs, ad
     with epochs.open(user.through(proxy).storage_options(), **ALONE) as dataset:
         proxy.script = before_range(20, lambda: ENDS[end](s3_server, user.access_key_id))
         seen = []
-        with pytest.raises(CredentialsExpired, match="the access key is unknown, or no longer known") as caught:
+        with pytest.raises(AccessDenied, match="the store does not know the access key") as caught:
             for batch in epochs.loader(dataset, shuffle=False):
                 seen += check_batch(batch)
     assert seen == list(range(len(seen)))

@@ -118,7 +118,7 @@ def test_keys_that_were_revoked(filled: Filled, canary: Canary) -> None:
     remove_user(filled.server, user.access_key_id)
     found = filled.findings(server=user, expected=1)
     assert "new keys" in found["list"]["advice"]
-    assert found["list"]["facts"] == {"error": "CredentialsExpired"}
+    assert found["list"]["facts"] == {"error": "AccessDenied"}
 
 
 def test_who_may_neither_list_nor_write(filled: Filled, canary: Canary) -> None:

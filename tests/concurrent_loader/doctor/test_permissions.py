@@ -113,7 +113,8 @@ async def test_a_silent_store_is_left_at_the_deadline(silent: str) -> None:
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
-        (CredentialsExpired("the access key is unknown"), "new keys"),
+        (CredentialsExpired("the session token has expired"), "new keys"),
+        (AccessDenied("the store does not know the access key"), "check the access key"),
         (AccessDenied("this machine's clock is off"), "see clock"),
         (AccessDenied("the secret key does not fit the access key"), "secret key"),
         (AccessDenied("access denied"), "it needs a:Right"),

@@ -393,11 +393,24 @@ class TestOpening:
     ) -> None:  # fmt: skip
         (tmp_path / "file").write_bytes(b"")
         with caplog.at_level(logging.WARNING):
-            cache = open_shard_cache(FetchEngine(store), tmp_path / "file" / "cache")
+            cache = open_shard_cache(FetchEngine(store), tmp_path / "file" / "cache", required=False)
         assert isinstance(cache, MemoryShardCache)
         assert len(warnings_of(caplog)) == 1
         assert await read_all(cache, entries[0]) == expected(make_sample, 0)
         await cache.close()
+
+    async def test_a_folder_that_cannot_be_used_is_an_error_unless_it_is_not_required(
+        self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(ConfigurationError, match=r"Not a directory.*cache_required=False.*/file/cache"):
+            open_shard_cache(FetchEngine(store), tmp_path / "file" / "cache")
+        monkeypatch.setattr(Drive, "may_write", lambda self, folder: False)
+        with pytest.raises(ConfigurationError, match="no files can be made in it"):
+            open_shard_cache(FetchEngine(store), tmp_path / "cache")
+        read_only = open_shard_cache(FetchEngine(store), tmp_path / "cache", required=False)
+        assert isinstance(read_only, DiskShardCache)
+        await read_only.close()
 
     async def test_another_users_folder_is_not_used(
         self, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -406,7 +419,7 @@ class TestOpening:
         euid = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: euid + 1)
         with caplog.at_level(logging.WARNING):
-            cache = open_shard_cache(FetchEngine(store), tmp_path / "cache")
+            cache = open_shard_cache(FetchEngine(store), tmp_path / "cache", required=False)
         assert isinstance(cache, MemoryShardCache)
         assert "another user" in caplog.text
         assert list((tmp_path / "cache").iterdir()) == []

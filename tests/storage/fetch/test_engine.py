@@ -255,3 +255,40 @@ async def test_what_the_taker_raises_goes_through() -> None:
         await engine.fetch_into("k", 10, 20, Page(fail=OSError(28, "No space left")).write)
     assert clock.pauses_s == []
     assert engine.stats.in_flight == 0
+
+
+def refused() -> ConnectionFailed:
+    error = ConnectionFailed("cannot connect to http://127.0.0.1:9: connection refused")
+    error.is_unreachable = True
+    return error
+
+
+async def test_an_address_where_nobody_listens_is_given_up_within_seconds_at_first_contact() -> None:
+    engine, clock = engine_over(Scripted(*(refused() for _ in range(30))), policy=RetryPolicy(max_attempts=30))
+    with pytest.raises(ConnectionFailed, match="cannot connect to http://127"):
+        await engine.fetch("k", 0, 5)
+    assert 2.0 <= clock.now_s <= 2.5
+    assert len(clock.pauses_s) > 5
+
+
+async def test_an_endpoint_that_has_answered_is_waited_for() -> None:
+    store = Scripted()
+    engine, clock = engine_over(store)
+    await engine.fetch("k", 0, 5)
+    store.script = [refused() for _ in range(8)]
+    await engine.fetch("k", 0, 5)
+    assert clock.now_s > 5
+
+
+async def test_so_is_one_that_answered_in_another_process() -> None:
+    clock = Clock()
+    store = Scripted(*(refused() for _ in range(8)))
+    engine = FetchEngine(store, is_known=True, clock=clock, sleep=clock.sleep, dice=lambda: 0.5)
+    await engine.fetch("k", 0, 5)
+    assert clock.now_s > 5
+
+
+async def test_a_connection_that_breaks_at_first_contact_is_tried_as_long_as_any() -> None:
+    engine, clock = engine_over(Scripted(*(ConnectionFailed("reset") for _ in range(8))))
+    await engine.fetch("k", 0, 5)
+    assert clock.now_s > 5

@@ -42,7 +42,7 @@ def test_a_clock_that_is_off(off, said):
     ("status", "code", "kind", "renewable"),
     [
         (400, "ExpiredToken", CredentialsExpired, True),
-        (403, "InvalidAccessKeyId", CredentialsExpired, True),
+        (403, "InvalidAccessKeyId", AccessDenied, True),
         (400, "400", StoreError, True),  # to a HEAD
         (403, "", AccessDenied, True),
         (403, "AccessDenied", AccessDenied, False),

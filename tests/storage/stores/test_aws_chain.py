@@ -99,6 +99,30 @@ def test_without_files_the_environment_says_what_botocore_would(monkeypatch, reg
         with monkeypatch.context() as surroundings:
             for name, value in zip(names, values, strict=True):
                 if value is not None:
-                    surroundings.setenv(name, f"{value}-{name}" if value else "")
+                    prefix = "http://" if "ENDPOINT" in name else ""
+                    surroundings.setenv(name, f"{prefix}{value}-{name}" if value else "")
             settings = AwsSettings.resolve(options, url="")
             assert (settings.endpoint_url, settings.region, settings.ca_bundle) == chain_settings(options, url="")
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_what_environment_and_files_say_is_checked_as_options_are(monkeypatch, tmp_path, by_file):
+    if by_file:
+        (tmp_path / "config").write_text("[default]\nregion = r\n")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:secret-of-endpoint@host:9000")
+    with pytest.raises(ConfigurationError, match=r"AWS_ENDPOINT_URL.*must not hold credentials") as caught:
+        AwsSettings.resolve(S3Options(), url="s3://b")
+    assert "secret-of-endpoint" not in str(caught.value)
+    assert "http://***@host:9000" in str(caught.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://host")
+    monkeypatch.setenv("AWS_REGION", "us-east-1\n")
+    with pytest.raises(ConfigurationError, match="white space"):
+        AwsSettings.resolve(S3Options(), url="s3://b")
+
+
+def test_keys_of_the_environment_that_no_request_can_carry(monkeypatch):
+    for name, value in (("ACCESS_KEY_ID", "id"), ("SECRET_ACCESS_KEY", "secret"), ("SESSION_TOKEN", "my-token\n")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with pytest.raises(ConfigurationError, match=r"session_token from the AWS chain.*newline") as caught:
+        CredentialSource(S3Options(), url="")()
+    assert "my-token" not in str(caught.value)

@@ -106,10 +106,11 @@ async def test_chained_urls(tmp_path):
         assert bytes((await store.get_range("key", 2, 5)).data) == b"234"
 
 
-async def test_credentials_in_the_url_are_not_shown():
-    store = FilesystemStore("ftp://user:secret@127.0.0.1/folder")
-    assert store.url == "ftp://127.0.0.1/folder"
-    assert "secret" not in repr(store)
+async def test_credentials_in_the_url_are_refused_and_not_shown():
+    with pytest.raises(ConfigurationError, match=r"storage options") as caught:
+        FilesystemStore("ftp://user:password-of-ftp@127.0.0.1/folder")
+    assert "password-of-ftp" not in str(caught.value)
+    assert FilesystemStore("ftp://user@127.0.0.1/folder").url == "ftp://user@127.0.0.1/folder"
 
 
 async def test_unknown_options_of_the_file_system():

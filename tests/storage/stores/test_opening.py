@@ -20,7 +20,10 @@ from storage.stores.s3 import S3Store
     [
         ("memory://name", "auto", MemoryStore),
         ("/some/path", "auto", LocalStore),
-        ("relative/path", "auto", LocalStore),
+        ("./relative/path", "auto", LocalStore),
+        ("tests/relative/path", "auto", LocalStore),
+        ("path", "auto", LocalStore),
+        (Path("relative/path"), "auto", LocalStore),
         (Path("/some/path"), "auto", LocalStore),
         ("file:///some/path", "auto", LocalStore),
         ("s3://bucket/prefix", "auto", CloudStore),
@@ -36,7 +39,8 @@ from storage.stores.s3 import S3Store
         ("simplecache::https://example.org/data", "auto", FilesystemStore),
     ],
 )
-def test_urls_and_clients(url, client, kind):
+def test_urls_and_clients(url, client, kind, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[3])
     store = open_store(url, client=client)
     assert type(store) is kind
     assert not store.url.endswith("/")

@@ -69,7 +69,7 @@ RANGE_ANSWERS = {
     "no such key": (refusal(b"404 N", b"NoSuchKey"), NotFound),
     "no such bucket": (refusal(b"404 N", b"NoSuchBucket"), NotFound),
     "access denied": (refusal(b"403 F", b"AccessDenied"), AccessDenied),
-    "unknown key id": (refusal(b"403 F", b"InvalidAccessKeyId"), CredentialsExpired),
+    "unknown key id": (refusal(b"403 F", b"InvalidAccessKeyId"), AccessDenied),
     "wrong secret": (refusal(b"403 F", b"SignatureDoesNotMatch"), AccessDenied),
     "clock": (refusal(b"403 F", b"RequestTimeTooSkewed"), AccessDenied),
     "clock behind": (refusal(b"403 F", b"RequestTimeTooSkewed", BEHIND), AccessDenied),
