@@ -170,7 +170,7 @@ class S3Store(Store):
         client = await self._client()
         with self._translated(key):
             response = await client.head_object(**self._at(key))
-        return ObjectMeta(key, response["ContentLength"], response.get("ETag"), response.get("LastModified"))
+            return _meta(key, response["ContentLength"], response)
 
     async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
         client = await self._client()

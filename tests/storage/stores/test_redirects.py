@@ -47,7 +47,8 @@ class Server:
 
     async def _serve(self, reader, writer):
         self._tasks.add(asyncio.current_task())
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+        ends = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
+        with contextlib.suppress(*ends), contextlib.closing(writer):
             head = await reader.readuntil(b"\r\n\r\n")
             self.heads.append(head)
             if b"expect: 100-continue" in head.lower():
