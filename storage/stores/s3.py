@@ -252,7 +252,7 @@ class S3Store(Store):
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT_S):
                 await client.abort_multipart_upload(**upload)
-        except (TimeoutError, botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, OSError, *_UNREADABLE) as error:
             _log.warning("%s: an upload of %r was left behind: %s", self.url, upload["Key"], error)
 
     async def _delete(self, key: str) -> None:
