@@ -172,7 +172,7 @@ class S3Store(Store):
         client = await self._client()
         with self._translated(key):
             response = await client.head_object(**self._at(key))
-        return ObjectMeta(key, response["ContentLength"], response.get("ETag"), response.get("LastModified"))
+            return _meta(key, response["ContentLength"], response)
 
     async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
         client = await self._client()
@@ -254,7 +254,7 @@ class S3Store(Store):
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT_S):
                 await client.abort_multipart_upload(**upload)
-        except (TimeoutError, botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, OSError, *_UNREADABLE) as error:
             _log.warning("%s: an upload of %r was left behind: %s", self.url, upload["Key"], error)
 
     async def _delete(self, key: str) -> None:

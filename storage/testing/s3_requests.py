@@ -22,13 +22,14 @@ from storage.errors import AccessDenied, ConfigurationError, ConnectionFailed, S
 __all__ = ["Answer", "create_bucket", "list_buckets", "measure_latency", "send", "send_signed"]
 
 _TIMEOUT_S = 10.0
+_MAX_BYTES = 16 << 20  # of an answer; the rest is not read
 _LOCATION = "<CreateBucketConfiguration><LocationConstraint>{}</LocationConstraint></CreateBucketConfiguration>"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said: its status and the whole body."""
+    """What a server said: its status, and up to 16 MiB of the body."""
 
     status: int
     body: bytes
@@ -54,7 +55,7 @@ def send(
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection.request(method, target, body=body, headers=headers or {})
         response = connection.getresponse()
-        return Answer(response.status, response.read())
+        return Answer(response.status, response.read(_MAX_BYTES))
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionFailed(f"no answer to {method}", url=url, got=repr(error)) from error
     finally:
@@ -118,7 +119,7 @@ def _first_byte_s(connection: http.client.HTTPConnection) -> float:
     connection.request("GET", "/")
     response = connection.getresponse()
     took_s = time.perf_counter() - begun
-    response.read()
+    response.read(_MAX_BYTES)
     return took_s
 
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from storage.errors import ConfigurationError
 from storage.stores.cloud import CloudStore
@@ -27,15 +33,17 @@ class Server:
 
     Args:
         reply: Takes a head and returns an answer, which ends the connection.
+        tls: For HTTPS.
     """
 
-    def __init__(self, reply):
+    def __init__(self, reply, tls=None):
         self._reply = reply
+        self._tls = tls
         self.heads = []
         self._tasks = set()
 
     async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -47,7 +55,8 @@ class Server:
 
     async def _serve(self, reader, writer):
         self._tasks.add(asyncio.current_task())
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+        ends = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
+        with contextlib.suppress(*ends), contextlib.closing(writer):
             head = await reader.readuntil(b"\r\n\r\n")
             self.heads.append(head)
             if b"expect: 100-continue" in head.lower():
@@ -141,6 +150,49 @@ async def test_no_redirect_is_followed(name, verb):
                 assert server.heads, (status, place)
                 assert TOKEN not in str(caught.value)
                 assert other.heads == [], (status, place)
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    """A server's, with a certificate that nobody knows."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "nobody")])
+    now = datetime.now(UTC)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    path.write_bytes(private + signed.public_bytes(serialization.Encoding.PEM))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    return context
+
+
+@pytest.mark.parametrize("client", ["obstore", "aiobotocore"])
+async def test_no_redirect_is_followed_from_https(client, tls):
+    async with Server(believable) as plain, Server(believable, tls) as other:
+        places = [
+            f"http://127.0.0.1:{plain.port}/",
+            f"http://localhost:{plain.port}/",
+            f"https://localhost:{other.port}/",
+        ]
+        redirect = b""
+        async with Server(lambda _: redirect, tls) as server:
+            options = {**s3_options(0), "endpoint_url": f"https://127.0.0.1:{server.port}", "verify_tls": False}
+            async with open_store("s3://bucket", client=client, **options) as store:
+                for place in places:
+                    redirect = answer(307, headers=b"Location: %s\r\n" % place.encode())
+                    with pytest.raises(ConfigurationError, match="redirect"):
+                        await store.get("key")
+        assert len(server.heads) >= len(places)
+        assert (plain.heads, other.heads) == ([], [])
 
 
 @pytest.mark.parametrize("name", ["obstore", "aiobotocore", "fsspec"])
