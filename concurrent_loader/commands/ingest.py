@@ -152,19 +152,21 @@ def image_folder(
 
 
 def _print(report: IngestReport, dst: str) -> None:
-    from storage.sizes import format_size
+    from storage.sizes import format_count, format_size
 
     manifest = report.manifest
     rate = report.num_samples / max(report.duration_s, 1e-9)
     typer.echo(
-        f"{report.num_samples} samples, {format_size(report.num_bytes)}, in {report.duration_s:.1f} s ({rate:.0f}/s)\n"
-        f"{dst} snapshot {manifest.snapshot}: {manifest.num_samples} samples in {len(manifest.shards)} shards, "
-        f"{format_size(manifest.num_bytes)}"
+        f"{format_count(report.num_samples, 'sample')}, {format_size(report.num_bytes)}, "
+        f"in {report.duration_s:.1f} s ({rate:.0f}/s)\n"
+        f"{dst} snapshot {manifest.snapshot}: {format_count(manifest.num_samples, 'sample')} in "
+        f"{format_count(len(manifest.shards), 'shard')}, {format_size(manifest.num_bytes)}"
     )
     if report.num_ignored:
-        typer.echo(f"{report.num_ignored} other files were ignored")
+        files = format_count(report.num_ignored, "other file was", "other files were")
+        typer.echo(f"{files} ignored")
     if report.skipped:
-        typer.echo(f"{report.num_skipped} files were skipped:", err=True)
+        typer.echo(f"{format_count(report.num_skipped, 'file was', 'files were')} skipped:", err=True)
         for problem in report.skipped[:_MAX_SHOWN]:
             typer.echo(f"  {problem.name}: {problem.reason}", err=True)
         if report.num_skipped > _MAX_SHOWN:

@@ -59,7 +59,7 @@ class TestIngest:
         result = ingested(photos, data)
         assert "40 samples" in result.stdout
         assert "snapshot 1" in result.stdout
-        assert "1 other files were ignored" in result.stdout
+        assert "1 other file was ignored" in result.stdout
         assert result.stderr == ""  # no bar where nobody watches
 
     def test_json(self, photos: Path, data: Path) -> None:
@@ -79,7 +79,7 @@ class TestIngest:
     def test_a_bad_file_is_skipped_and_listed(self, photos: Path, data: Path) -> None:
         (photos / "cat" / "bad.jpg").write_bytes(b"\xff\xd8\xffxx")
         result = ingested(photos, data, "--on-error", "skip")
-        assert "1 files were skipped" in result.stderr
+        assert "1 file was skipped" in result.stderr
         assert "cat/bad.jpg" in result.stderr
 
     def test_snapshots(self, photos: Path, data: Path) -> None:
