@@ -15,7 +15,7 @@ from typing import Any, Self
 from concurrent_loader.heap import keep_freed_memory
 from concurrent_loader.views import WholeDataset
 from storage.cache import CacheStats, ShardCache, open_shard_cache
-from storage.checked_url import check_url
+from storage.checked_url import check_there, check_url
 from storage.errors import ConfigurationError, StoreClosed
 from storage.fetch import FetchEngine, FetchStats, HedgePolicy, InFlight, RetryPolicy, check_in_flight
 from storage.forking import keep_for_ever, tell_after_fork
@@ -187,6 +187,7 @@ class BucketDataset(WholeDataset):
 
     def _open(self) -> None:
         keep_freed_memory()
+        check_there(self._url)
         self._store: Store = open_store(self._url, client=self._client, **self._storage_options)
         self._engine = FetchEngine(
             self._store,
