@@ -122,7 +122,8 @@ class BucketDataset(WholeDataset):
             **storage_options: Instead of those of the same names; ``None`` takes one away.
         """
         options = {**self._storage_options, **hide(storage_options)}
-        return self._with(_storage_options={name: value for name, value in options.items() if value is not None})
+        kept = {name: value for name, value in options.items() if value is not None}
+        return self._with(_storage_options=kept, _is_known=False)
 
     def with_cache(self, cache_dir: str | os.PathLike[str], cache_bytes: Size | None = None) -> Self:
         """Returns this data set, same snapshot and all, with another cache; see the arguments of the same names."""
