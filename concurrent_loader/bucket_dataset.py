@@ -15,7 +15,7 @@ from typing import Any, Self
 from concurrent_loader.heap import keep_freed_memory
 from concurrent_loader.views import WholeDataset
 from storage.cache import CacheStats, ShardCache, open_shard_cache
-from storage.checked_url import check_url
+from storage.checked_url import check_there, check_url
 from storage.errors import ConfigurationError, StoreClosed
 from storage.fetch import FetchEngine, FetchStats, HedgePolicy, InFlight, RetryPolicy, check_in_flight
 from storage.forking import keep_for_ever, tell_after_fork
@@ -122,7 +122,8 @@ class BucketDataset(WholeDataset):
             **storage_options: Instead of those of the same names; ``None`` takes one away.
         """
         options = {**self._storage_options, **hide(storage_options)}
-        return self._with(_storage_options={name: value for name, value in options.items() if value is not None})
+        kept = {name: value for name, value in options.items() if value is not None}
+        return self._with(_storage_options=kept, _is_known=False)
 
     def with_cache(self, cache_dir: str | os.PathLike[str], cache_bytes: Size | None = None) -> Self:
         """Returns this data set, same snapshot and all, with another cache; see the arguments of the same names."""
@@ -187,6 +188,7 @@ class BucketDataset(WholeDataset):
 
     def _open(self) -> None:
         keep_freed_memory()
+        check_there(self._url)
         self._store: Store = open_store(self._url, client=self._client, **self._storage_options)
         self._engine = FetchEngine(
             self._store,

@@ -20,7 +20,7 @@ from concurrent_loader.device import check_pinning, device_codecs, has_stage, re
 from concurrent_loader.device_batches import DeviceBatches
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
 from concurrent_loader.epoch_setter import EpochSetter
-from concurrent_loader.errors import LoaderTimeout
+from concurrent_loader.errors import LoaderError, LoaderTimeout
 from concurrent_loader.grouping import say_if_ranks_share_shards
 from concurrent_loader.patience import Patience, describe
 from concurrent_loader.pipeline import END, STOP_S, Failure
@@ -34,8 +34,9 @@ from concurrent_loader.waiting import always
 from concurrent_loader.worker_job import Job
 from concurrent_loader.worker_processes import WorkerProcesses, check_worker_arguments
 from storage.cache import CacheStats
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, StorageError
 from storage.fetch import FetchStats
+from storage.secrets import shortened
 from storage.sizes import Size, parse_size
 
 __all__ = ["ConcurrentDataLoader"]
@@ -281,7 +282,8 @@ class ConcurrentDataLoader:
                 if item is END:
                     break
                 if isinstance(item, Failure):
-                    raise item.error
+                    is_ours = isinstance(item.error, StorageError | LoaderError)  # a defect keeps its traceback
+                    raise shortened(item.error) if is_ours else item.error
                 if step == start_step:
                     self._first_batch_s = self._clock.now() - began
                 given = transform_batch(self._batch_transform, self._to_device(item))

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from storage.listing import Listing, decode_listing, encode_listing, list_object
 from storage.map_concurrently import map_concurrently
 from storage.printable import printable
 from storage.shards.columns import ColumnKind, Schema
+from storage.shards.snapshots import is_manifest_key
 from storage.sizes import Size
 
 __all__ = ["ObjectDataset"]
@@ -273,7 +274,7 @@ class ObjectDataset(BucketDataset):
         # Another process, or a forked child, goes on with what this one knew.
         listing = self._listing if self._listing is not None else await self._find_listing(engine, cache)
         if not len(listing):
-            raise NotFound("no such object here", url=self.url, expected=self._question)
+            raise NotFound(f"no object here {self._wanted_in_words()}", url=self.url)
         self._refresh = False
         self._classes, self._labels = _by_folder(listing, self.url) if self._by_folder else ((), np.empty(0, np.int64))
         self._columns = self._schema.names if self._wanted_columns is None else self._wanted_columns
@@ -292,8 +293,11 @@ class ObjectDataset(BucketDataset):
                 if kept is not None:
                     return kept
         problems: list[StorageError] = []
-        listing = await list_objects(engine, self._counts(), problems)
+        seen = _Seen(self._counts())
+        listing = await list_objects(engine, seen, problems)
         self._judge(problems)
+        if seen.num_manifests and not len(listing):
+            raise ConfigurationError("a data set of shards lies here: open it with ShardDataset", url=self.url)
         if path is not None and len(listing):
             try:
                 await asyncio.to_thread(partial(save_listing, path, listing, self._question))
@@ -322,7 +326,13 @@ class ObjectDataset(BucketDataset):
         name = xxhash.xxh3_128_hexdigest(self._question.encode(errors="surrogatepass"))
         return Path(self._cache_dir).expanduser() / f"{name}.listing"
 
-    def _counts(self) -> Any:
+    def _wanted_in_words(self) -> str:
+        """What is looked for, for an error."""
+        ends = "" if self._suffixes is None else f"whose key ends with {', '.join(self._suffixes)} (see suffixes=)"
+        matches = "" if self._pattern is None else f"whose key matches {self._pattern!r}"
+        return " and ".join(filter(None, (ends, matches))) or "at all"
+
+    def _counts(self) -> Callable[[str], bool]:
         pattern = None if self._pattern is None else re.compile(fnmatch.translate(self._pattern))
 
         def counts(key: str) -> bool:
@@ -333,6 +343,18 @@ class ObjectDataset(BucketDataset):
             return not key.startswith(".") and "/." not in key
 
         return counts
+
+
+class _Seen:
+    """Passes on which keys count, and notes whether manifests of shards are among all keys."""
+
+    def __init__(self, counts: Callable[[str], bool]) -> None:
+        self._counts = counts
+        self.num_manifests = 0
+
+    def __call__(self, key: str) -> bool:
+        self.num_manifests += is_manifest_key(key)
+        return self._counts(key)
 
 
 def _by_folder(listing: Listing, url: str) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:

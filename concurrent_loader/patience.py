@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from concurrent_loader.errors import LoaderTimeout
 from concurrent_loader.waiting import Whereabouts
 from storage.errors import ConfigurationError
+from storage.sizes import format_count
 
 if TYPE_CHECKING:
     from concurrent_loader.epoch_batches import EpochBatches
@@ -93,13 +94,14 @@ def describe(fetch: FetchStats, cache: CacheStats) -> str:
     return (
         f"{fetch.in_flight} of {fetch.limit} requests in flight, {fetch.goodput_bytes_per_s / 1e6:.1f} MB/s, "
         f"first byte after {fetch.first_byte_p50_s:.3f} s (95 %: {fetch.first_byte_p95_s:.3f} s), "
-        f"{fetch.num_gets} GETs, {fetch.num_retries} retries, {fetch.num_throttled} throttled; "
-        f"cache: {cache.num_hits} hits, {cache.num_misses} misses, {cache.num_bypassed} bypassed"
+        f"{format_count(fetch.num_gets, 'GET')}, {format_count(fetch.num_retries, 'retry', 'retries')}, "
+        f"{fetch.num_throttled:,} throttled; cache: {format_count(cache.num_hits, 'hit')}, "
+        f"{format_count(cache.num_misses, 'miss', 'misses')}, {cache.num_bypassed:,} bypassed"
     )
 
 
 def _sentence(at: Whereabouts) -> str:
-    return f"it {at.what}, for {at.for_s:.1f} s, {at.num_batches} batches being made"
+    return f"it {at.what}, for {at.for_s:.1f} s, {format_count(at.num_batches, 'batch', 'batches')} being made"
 
 
 def _seconds(name: str, value: float | None) -> float | None:

@@ -13,6 +13,7 @@ from concurrent_loader.errors import DecodeError, TooManyDecodeErrors
 from concurrent_loader.pipeline import STOP_S, Failure
 from concurrent_loader.waiting import Trail, Whereabouts
 from storage.errors import ConfigurationError
+from storage.sizes import format_count
 
 __all__ = ["ErrorPolicy", "Tolerance"]
 
@@ -120,7 +121,7 @@ class _Watched:
 
     def _too_many(self) -> TooManyDecodeErrors:
         error = TooManyDecodeErrors(
-            f"{self._num_broken} samples of this epoch have broken pictures; the first: "
+            f"{format_count(self._num_broken, 'sample')} of this epoch had a broken image; the first: "
             + "; ".join(str(each) for each in self._first),
             expected=f"at most {self._bound} (max_errors)",
             got=self._num_broken,

@@ -6,10 +6,10 @@ import os
 import re
 from urllib.parse import urlsplit
 
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, NotFound
 from storage.secrets import redact_url
 
-__all__ = ["check_url", "endpoint_error", "remote_meant", "secret_in_url", "text_error"]
+__all__ = ["check_there", "check_url", "endpoint_error", "remote_meant", "secret_in_url", "text_error"]
 
 # fsspec's URLs in which the part before "@" is an address (a container, a repository), and not a user's name.
 _ADDRESSES = frozenset({"abfs", "abfss", "adl", "git", "github", "wasb", "wasbs"})
@@ -99,6 +99,17 @@ def remote_meant(path: str, *, reading: bool = False) -> str | None:
     if not first or first[0] in ".~" or (not slash and not reading) or os.path.lexists(first):
         return None
     return f"s3://{path}"
+
+
+def check_there(path: str) -> None:
+    """Makes sure that what is to be read is not a URL without its scheme.
+
+    Raises:
+        NotFound: It is not a URL, there is no such path, and a bucket may be meant.
+    """
+    meant = remote_meant(path, reading=True)
+    if meant is not None:
+        raise NotFound(f"no such folder: did you mean {redact_url(meant)!r}?", got=path)
 
 
 def _address_alone(url: str) -> str:

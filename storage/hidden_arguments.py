@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 from storage.checked_url import secret_in_url
-from storage.secrets import hide
+from storage.errors import StorageError
+from storage.secrets import hide, shortened
 
 __all__ = ["hides_secrets"]
 
@@ -22,7 +23,8 @@ def hides_secrets(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a function that takes a ``url`` and options of a store.
 
     A URL that holds a secret is refused before the function has it. Options are wrapped (`storage.secrets.hide`): those
-    in a mapping ``storage_options`` or ``options``, and keywords that the function does not name.
+    in a mapping ``storage_options`` or ``options``, and keywords that the function does not name. The traceback of a
+    `StorageError` ends here; a note names the lines below.
 
     Raises:
         ConfigurationError: From the call, if the URL holds a secret; see `storage.checked_url`.
@@ -44,6 +46,10 @@ def hides_secrets(function: Callable[P, R]) -> Callable[P, R]:
         kept = [hide(value, name=name) if is_hidden(name) else value for name, value in places.items()]
         rest = args[len(kept) :]  # too many: the function says so
         del args, kwargs, places
-        return cast("Callable[..., R]", function)(*kept, *rest, **hidden)
+        try:
+            return cast("Callable[..., R]", function)(*kept, *rest, **hidden)
+        except StorageError as error:
+            shortened(error, num_frames=1)
+            raise
 
     return call

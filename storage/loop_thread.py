@@ -11,8 +11,9 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from storage.errors import StoreClosed
+from storage.errors import StorageError, StoreClosed
 from storage.forking import keep_for_ever, tell_after_fork
+from storage.secrets import shortened
 
 __all__ = ["LoopThread"]
 
@@ -76,8 +77,10 @@ class LoopThread:
         future = self.submit(coroutine)
         try:
             return future.result(timeout_s)
-        except BaseException:
+        except BaseException as error:
             future.cancel()
+            if isinstance(error, StorageError):
+                shortened(error, num_frames=2)
             raise
 
     async def reach(self, coroutine: Coroutine[Any, Any, T], dispose: Callable[[T], object] = lambda result: None) -> T:

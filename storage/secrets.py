@@ -16,13 +16,27 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from multiprocessing.context import get_spawning_popen
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 from storage.errors import ConfigurationError, StorageError
 from storage.forking import tell_after_fork
 
-__all__ = ["MASK", "Secret", "hide", "is_lost", "presentable", "redact", "redact_url", "remember", "reveal"]
+__all__ = [
+    "MASK",
+    "Secret",
+    "hide",
+    "is_lost",
+    "presentable",
+    "redact",
+    "redact_url",
+    "remember",
+    "reveal",
+    "shortened",
+]
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
 
 MASK = "***"
 LOST = (
@@ -36,6 +50,7 @@ _NAMES = re.compile(
     r"key|secret|token|passw|passphrase|pwd|sas|credential|auth|connection_string|cookie|signature|private",
     re.IGNORECASE,
 )
+_RAISED_AT = "raised at "
 _MAX_LINES = 6  # of a traceback that is replaced by a note
 _PLAIN = (list, tuple, set)  # and nothing derived from them, which may take other arguments
 # The second form: a password with a slash in it, which ends what a URL's grammar takes for the host. A port is none.
@@ -280,6 +295,21 @@ def _redact_below(error: BaseException, done: dict[int, BaseException]) -> None:
         error.__suppress_context__ = hides_context
 
 
+def shortened(error: ErrorT, *, num_frames: int = 5) -> ErrorT:
+    """Returns the error, whose traceback is a note if it has more frames than these: a user's mistake is not in ours.
+
+    Args:
+        error: What is raised next, to a user.
+        num_frames: How many frames may stay.
+    """
+    trace, count = error.__traceback__, 0
+    while trace is not None:
+        trace, count = trace.tb_next, count + 1
+    if count > num_frames:
+        _drop_frames(error)
+    return error
+
+
 def _drop_frames(error: BaseException) -> None:
     """Replaces a traceback by a note: its frames must not be cleared, for a coroutine may still be suspended in one."""
     lines = []
@@ -288,8 +318,9 @@ def _drop_frames(error: BaseException) -> None:
         code = trace.tb_frame.f_code
         lines.append(f"{'/'.join(code.co_filename.rsplit('/', 2)[-2:])}:{trace.tb_lineno} {code.co_name}")
         trace = trace.tb_next
-    if len(lines) > 1:  # the first is where the error is raised again
-        error.add_note(f"raised at {' > '.join(lines[1:][-_MAX_LINES:])}")
+    known = any(note.startswith(_RAISED_AT) for note in getattr(error, "__notes__", ()))
+    if len(lines) > 1 and not known:  # the first is where the error is raised again
+        error.add_note(_RAISED_AT + " > ".join(lines[1:][-_MAX_LINES:]))
 
 
 def _redacted(error: BaseException) -> BaseException:

@@ -6,7 +6,7 @@ import re
 
 from storage.errors import ConfigurationError
 
-__all__ = ["Size", "format_size", "parse_size"]
+__all__ = ["Size", "format_count", "format_size", "parse_size"]
 
 Size = int | str
 
@@ -48,3 +48,14 @@ def format_size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     raise AssertionError
+
+
+def format_count(number: int, noun: str, plural: str | None = None) -> str:
+    """Writes a number of things for a person: ``"1 shard"``, ``"2 shards"``, ``"12,000 samples"``.
+
+    Args:
+        number: How many.
+        noun: What, in the singular.
+        plural: The plural where it is not the singular with an "s".
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

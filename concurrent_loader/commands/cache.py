@@ -98,7 +98,7 @@ def verify(
     checked.
     """
     from storage.cache.upkeep import verify_cache
-    from storage.sizes import format_size
+    from storage.sizes import format_count, format_size
 
     with _opened(folder) as opened, progress_bar(in_bytes=True) as progress:
         task = progress.add_task("verifying", total=None)
@@ -110,9 +110,10 @@ def verify(
     else:
         for problem in report.problems:
             typer.echo(problem)
-        verdict = f"{len(report.problems)} damaged files" if report.problems else "all digests agree"
+        verdict = format_count(len(report.problems), "damaged file") if report.problems else "all digests agree"
         typer.echo(
-            f"{folder}: {verdict}; {report.num_shards} shards, {report.num_ranges} ranges of others, "
+            f"{folder}: {verdict}; {format_count(report.num_shards, 'shard')}, "
+            f"{format_count(report.num_ranges, 'range of others', 'ranges of others')}, "
             f"{format_size(report.num_bytes)}" + (f"; {report.num_removed} deleted" if fix else "")
         )
     if report.problems:
@@ -133,10 +134,10 @@ def _opened(folder: Path) -> Iterator[CacheFolder]:
 
 
 def _tell(collected: Collected) -> None:
-    from storage.sizes import format_size
+    from storage.sizes import format_count, format_size
 
     typer.echo(
-        f"deleted {collected.num_evicted} files and {collected.num_swept} leftovers, "
+        f"deleted {format_count(collected.num_evicted, 'file')} and {format_count(collected.num_swept, 'leftover')}, "
         f"{format_size(collected.freed_bytes)}; {format_size(collected.num_bytes)} are left"
-        + (f", {collected.num_in_use} files in use" if collected.num_in_use else "")
+        + (f", {format_count(collected.num_in_use, 'file')} in use" if collected.num_in_use else "")
     )

@@ -51,12 +51,12 @@ def info(
 
 async def _load(store: Store, snapshot: int | None) -> tuple[Manifest, list[int]]:
     from storage.errors import NotFound
-    from storage.shards.snapshots import list_snapshots, load_manifest
+    from storage.shards.snapshots import NO_DATASET, list_snapshots, load_manifest
 
     async with store:
         snapshots = await list_snapshots(store)
         if not snapshots:
-            raise NotFound("no data set here: it has no manifest", url=store.url, key="manifests/")
+            raise NotFound(NO_DATASET, url=store.url, key="manifests/")
         return await load_manifest(store, snapshot or snapshots[-1]), snapshots
 
 

@@ -156,21 +156,21 @@ def image_folder(
 
 def _print(report: IngestReport, dst: str) -> None:
     from storage.printable import printable
-    from storage.sizes import format_size
+    from storage.sizes import format_count, format_size
 
     manifest = report.manifest
     typer.echo(
-        f"{_counted(report.num_samples, 'image')}, {format_size(report.num_bytes)}, in {report.duration_s:.1f} s "
+        f"{format_count(report.num_samples, 'image')}, {format_size(report.num_bytes)}, in {report.duration_s:.1f} s "
         f"({_rate(report.num_samples, report.num_bytes, report.duration_s)})\n"
-        f"{dst} snapshot {manifest.snapshot}: {_counted(manifest.num_samples, 'sample')} in "
-        f"{_counted(len(manifest.shards), 'shard')}, {format_size(manifest.num_bytes)}"
+        f"{dst} snapshot {manifest.snapshot}: {format_count(manifest.num_samples, 'sample')} in "
+        f"{format_count(len(manifest.shards), 'shard')}, {format_size(manifest.num_bytes)}"
     )
     if report.num_ignored:
         were = "was" if report.num_ignored == 1 else "were"
-        typer.echo(f"{_counted(report.num_ignored, 'other file')} {were} ignored")
+        typer.echo(f"{format_count(report.num_ignored, 'other file')} {were} ignored")
     if report.skipped:
         were = "was" if report.num_skipped == 1 else "were"
-        typer.echo(f"{_counted(report.num_skipped, 'file')} {were} skipped:", err=True)
+        typer.echo(f"{format_count(report.num_skipped, 'file')} {were} skipped:", err=True)
         for problem in report.skipped[:_MAX_SHOWN]:
             typer.echo(f"  {printable(problem.name)}: {printable(problem.reason)}", err=True)
         if report.num_skipped > _MAX_SHOWN:
@@ -180,10 +180,6 @@ def _print(report: IngestReport, dst: str) -> None:
 def _rate(num_images: int, num_bytes: int, duration_s: float) -> str:
     seconds = max(duration_s, 1e-9)
     return f"{num_images / seconds:.0f} images/s, {num_bytes / seconds / 1e6:.1f} MB/s"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _print_json(report: IngestReport) -> None:

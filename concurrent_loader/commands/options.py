@@ -83,9 +83,15 @@ def client_for(url: str, client: str) -> str:
 
 
 def open_for_command(url: str, *, client: str, options: dict[str, Any]) -> Store:
-    """Opens a store with the options that apply to it."""
+    """Opens a store that is read, with the options that apply to it.
+
+    Raises:
+        NotFound: A path that does not exist; perhaps ``s3://`` was forgotten.
+    """
+    from storage.checked_url import check_there, check_url
     from storage.stores.opening import open_store
 
+    check_there(check_url(url))
     return open_store(url, client=client_for(url, client), **options_for(url, options))
 
 

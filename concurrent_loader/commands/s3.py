@@ -35,9 +35,15 @@ def start(
     from storage.testing import start_s3
 
     running, started = start_s3(port=port, data_dir=data, kinds=("moto",) if moto else ("minio", "moto"))
+    if not started and running.started_in != str(Path.cwd()):
+        typer.echo(
+            f"using the server that was started in {running.started_in or 'another folder'}; it shares its buckets "
+            "with this project. For one of its own, run `concurrent-loader s3 stop` first, or set XDG_STATE_HOME",
+            err=True,
+        )
     for name in bucket or []:
         running.server.make_bucket(name)
-    typer.echo(f"# {'started' if started else 'running already'}: {_describe(running)}")
+    typer.echo(f"# {'started' if started else 'running already, and used again'}: {_describe(running)}")
     for variable, value in running.server.environment().items():
         typer.echo(f"export {variable}={shlex.quote(value)}")
 

@@ -51,13 +51,15 @@ def verify(
     Exit status: 0 everything is as it was written, 1 something is corrupt (each problem is listed), 2 it could not be
     checked.
     """
+    from storage.sizes import format_count
+
     options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
     store = open_for_command(url, client=client, options=options)
     with progress_bar(in_bytes=True) as progress:
         task = progress.add_task("verifying", total=None)
 
         def show(now: VerifyProgress) -> None:
-            found = f"verifying, {now.num_problems} problems" if now.num_problems else "verifying"
+            found = f"verifying, {format_count(now.num_problems, 'problem')}" if now.num_problems else "verifying"
             progress.update(task, description=found, completed=now.num_bytes, total=now.num_bytes_total)
 
         report = asyncio.run(_verify(store, snapshot, in_flight, show))
@@ -79,15 +81,16 @@ async def _verify(
 
 
 def _print(report: VerifyReport, url: str, *, as_json: bool) -> None:
-    from storage.sizes import format_size
+    from storage.sizes import format_count, format_size
 
     if as_json:
         typer.echo(json.dumps({"url": url, "ok": not report.problems, **dataclasses.asdict(report)}))
         return
     for problem in report.problems:
         typer.echo(str(problem))
-    verdict = f"{len(report.problems)} problems" if report.problems else "all digests agree"
+    verdict = format_count(len(report.problems), "problem") if report.problems else "all digests agree"
     typer.echo(
-        f"{url} snapshot {report.snapshot}: {verdict}; {report.num_shards} shards, {report.num_bundles} bundles, "
-        f"{report.num_samples} samples, {format_size(report.num_bytes)}"
+        f"{url} snapshot {report.snapshot}: {verdict}; {format_count(report.num_shards, 'shard')}, "
+        f"{format_count(report.num_bundles, 'bundle')}, {format_count(report.num_samples, 'sample')}, "
+        f"{format_size(report.num_bytes)}"
     )

@@ -12,7 +12,7 @@ from concurrent_loader.doctor.finding import Finding, Level
 from storage.errors import DeadlineExceeded, StorageError
 from storage.fetch import FetchEngine, RetryPolicy
 from storage.ranges import ByteRange
-from storage.sizes import format_size
+from storage.sizes import format_count, format_size
 from storage.stores.protocol import ObjectMeta, Store
 
 __all__ = ["Throughput", "judge_round_trip", "measure_round_trip", "measure_throughput", "probe_ranges"]
@@ -140,7 +140,8 @@ async def measure_throughput(
 
 def _judge(result: Throughput) -> Finding:
     facts = {"bytes_s": round(result.bytes_s), "num_bytes": result.num_bytes, "num_requests": result.num_requests}
-    said = f"{format_size(round(result.bytes_s))}/s: {format_size(result.num_bytes)} in {result.num_requests} ranges"
+    ranges = format_count(result.num_requests, "range")
+    said = f"{format_size(round(result.bytes_s))}/s: {format_size(result.num_bytes)} in {ranges}"
     # A few small objects say little about a store.
     if result.bytes_s < _SLOW_BYTES_S and result.num_bytes >= 2 * _PIECE_BYTES:
         advice = "is the bucket in this machine's region, and is there an S3 endpoint instead of a NAT gateway?"

@@ -16,9 +16,19 @@ from storage.shards.manifest import MAX_MANIFEST_BYTES, Manifest, decode, encode
 from storage.shards.uploading import Uploader
 from storage.stores.protocol import ObjectMeta, Store
 
-__all__ = ["commit", "latest_snapshot", "list_snapshots", "load_manifest"]
+__all__ = ["NO_DATASET", "commit", "is_manifest_key", "latest_snapshot", "list_snapshots", "load_manifest"]
+
+NO_DATASET = (
+    "no data set here: it has no manifest (plain files are read by ObjectDataset, or made into one by "
+    "`concurrent-loader ingest`)"
+)
 
 _KEY = re.compile(r"manifests/(\d{10})\.clm\Z")
+
+
+def is_manifest_key(key: str) -> bool:
+    """Whether a key below a data set's URL is a snapshot's."""
+    return _KEY.match(key) is not None
 
 
 async def list_snapshots(source: Store | FetchEngine) -> list[int]:
@@ -76,7 +86,7 @@ async def _newest_file(engine: FetchEngine) -> tuple[int, memoryview]:
     try:
         newest = await latest_snapshot(engine)
         if newest is None:
-            raise NotFound("no data set here: it has no manifest", url=engine.store.url, key="manifests/")
+            raise NotFound(NO_DATASET, url=engine.store.url, key="manifests/")
         if newest == 1:
             with contextlib.suppress(NotFound):  # asked for just before it was committed: it is asked for again
                 return 1, await first

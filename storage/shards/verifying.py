@@ -19,6 +19,7 @@ from storage.shards.columns import Schema
 from storage.shards.index import ShardIndex, verify_shard
 from storage.shards.layout import CHUNK_BYTES
 from storage.shards.manifest import BundleEntry, Manifest, ShardEntry
+from storage.sizes import format_count
 
 __all__ = ["VerifyProblem", "VerifyProgress", "VerifyReport", "verify_dataset"]
 
@@ -318,7 +319,7 @@ def _disagreements(shard: _Finding, bundle: _Finding, overlap: _Overlap) -> Iter
         differing = np.flatnonzero((mine != theirs).any(axis=1))
         if len(differing):
             yield VerifyProblem(
-                what=f"{len(differing)} values differ from those in {bundle.entry.key}",
+                what=f"{format_count(len(differing), 'value differs', 'values differ')} from {bundle.entry.key}",
                 shard=shard.entry.key,
                 sample=overlap.shard_row + int(differing[0]),
                 column=name,

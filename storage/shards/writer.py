@@ -14,6 +14,7 @@ import numpy as np
 from storage.errors import AlreadyExists, CommitConflict, ConfigurationError, NotFound, SchemaError, StoreClosed
 from storage.fetch.retry import RetryPolicy
 from storage.hidden_arguments import hides_secrets
+from storage.secrets import shortened
 from storage.shards.builder import FinishedShard, ShardBuilder
 from storage.shards.bundling import BundleGatherer
 from storage.shards.columns import Schema
@@ -155,6 +156,7 @@ class ShardWriter:
             except SchemaError as error:
                 self._torn = False
                 error.locate(sample=self._num_samples)
+                shortened(error, num_frames=1)
                 raise
             self._num_samples += 1
             if full is not None:

@@ -11,18 +11,21 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from botocore.credentials import Credentials
 
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, ConnectionFailed
 from storage.testing.binaries import Progress
 from storage.testing.local_s3 import LocalS3, new_credentials
 from storage.testing.processes import DetachedProcess
 from storage.testing.programs import Kind, find_program
+from storage.testing.s3_requests import list_buckets
 from storage.testing.starting import start_server
 from storage.testing.user_folders import state_folder
 
 __all__ = ["DetachedS3", "running_s3", "start_s3", "stop_s3"]
 
 _REGION = "us-east-1"
+_ANSWER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,14 @@ class DetachedS3:
         pid: Of the process that guards it.
         data_dir: Where its objects are.
         log: What it writes.
+        started_in: The working directory of the call that started it; "" if unknown.
     """
 
     server: LocalS3
     pid: int
     data_dir: Path
     log: Path
+    started_in: str = ""
 
 
 class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +58,7 @@ class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret_access_key: str
     data_dir: str
     origin: str
+    started_in: str = ""
 
 
 def start_s3(
@@ -76,13 +82,15 @@ def start_s3(
         The server, and whether it has been started by this call.
 
     Raises:
-        ConfigurationError: One runs already, on another port or with another folder than asked for.
+        ConfigurationError: One runs already, on another port or with another folder than asked for; or something else
+            answers at its address, or listens on the port asked for.
         ToolUnavailable, ServerFailed: As for `storage.testing.local_s3`.
     """
     with _locked() as folder:
         running = _find(folder)
         if running is not None:
             _check_same(running, port, data_dir)
+            _check_answers(running)
             return running, False
         data = Path(data_dir).absolute() if data_dir is not None else folder / "data"
         data.mkdir(parents=True, exist_ok=True)
@@ -132,6 +140,7 @@ def _start(
             secret_access_key=credentials.secret_key,
             data_dir=str(data),
             origin=program.origin,
+            started_in=str(Path.cwd()),
         )
         _write(folder, state)
         on_failure.pop_all()
@@ -140,6 +149,23 @@ def _start(
 
 def _detached(log: Path, command: list[str], environment: dict[str, str]) -> DetachedProcess:
     return DetachedProcess.start(command, environment=environment, log=log)
+
+
+def _check_answers(running: DetachedS3) -> None:
+    """Makes sure that the server that was started is the one that answers there: another may have taken its port."""
+    server = running.server
+    credentials = Credentials(server.access_key_id, server.secret_access_key)
+    try:
+        status = list_buckets(server.endpoint_url, credentials, region=_REGION, timeout_s=_ANSWER_S).status
+    except ConnectionFailed:
+        status = 0
+    if status != 200:
+        raise ConfigurationError(
+            "the server in the background does not answer to its keys, and another server may have taken its port; "
+            "run `concurrent-loader s3 stop`, then start again",
+            url=server.endpoint_url,
+            got=status or "no answer",
+        )
 
 
 def _check_same(running: DetachedS3, port: int | None, data_dir: str | Path | None) -> None:
@@ -175,7 +201,7 @@ def _find(folder: Path) -> DetachedS3 | None:
 
 def _describe(folder: Path, state: _State) -> DetachedS3:
     server = LocalS3(state.endpoint_url, state.kind, state.access_key_id, state.secret_access_key, origin=state.origin)
-    return DetachedS3(server, state.pid, Path(state.data_dir), folder / "server.log")
+    return DetachedS3(server, state.pid, Path(state.data_dir), folder / "server.log", state.started_in)
 
 
 def _read(folder: Path) -> _State | None:

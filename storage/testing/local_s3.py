@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from botocore.credentials import Credentials
 
+from storage.checked_url import endpoint_error
 from storage.errors import ConfigurationError
 from storage.testing.binaries import Progress
 from storage.testing.processes import SupervisedProcess
@@ -181,6 +182,9 @@ def _named_server(
     url = endpoint_url or os.environ.get("AWS_ENDPOINT_URL")
     if not url:
         return None
+    if (refused := endpoint_error(url, name="endpoint_url or AWS_ENDPOINT_URL")) is not None:
+        del url, endpoint_url
+        raise refused
     given = access_key_id is not None or secret_access_key is not None
     key = access_key_id if given else os.environ.get("AWS_ACCESS_KEY_ID")
     secret = secret_access_key if given else os.environ.get("AWS_SECRET_ACCESS_KEY")

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from botocore.credentials import Credentials
 
-from storage.errors import ConnectionFailed
+from storage.errors import ConfigurationError, ConnectionFailed
 from storage.testing.failures import ServerFailed
 from storage.testing.processes import ServerProcess
 from storage.testing.programs import ServerProgram
@@ -55,8 +55,13 @@ def start_server(
         The process and the endpoint's URL.
 
     Raises:
+        ConfigurationError: Somebody listens on ``port`` already.
         ServerFailed: It ended or did not answer in time; the message has the end of its log.
     """
+    if port is not None and _is_taken(port):
+        raise ConfigurationError(
+            "another server listens on this port: name another port, or none to get a free one", got=port
+        )
     for attempt in range(1, _PORT_ATTEMPTS + 1):
         chosen = port or (0 if program.announces_port else free_port())
         process = spawn(program.command(chosen), program.environment)
@@ -72,6 +77,16 @@ def start_server(
     raise AssertionError("the loop returns or raises")
 
 
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ports that are closing are free
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+        return False
+
+
 def free_port() -> int:
     """A TCP port of the loopback that nobody listens on, at this moment."""
     with socket.socket() as probe:
@@ -84,7 +99,8 @@ def _wait_ready(
     process: ServerProcess, program: ServerProgram, port: int, credentials: Credentials, region: str, deadline_s: float
 ) -> str:
     deadline = time.monotonic() + deadline_s
-    endpoint_url = None if port == 0 else f"http://127.0.0.1:{port}"
+    # Who announces its port is asked there only: at a chosen one another server may answer, before this one has failed.
+    endpoint_url = None if program.announces_port else f"http://127.0.0.1:{port}"
     while True:
         # The pause between two questions, cut short by the server's end.
         if process.wait(_POLL_S):

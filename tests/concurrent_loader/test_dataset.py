@@ -3,13 +3,14 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from concurrent_loader import ShardDataset
+from concurrent_loader import ObjectDataset, ShardDataset
 from storage import ShardWriter
-from storage.errors import ConfigurationError, NotFound, SchemaError, StoreClosed
+from storage.errors import ConfigurationError, NotFound, SchemaError, StorageError, StoreClosed
 
 
 def test_has_a_length_columns_and_samples(dataset: ShardDataset, make_payload: Callable[[int], bytes]) -> None:
@@ -107,3 +108,25 @@ def test_forgetting_it_closes_it(url: str, baseline: None) -> None:
     dataset = ShardDataset(url)
     assert dataset[0]["label"] == 0
     del dataset
+
+
+@pytest.mark.parametrize("kind", [ShardDataset, ObjectDataset])
+@pytest.mark.parametrize(("url", "meant"), [("my-bucket", "s3://my-bucket"), ("s3:/my-bucket/x", "s3://my-bucket/x")])
+def test_a_forgotten_scheme_is_asked_for(kind: type, url: str, meant: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StorageError, match=f"did you mean '{meant}'"):
+        kind(url)
+    if "/" in url:
+        with pytest.raises(ConfigurationError, match=f"did you mean '{meant}'"):
+            ShardWriter(url, columns={"label": "int64"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relative_path_that_exists_or_is_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in ("new", "./other/new", Path("third/new")):
+        with ShardWriter(url, columns={"label": "int64"}) as writer:
+            writer.write({"label": 1})
+    for url in ("new", "other/new", Path("third/new"), "./new"):
+        with ShardDataset(url) as dataset:
+            assert len(dataset) == 1

@@ -13,6 +13,7 @@ import pytest
 
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset
 from concurrent_loader.errors import DecodeError, LoaderStateError, TransformError
+from storage import ShardWriter
 from storage.cache.files import CacheFolder
 from storage.cache.upkeep import collect_garbage, inspect_cache, verify_cache
 from storage.errors import ConfigurationError, DatasetChanged, NotFound, SchemaError, StorageError, StoreClosed
@@ -98,7 +99,7 @@ def test_chooses_by_suffix_and_pattern(image_folder: str) -> None:
 
 
 def test_what_cannot_work_is_refused(image_folder: str, no_leaks: None) -> None:
-    with pytest.raises(NotFound, match="no such object"):
+    with pytest.raises(NotFound, match=r"no object here whose key "):
         ObjectDataset(image_folder, suffixes=[".tiff"])
     with pytest.raises(ConfigurationError, match="labels"):
         ObjectDataset(image_folder, labels="name")  # type: ignore[arg-type]
@@ -459,3 +460,18 @@ def test_objects_that_cannot_be_named_are_an_error_or_left_out(
         ObjectDataset(str(tmp_path), listing=listing)
     with pytest.raises(ConfigurationError, match="on_error"):
         ObjectDataset(str(tmp_path), on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_a_data_set_of_shards_is_named_and_no_json_is_shown(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "shards", columns={"label": "int64"}) as writer:
+        writer.write({"label": 1})
+    with pytest.raises(ConfigurationError, match="open it with ShardDataset") as caught:
+        ObjectDataset(tmp_path / "shards")
+    assert "{" not in str(caught.value)
+    with ObjectDataset(tmp_path / "shards", column_type="bytes") as raw:
+        assert len(raw) >= 2
+    (tmp_path / "notes.txt").write_text("no image")
+    with pytest.raises(NotFound, match=r"no object here whose key ends with \.jpg, .*suffixes") as missing:
+        ObjectDataset(tmp_path, pattern="x*")
+    assert "and whose key matches 'x*'" in str(missing.value)
+    assert "{" not in str(missing.value)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import ConfigurationError
-from storage.sizes import format_size, parse_size
+from storage.sizes import format_count, format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,9 @@ def test_writes_sizes() -> None:
         "8.0 MiB",
         "1024.0 TiB",
     ]
+
+
+def test_writes_counts() -> None:
+    assert [format_count(n, "shard") for n in (0, 1, 2, 12_000)] == ["0 shards", "1 shard", "2 shards", "12,000 shards"]
+    assert format_count(1, "batch", "batches") == "1 batch"
+    assert format_count(2, "batch", "batches") == "2 batches"

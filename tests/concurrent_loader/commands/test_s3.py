@@ -48,6 +48,21 @@ def test_the_whole_story(run, s3_server):
     run("status", code=NOT_RUNNING)
 
 
+def test_a_server_that_another_project_started_is_not_used_in_silence(s3_server, tmp_path, monkeypatch):
+    def started_in(folder):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        result = CliRunner().invoke(app, ["s3", *start(s3_server)])
+        assert result.exit_code == 0
+        return result
+
+    assert started_in("one").stderr == ""
+    assert started_in("one").stderr == ""
+    other = started_in("two")
+    assert f"started in {tmp_path / 'one'}; it shares its buckets" in other.stderr
+    assert "# running already, and used again: " in other.stdout
+
+
 def test_what_start_prints_can_be_evaluated_by_a_shell(run, s3_server, monkeypatch):
     printed = run(*start(s3_server), "--bucket", "bucket")
     script = f"{printed}\nenv -0"

@@ -2,13 +2,14 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import threading
 
 import pytest
 
 from storage.errors import ConfigurationError, ConnectionFailed
 from storage.testing import LocalS3, ServerFailed, running_s3, start_s3, stop_s3
-from storage.testing.processes import DetachedProcess
+from storage.testing.processes import DetachedProcess, process_birth
 from storage.testing.s3_requests import send
 from storage.testing.starting import free_port
 
@@ -99,14 +100,38 @@ def test_a_state_of_another_version_is_an_error(state):
     (state / "state.json").unlink()
 
 
-def test_a_start_that_fails_leaves_nothing(state, kinds, s3_server):
-    if s3_server.kind != "minio":
-        pytest.skip("moto is asked for any port")
+@pytest.mark.parametrize("own", ["minio", "moto"])
+def test_another_server_at_the_port_is_never_taken_for_ours(state, own, moto_server):
+    """moto takes any keys, so its answer proves nothing."""
+    taken = int(moto_server.endpoint_url.rpartition(":")[2])
+    with pytest.raises(ConfigurationError, match=f"another server listens.*{taken}"):
+        start_s3(port=taken, kinds=(own,))
+    assert running_s3() is None
+    assert not (state / "state.json").exists()
+
+
+def test_a_start_that_fails_leaves_nothing(state, kinds, s3_server, monkeypatch):
+    monkeypatch.setattr("storage.testing.starting._is_taken", lambda port: False)  # it is, from now on
     taken = int(s3_server.endpoint_url.rpartition(":")[2])
     with pytest.raises(ServerFailed):
         start_s3(port=taken, kinds=kinds)
     assert running_s3() is None
     assert not (state / "state.json").exists()
+
+
+def test_a_server_that_took_the_place_of_ours_is_not_used(state, s3_server):
+    """The process lives, but at its address another MinIO answers, which does not know the keys."""
+    if s3_server.kind != "minio":
+        pytest.skip("moto knows no keys")
+    running_s3()
+    with subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            birth = process_birth(other.pid)
+            _fake_state(state, pid=other.pid, birth=birth, endpoint_url=s3_server.endpoint_url)
+            with pytest.raises(ConfigurationError, match=r"does not answer to its keys.*s3 stop"):
+                start_s3()
+        finally:
+            other.kill()
 
 
 def test_a_port_can_be_chosen(kinds):

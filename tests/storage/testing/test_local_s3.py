@@ -140,6 +140,13 @@ def test_a_named_endpoint_without_credentials_is_an_error_before_anything_is_sen
         pass
 
 
+def test_credentials_in_the_endpoint_are_refused_and_not_shown(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:pass-word@127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="must not hold credentials") as caught, local_s3():
+        pass
+    assert "pass-word" not in str(caught.value)
+
+
 def test_an_endpoint_variable_without_credentials_is_meant_for_something_else(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with local_s3(kinds=("external", "moto")) as server:
