@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import cached_property
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +17,30 @@ __all__ = ["Selection"]
 Indices = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
 class Selection:
     """Some of the samples of a data set, in its order.
 
-    Attributes:
-        numbers: (n,) int64, ascending, each once.
+    Args:
+        numbers: (n,) int64, ascending, each once; or a function that returns them, called when they are first needed.
         num_samples: Of the whole data set.
+        length: Number of selected samples, where ``numbers`` is a function.
+
+    Thread-safety: All methods may be called from any thread.
     """
 
-    numbers: Indices
-    num_samples: int
+    def __init__(self, numbers: Indices | Callable[[], Indices], num_samples: int, length: int | None = None) -> None:
+        self._given = numbers
+        self.num_samples = num_samples
+        self._length = len(numbers) if isinstance(numbers, np.ndarray) else length
+        self._making = Lock()
+
+    @property
+    def numbers(self) -> Indices:
+        """(n,) int64, ascending."""
+        with self._making:
+            if not isinstance(self._given, np.ndarray):
+                self._given = self._given()
+            return self._given
 
     @classmethod
     def of(cls, indices: Iterable[int] | npt.ArrayLike, num_samples: int) -> Selection:
@@ -55,11 +68,11 @@ class Selection:
         return cls(np.flatnonzero(mask).astype(np.int64), len(mask))
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.numbers) if self._length is None else self._length
 
     def take(self, inner: Selection) -> Selection:
         """Returns what a selection of this selection selects of the whole."""
-        return Selection(self.numbers[inner.numbers], self.num_samples)
+        return Selection(lambda: self.numbers[inner.numbers], self.num_samples, len(inner))
 
     def bounds(self, unit_bounds: Indices) -> Indices:
         """Returns where each unit's samples begin among the selected ones: as ``unit_bounds`` are of the whole."""
@@ -68,7 +81,7 @@ class Selection:
     @cached_property
     def fingerprint(self) -> int:
         """64 bits that name this selection; 0 for all samples."""
-        if len(self.numbers) == self.num_samples:
+        if len(self) == self.num_samples:
             return 0
         hashed = xxhash.xxh3_64(self.num_samples.to_bytes(8, "little"))
         hashed.update(np.ascontiguousarray(self.numbers, dtype="<i8").data)
@@ -76,7 +89,7 @@ class Selection:
 
     def __reduce__(self) -> tuple[object, ...]:
         # A bit a sample of the whole data set, or eight bytes a selected one: whatever is less.
-        if len(self.numbers) * 64 <= self.num_samples:
+        if len(self) * 64 <= self.num_samples:
             return Selection, (self.numbers, self.num_samples)
         mask = np.zeros(self.num_samples, np.bool_)
         mask[self.numbers] = True

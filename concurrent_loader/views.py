@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self, overload
 
 import numpy as np
@@ -15,7 +17,7 @@ import xxhash
 from concurrent_loader.plan import EpochPlan, PlanOptions
 from concurrent_loader.proportions import divide
 from concurrent_loader.selection import Selection
-from concurrent_loader.shuffle import derive_key, permutation
+from concurrent_loader.shuffle import derive_key, permutation_members
 from concurrent_loader.source import Source
 from concurrent_loader.window import parse_window
 from storage.cache import CacheStats
@@ -29,6 +31,8 @@ __all__ = ["DatasetView", "Selectable", "WholeDataset"]
 
 Indices = npt.NDArray[np.int64]
 Values = npt.NDArray[Any] | list[Any]
+
+_MAX_SPLIT = 1 << 32  # samples; the numbers of a half of them take 16 GiB
 
 
 class Selectable(ABC):
@@ -246,6 +250,8 @@ class Selectable(ABC):
     ) -> list[DatasetView] | dict[str, DatasetView]:
         """Divides the samples at random into parts that have none in common.
 
+        Which samples a part has is found out when the part is first used: some 40 ns per sample of the data set.
+
         Args:
             parts: Fractions, together at most 1, or numbers of samples; a dict gives the parts names.
             seed: Which sample comes into which part is a function of it, of the number of samples and of ``parts``.
@@ -258,10 +264,20 @@ class Selectable(ABC):
         """
         if isinstance(parts, Mapping):
             return dict(zip(parts, self.split(list(parts.values()), seed=seed), strict=True))
-        order = permutation(derive_key("split", seed), len(self))
-        ends = np.cumsum(divide(parts, len(self)))
-        selections = [Selection(np.sort(numbers), len(self)) for numbers in np.split(order[: ends[-1]], ends[:-1])]
-        return [self._select(selection, self.columns) for selection in selections]
+        num_samples, key = len(self), derive_key("split", seed)
+        if num_samples > _MAX_SPLIT:
+            raise ConfigurationError(
+                "a data set of so many samples cannot be split: each part would hold the numbers of its samples; "
+                "write the parts as data sets of their own", expected=f"<= {_MAX_SPLIT}", got=num_samples,
+            )  # fmt: skip
+        ends = [0, *itertools.accumulate(divide(parts, num_samples))]
+        return [
+            self._select(
+                Selection(partial(permutation_members, key, num_samples, start, end), num_samples, end - start),
+                self.columns,
+            )
+            for start, end in itertools.pairwise(ends)
+        ]
 
 
 class WholeDataset(Selectable):
