@@ -450,6 +450,7 @@ def expected_uses(batches: Iterable[BatchIndex]) -> list[tuple[int, int]]:
     return [(step, shard) for shard, step in found.items()]
 
 
+@settings(max_examples=30)
 @given(plans(), st.integers(1, 3), st.data())
 def test_workers_look_ahead_for_their_own_steps(plan: EpochPlan, num_workers: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, plan.max_steps))

@@ -16,7 +16,7 @@ from storage.shards.manifest import Manifest, ShardEntry
 from storage.shards.snapshots import commit
 from storage.stores import open_store
 
-VAST = 10**12
+VAST = 10**11
 
 
 def write(url: str, num_samples: int, *, payload: bool) -> None:
