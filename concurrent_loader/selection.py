@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cached_property
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from concurrent_loader.proportions import divide
+from concurrent_loader.shuffle import derive_key, permutation_members
 from storage.errors import ConfigurationError
 
-__all__ = ["Selection"]
+__all__ = ["Selection", "random_parts"]
 
 Indices = npt.NDArray[np.int64]
+
+_MAX_SPLIT = 1 << 32  # samples; the numbers of a half of them take 16 GiB
 
 
 class Selection:
@@ -98,3 +103,27 @@ class Selection:
 
 def _unpacked(bits: npt.NDArray[np.uint8], num_samples: int) -> Selection:
     return Selection.where(np.unpackbits(bits, count=num_samples).astype(np.bool_))
+
+
+def random_parts(parts: Sequence[float], num_samples: int, *, seed: int) -> list[Selection]:
+    """Divides the samples of a dataset at random; which samples a part has is found out when it is first used.
+
+    Args:
+        parts: Fractions or numbers of samples, as `divide` takes them.
+        num_samples: Of the dataset.
+        seed: With ``num_samples`` and ``parts`` it decides which sample comes into which part.
+
+    Raises:
+        ConfigurationError: Such parts there cannot be, or the dataset has more than 2**32 samples.
+    """
+    if num_samples > _MAX_SPLIT:
+        raise ConfigurationError(
+            "a dataset of so many samples cannot be split: each part would hold the numbers of its samples; "
+            "write the parts as datasets of their own", expected=f"<= {_MAX_SPLIT}", got=num_samples,
+        )  # fmt: skip
+    key = derive_key("split", seed)
+    ends = [0, *itertools.accumulate(divide(parts, num_samples))]
+    return [
+        Selection(partial(permutation_members, key, num_samples, start, end), num_samples, end - start)
+        for start, end in itertools.pairwise(ends)
+    ]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Self, overload
 
 import numpy as np
@@ -15,9 +13,7 @@ import numpy.typing as npt
 import xxhash
 
 from concurrent_loader.plan import EpochPlan, PlanOptions
-from concurrent_loader.proportions import divide
-from concurrent_loader.selection import Selection
-from concurrent_loader.shuffle import derive_key, permutation_members
+from concurrent_loader.selection import Selection, random_parts
 from concurrent_loader.source import Source
 from concurrent_loader.window import parse_window
 from storage.cache import CacheStats
@@ -31,8 +27,6 @@ __all__ = ["DatasetView", "Selectable", "WholeDataset"]
 
 Indices = npt.NDArray[np.int64]
 Values = npt.NDArray[Any] | list[Any]
-
-_MAX_SPLIT = 1 << 32  # samples; the numbers of a half of them take 16 GiB
 
 
 class Selectable(ABC):
@@ -264,20 +258,7 @@ class Selectable(ABC):
         """
         if isinstance(parts, Mapping):
             return dict(zip(parts, self.split(list(parts.values()), seed=seed), strict=True))
-        num_samples, key = len(self), derive_key("split", seed)
-        if num_samples > _MAX_SPLIT:
-            raise ConfigurationError(
-                "a data set of so many samples cannot be split: each part would hold the numbers of its samples; "
-                "write the parts as data sets of their own", expected=f"<= {_MAX_SPLIT}", got=num_samples,
-            )  # fmt: skip
-        ends = [0, *itertools.accumulate(divide(parts, num_samples))]
-        return [
-            self._select(
-                Selection(partial(permutation_members, key, num_samples, start, end), num_samples, end - start),
-                self.columns,
-            )
-            for start, end in itertools.pairwise(ends)
-        ]
+        return [self._select(part, self.columns) for part in random_parts(parts, len(self), seed=seed)]
 
 
 class WholeDataset(Selectable):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concurrent_loader import ConcurrentDataLoader, ShardDataset, views
+from concurrent_loader import ConcurrentDataLoader, ShardDataset, selection
 from concurrent_loader.errors import LoaderStateError, TransformError
 from concurrent_loader.selection import Selection
 from concurrent_loader.shuffle import derive_key, permutation
@@ -322,13 +322,13 @@ def test_splits_have_these_sizes(dataset: ShardDataset, parts: list[float], size
 
 def test_a_split_costs_nothing_until_it_is_used(dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    members = views.permutation_members
+    members = selection.permutation_members
 
     def noted(key: int, num_items: int, start: int, stop: int) -> np.ndarray[Any, Any]:
         asked.append(start)
         return members(key, num_items, start, stop)
 
-    monkeypatch.setattr(views, "permutation_members", noted)
+    monkeypatch.setattr(selection, "permutation_members", noted)
     train, rest = dataset.split([0.8, 0.2])
     half, _ = rest.split([0.5, 0.5])
     assert (len(train), len(rest), len(half)) == (162, 41, 21)
