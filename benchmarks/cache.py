@@ -162,7 +162,7 @@ def _simulated(load: Load, url: str, budget: float) -> Row:
 
 
 def _order(loader: ConcurrentDataLoader, epoch: int) -> list[int]:
-    return [shard for _, shard in loader._plan(epoch).shards_in_order()]
+    return [shard for _, shard in loader._plan(epoch).upcoming() if shard is not None]
 
 
 def optimum(trace: Sequence[Sequence[int]], sizes: Sequence[int], *, budget_bytes: int) -> list[list[bool]]:

@@ -1,8 +1,8 @@
-"""What happens as work grows, and by which power: samples, shards, nodes, the size of a sample.
+"""What happens as work grows, and by which power: samples, shards, nodes, the size of a sample, rows per shard.
 
     python -m benchmarks.scale [--json FILE] [--quick]
 
-Four series. ``slopes`` has, for each figure, the exponent of its power law (least squares over logarithms): over all
+Five series. ``slopes`` has, for each figure, the exponent of its power law (least squares over logarithms): over all
 points, and over the last two, since a fixed cost hides growth at small sizes. 0: does not depend on it; 1: in
 proportion.
 
@@ -17,6 +17,9 @@ proportion.
 - ``nodes``, 1 to 64, counted in the plans of an epoch of a data set like ImageNet, nothing being sent; with the default
   number of groups and with one a node: the keys of `benchmarks.simulated_nodes.NodesRow`.
 - ``sample_bytes``, 100 B to 10 MB, written and read like ``shards``, with the same keys.
+- ``rows``, small rows of each column kind, about 200, 2,000 and 20,000 per shard, in one dataset of 20,000 rows, read
+  like ``shards``: the same keys, and ``kind`` and ``rows_per_shard``. The slope of ``samples_s`` shows whether the work
+  for a row depends on its shard.
 
 Times are medians over the rounds (``spread`` of a row has the extremes), after one round that is not counted; the page
 cache is warm. Each row that has ``rss_added_mb`` has a process of its own; that is the highest resident memory since
@@ -45,14 +48,20 @@ from benchmarks.growth import slopes
 from benchmarks.machine import describe_machine, versions
 from benchmarks.scale_points import OpenPoint, ReadPoint, Times, measure_opening, measure_reading
 from benchmarks.simulated_nodes import simulate_nodes
-from benchmarks.synthetic import synthetic_manifest, write_manifest, write_noise
+from benchmarks.synthetic import ROW_VALUES, row_bytes, synthetic_manifest, write_manifest, write_noise, write_rows
 
 __all__ = ["FULL", "QUICK", "Load", "in_own_process", "main", "measure"]
 
 T = TypeVar("T")
 Row = dict[str, Any]
 
-_SIZES = {"samples": "num_samples", "shards": "num_shards", "nodes": "nodes", "sample_bytes": "sample_bytes"}
+_SIZES = {
+    "samples": "num_samples",
+    "shards": "num_shards",
+    "nodes": "nodes",
+    "sample_bytes": "sample_bytes",
+    "rows": "rows_per_shard",
+}
 _SHOWN = {
     "samples": "num_shards manifest_bytes open_s loader_s shuffle_s batch_s seek_s resume_s schedule_s rss_added_mb",
     "shards": "open_s first_batch_s samples_s mb_s cpu_s_per_1000 gets rss_added_mb",
@@ -61,6 +70,7 @@ _SHOWN = {
         "objects_limit_share"
     ),
     "sample_bytes": "num_shards first_batch_s samples_s mb_s cpu_s_per_1000 gets rss_added_mb",
+    "rows": "num_shards first_batch_s samples_s cpu_s_per_1000 gets",
 }
 _PREFIXES = {-2: "µ", -1: "m", 1: "k", 2: "M", 3: "G"}
 _DEFAULT_GROUPS, _GROUP_EACH = "nodes, groups by default", "nodes, a group each"
@@ -81,6 +91,9 @@ class Load:
         sample_sizes: Points of the fourth, in bytes.
         sample_series_bytes: Payload of each of them, as far as ``most_samples`` allows.
         most_samples: Of any data set that is really written.
+        row_kinds: Column types of the fifth.
+        rows_per_shard: Points of the fifth, for each column type.
+        num_rows: Of each of its datasets.
         num_rounds: That are counted.
         photo_bytes: Of a sample where only a manifest is written.
         own_processes: Whether each row that has ``rss_added_mb`` has a process of its own; starting them takes seconds.
@@ -94,6 +107,9 @@ class Load:
     sample_sizes: tuple[int, ...]
     sample_series_bytes: int
     most_samples: int
+    row_kinds: tuple[str, ...]
+    rows_per_shard: tuple[int, ...]
+    num_rows: int
     num_rounds: int
     global_batch_size: int = 4096
     node_samples_s: float = 20_000.0
@@ -103,7 +119,13 @@ class Load:
     @property
     def num_points(self) -> int:
         """Rows of all series."""
-        return len(self.samples) + len(self.shards) + 2 * len(self.nodes) + len(self.sample_sizes)
+        return (
+            len(self.samples) + len(self.shards) + 2 * len(self.nodes) + len(self.sample_sizes) + self._num_row_points
+        )
+
+    @property
+    def _num_row_points(self) -> int:
+        return len(self.row_kinds) * len(self.rows_per_shard)
 
 
 FULL = Load(
@@ -115,6 +137,9 @@ FULL = Load(
     sample_sizes=(100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000),
     sample_series_bytes=200_000_000,
     most_samples=100_000,
+    row_kinds=tuple(ROW_VALUES),
+    rows_per_shard=(200, 2_000, 20_000),
+    num_rows=20_000,
     num_rounds=5,
 )
 QUICK = Load(
@@ -126,6 +151,9 @@ QUICK = Load(
     sample_sizes=(100, 10_000),
     sample_series_bytes=200_000,
     most_samples=1_000,
+    row_kinds=("str", "int32[...]"),
+    rows_per_shard=(50, 500),
+    num_rows=500,
     num_rounds=1,
     own_processes=False,
 )
@@ -182,6 +210,12 @@ def measure(load: Load, folder: Path, *, on_point: Callable[[], object] = lambda
         num_samples = max(1, min(load.most_samples, load.sample_series_bytes // sample_bytes))
         url = str(folder / f"bytes-{sample_bytes}")
         add("sample_bytes", _read(load, url, num_samples, sample_bytes, 8 << 20))
+    for kind in load.row_kinds:
+        for rows in load.rows_per_shard:
+            url = str(folder / f"rows-{kind}-{rows}")
+            num_shards = write_rows(url, kind, num_rows=load.num_rows, rows_per_shard=rows)
+            figures = _measured(load, url, num_shards, load.num_rows, row_bytes(kind))
+            add("rows", {"kind": kind, "rows_per_shard": rows, **figures})
     return found
 
 
@@ -204,12 +238,16 @@ def _opened(load: Load, num_samples: int, url: str) -> Row:
 
 def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes: int) -> Row:
     manifest = write_noise(url, num_samples=num_samples, sample_bytes=sample_bytes, shard_bytes=shard_bytes)
+    return _measured(load, url, len(manifest.shards), num_samples, sample_bytes)
+
+
+def _measured(load: Load, url: str, num_shards: int, num_samples: int, sample_bytes: int) -> Row:
     batch_size = min(256, max(1, num_samples // 16))
     run = in_own_process if load.own_processes else _here
     point: ReadPoint = run(measure_reading, url, batch_size, load.num_rounds)
     return _rounded(
         {
-            "num_shards": len(manifest.shards),
+            "num_shards": num_shards,
             "num_samples": num_samples,
             "sample_bytes": sample_bytes,
             "batch_size": batch_size,
@@ -259,8 +297,16 @@ def _series(found: Mapping[str, Sequence[Row]]) -> list[tuple[str, str, str, Seq
         _DEFAULT_GROUPS: ("nodes", found["nodes"][:half]),
         _GROUP_EACH: ("nodes", found["nodes"][half:]),
         "sample_bytes": ("sample_bytes", found["sample_bytes"]),
+        **{f"rows, {kind}": ("rows", rows) for kind, rows in _by_kind(found["rows"]).items()},
     }
     return [(name, kind, _SIZES[kind], rows) for name, (kind, rows) in named.items()]
+
+
+def _by_kind(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["kind"], []).append(row)
+    return found
 
 
 def _show(found: Mapping[str, Sequence[Row]], fitted: Mapping[str, Mapping[str, Any]], console: Console) -> None:

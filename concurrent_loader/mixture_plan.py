@@ -290,14 +290,24 @@ class MixturePlan:
 
     def shards_in_order(self, start_step: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[tuple[int, int]]:
         """Iterates lazily over (step of first use, unit) from a step on, in the order in which a rank needs them."""
-        batches = self.batches(start_step, rank, world_size)
-        return self._iterate_units(batches)
+        return ((step, unit) for step, unit in self.upcoming(start_step, rank, world_size) if unit is not None)
 
-    def _iterate_units(self, batches: Iterator[BatchIndex]) -> Iterator[tuple[int, int]]:
+    def upcoming(
+        self, start_step: int = 0, rank: int = 0, world_size: int = 1, *, worker: int = 0, num_workers: int = 1
+    ) -> Iterator[tuple[int, int | None]]:
+        """Iterates over the units in the order in which a worker needs them; see `EpochPlan.upcoming`."""
+        return self._iterate_units(self.batches(start_step, rank, world_size), worker, num_workers)
+
+    def _iterate_units(
+        self, batches: Iterator[BatchIndex], worker: int, num_workers: int
+    ) -> Iterator[tuple[int, int | None]]:
         seen = [np.zeros(child.num_shards, np.bool_) for child in self.children]
         rounds = [-1] * len(self.children)
         for index in batches:
-            for unit in dict.fromkeys(index.shard[: len(index) - index.num_padded].tolist()):
+            own = (
+                index.shard[: len(index) - index.num_padded] if index.step % num_workers == worker else index.shard[:0]
+            )
+            for unit in dict.fromkeys(own.tolist()):
                 round_, within = divmod(unit, int(self._unit_starts[-1]))
                 child = int(np.searchsorted(self._unit_starts, within, side="right")) - 1
                 if rounds[child] != round_:
@@ -307,6 +317,7 @@ class MixturePlan:
                 if not seen[child][within]:
                     seen[child][within] = True
                     yield index.step, unit
+            yield index.step, None
 
     def last_use_step(self, shard: int, rank: int = 0, world_size: int = 1) -> int:
         """Returns a step after which no rank needs a unit in this epoch, padding aside; -1 if none ever does."""

@@ -21,7 +21,7 @@ import heapq
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
@@ -35,7 +35,8 @@ from concurrent_loader.assembly import Gathering
 from concurrent_loader.batch_memory import BatchMemory
 from concurrent_loader.decode_threads import DecodeThreads
 from concurrent_loader.errors import LoaderError
-from concurrent_loader.plan import BatchIndex, first_uses
+from concurrent_loader.lookahead import Lookahead
+from concurrent_loader.plan import BatchIndex
 from concurrent_loader.recipe import Recipe
 from concurrent_loader.slices import Slice, cut
 from concurrent_loader.source import OpenUnit, Plan, Source
@@ -219,7 +220,12 @@ class Pipeline:
             return task
 
         async def schedule() -> None:
-            lookahead = _Lookahead(self._upcoming())
+            lookahead = Lookahead(
+                self._plan.upcoming(
+                    self._start_step, self._rank, self._world_size, worker=self._worker, num_workers=self._num_workers
+                ),
+                global_batch_size=self._plan.global_batch_size,
+            )
             passed: list[BatchIndex] = []
             is_first = True
             for index in self._plan.batches(self._start_step, self._rank, self._world_size):
@@ -227,14 +233,16 @@ class Pipeline:
                 if not self._is_own(index):
                     continue
                 await self._slots.acquire()
-                self._fetch_ahead(index.step, lookahead, start, ahead_bytes=0 if is_first else self._prefetch_bytes)
+                await self._fetch_ahead(
+                    index.step, lookahead, start, ahead_bytes=0 if is_first else self._prefetch_bytes
+                )
                 journey = self._journeys[index.step] = Journey(index.step, self._recipe.clock.now)
                 order.put_nowait((passed, start(self._make(index, threads, journey))))
                 passed = []
                 if is_first:
                     is_first = False
                     await self._head_start()
-                    self._fetch_ahead(index.step, lookahead, start, ahead_bytes=self._prefetch_bytes)
+                    await self._fetch_ahead(index.step, lookahead, start, ahead_bytes=self._prefetch_bytes)
             order.put_nowait(None)
 
         start(schedule())
@@ -255,13 +263,6 @@ class Pipeline:
 
     # -- shards ----------------------------------------------------------------------------------------------------
 
-    def _upcoming(self) -> Iterator[tuple[int, int]]:
-        """Iterates lazily over (step of first use, shard), in the order in which this pipeline needs them."""
-        if self._num_workers == 1:
-            return self._plan.shards_in_order(self._start_step, self._rank, self._world_size)
-        batches = self._plan.batches(self._start_step, self._rank, self._world_size)
-        return first_uses(filter(self._is_own, batches))
-
     async def _head_start(self) -> None:
         """Waits for the first shard: until it has arrived, those of the first batch share the way with no others.
 
@@ -271,13 +272,14 @@ class Pipeline:
         if arriving := self._arrivals.all():
             await asyncio.wait(arriving, timeout=_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)
 
-    def _fetch_ahead(
-        self, step: int, lookahead: _Lookahead, start: Callable[[Any], asyncio.Task[Any]], *, ahead_bytes: int
+    async def _fetch_ahead(
+        self, step: int, lookahead: Lookahead, start: Callable[[Any], asyncio.Task[Any]], *, ahead_bytes: int
     ) -> None:
         """Starts fetching what step ``step`` needs, and what comes after it as far as ``ahead_bytes`` go."""
         while self._ahead and self._ahead[0][0] <= step:
             self._ahead_bytes -= heapq.heappop(self._ahead)[1]
-        while (upcoming := lookahead.peek()) is not None:
+        last_step = step + lookahead.max_steps if ahead_bytes else step
+        while (upcoming := await lookahead.peek(last_step)) is not None:
             first_use, shard = upcoming
             size = self._source.num_bytes(shard)
             if first_use > step and (self._ahead_bytes + size > ahead_bytes or len(self._ahead) >= _MAX_AHEAD):
@@ -415,17 +417,3 @@ class Pipeline:
             raise error
         fresh = await self._source.replace(part.units[damaged], part.shards[damaged])
         return replace(part, shards=(*part.shards[:damaged], fresh, *part.shards[damaged + 1 :]))
-
-
-class _Lookahead:
-    """An iterator with a view of its next item."""
-
-    def __init__(self, items: Iterator[tuple[int, int]]) -> None:
-        self._items = items
-        self._next = next(items, None)
-
-    def peek(self) -> tuple[int, int] | None:
-        return self._next
-
-    def take(self) -> None:
-        self._next = next(self._items, None)

@@ -8,7 +8,7 @@ the scheme, what it guarantees and what a window costs in quality.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,7 +40,6 @@ __all__ = [
     "LastBatch",
     "PlanOptions",
     "PlanState",
-    "first_uses",
     "parse_window",
 ]
 
@@ -189,19 +188,41 @@ class EpochPlan:
 
         Padding is left out: it goes back to shards of the epoch's beginning, in the last step only.
         """
-        self._check_start(start_step, rank, world_size)
-        return self._iterate_shards(start_step, rank, world_size)
+        return ((step, shard) for step, shard in self.upcoming(start_step, rank, world_size) if shard is not None)
 
-    def _iterate_shards(self, start_step: int, rank: int, world_size: int) -> Iterator[tuple[int, int]]:
+    def upcoming(
+        self, start_step: int = 0, rank: int = 0, world_size: int = 1, *, worker: int = 0, num_workers: int = 1
+    ) -> Iterator[tuple[int, int | None]]:
+        """Iterates over the shards in the order in which one of a rank's workers needs them, in bounded steps.
+
+        Yields:
+            (step of first use, shard); and (step, None) now and then: no other shard is needed up to that step. So a
+            caller can stop looking ahead, also where a single shard has all samples.
+
+        Args:
+            start_step: The first step.
+            rank: Of the process.
+            world_size: Number of processes that share the epoch.
+            worker: Makes the steps s with ``s % num_workers == worker``.
+            num_workers: Number of workers that share the rank's steps.
+        """
+        self._check_start(start_step, rank, world_size)
+        return self._iterate_shards(start_step, rank, world_size, worker, num_workers)
+
+    def _iterate_shards(
+        self, start_step: int, rank: int, world_size: int, worker: int, num_workers: int
+    ) -> Iterator[tuple[int, int | None]]:
         seen = np.zeros(self.num_shards, dtype=np.bool_)
         for first_step, places in self._blocks(start_step, rank, world_size, with_last=True):
-            slots = self._slots(places.ravel())
+            first = (worker - first_step) % num_workers
+            slots = self._slots(places[first::num_workers].ravel())
             fresh = np.flatnonzero(~seen[slots])
             new_slots, firsts = np.unique(slots[fresh], return_index=True)
             seen[new_slots] = True
             for i in np.argsort(firsts).tolist():
-                step = first_step + int(fresh[firsts[i]]) // places.shape[1]
+                step = first_step + first + int(fresh[firsts[i]]) // places.shape[1] * num_workers
                 yield step, int(self._order[new_slots[i]])
+            yield first_step + len(places) - 1, None
 
     def first_use_step(self, shard: int, rank: int = 0, world_size: int = 1) -> int:
         """Returns a step before which a rank does not need a shard; ``num_steps`` if it never does."""
@@ -375,16 +396,6 @@ class EpochPlan:
         self._check_rank(rank, world_size)
         if not 0 <= start_step <= self.max_steps:
             raise ConfigurationError("no such step", expected=f"0 … {self.max_steps}", got=start_step)
-
-
-def first_uses(batches: Iterable[BatchIndex]) -> Iterator[tuple[int, int]]:
-    """Iterates lazily over (step of first use, shard) of some of an epoch's batches; padding is left out."""
-    seen: set[int] = set()
-    for index in batches:
-        for shard in dict.fromkeys(index.shard[: len(index) - index.num_padded].tolist()):
-            if shard not in seen:
-                seen.add(shard)
-                yield index.step, shard
 
 
 def _joined(parts: list[Indices]) -> Indices:

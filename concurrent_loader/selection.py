@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from concurrent_loader.proportions import divide
+from concurrent_loader.shuffle import derive_key, permutation_members
 from storage.errors import ConfigurationError
 
-__all__ = ["Selection"]
+__all__ = ["Selection", "random_parts"]
 
 Indices = npt.NDArray[np.int64]
 
+_MAX_SPLIT = 1 << 32  # samples; the numbers of a half of them take 16 GiB
 
-@dataclass(frozen=True, eq=False)
+
 class Selection:
     """Some of the samples of a data set, in its order.
 
-    Attributes:
-        numbers: (n,) int64, ascending, each once.
+    Args:
+        numbers: (n,) int64, ascending, each once; or a function that returns them, called when they are first needed.
         num_samples: Of the whole data set.
+        length: Number of selected samples, where ``numbers`` is a function.
+
+    Thread-safety: All methods may be called from any thread.
     """
 
-    numbers: Indices
-    num_samples: int
+    def __init__(self, numbers: Indices | Callable[[], Indices], num_samples: int, length: int | None = None) -> None:
+        self._given = numbers
+        self.num_samples = num_samples
+        self._length = len(numbers) if isinstance(numbers, np.ndarray) else length
+        self._making = Lock()
+
+    @property
+    def numbers(self) -> Indices:
+        """(n,) int64, ascending."""
+        with self._making:
+            if not isinstance(self._given, np.ndarray):
+                self._given = self._given()
+            return self._given
 
     @classmethod
     def of(cls, indices: Iterable[int] | npt.ArrayLike, num_samples: int) -> Selection:
@@ -55,11 +73,11 @@ class Selection:
         return cls(np.flatnonzero(mask).astype(np.int64), len(mask))
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.numbers) if self._length is None else self._length
 
     def take(self, inner: Selection) -> Selection:
         """Returns what a selection of this selection selects of the whole."""
-        return Selection(self.numbers[inner.numbers], self.num_samples)
+        return Selection(lambda: self.numbers[inner.numbers], self.num_samples, len(inner))
 
     def bounds(self, unit_bounds: Indices) -> Indices:
         """Returns where each unit's samples begin among the selected ones: as ``unit_bounds`` are of the whole."""
@@ -68,7 +86,7 @@ class Selection:
     @cached_property
     def fingerprint(self) -> int:
         """64 bits that name this selection; 0 for all samples."""
-        if len(self.numbers) == self.num_samples:
+        if len(self) == self.num_samples:
             return 0
         hashed = xxhash.xxh3_64(self.num_samples.to_bytes(8, "little"))
         hashed.update(np.ascontiguousarray(self.numbers, dtype="<i8").data)
@@ -76,7 +94,7 @@ class Selection:
 
     def __reduce__(self) -> tuple[object, ...]:
         # A bit a sample of the whole data set, or eight bytes a selected one: whatever is less.
-        if len(self.numbers) * 64 <= self.num_samples:
+        if len(self) * 64 <= self.num_samples:
             return Selection, (self.numbers, self.num_samples)
         mask = np.zeros(self.num_samples, np.bool_)
         mask[self.numbers] = True
@@ -85,3 +103,27 @@ class Selection:
 
 def _unpacked(bits: npt.NDArray[np.uint8], num_samples: int) -> Selection:
     return Selection.where(np.unpackbits(bits, count=num_samples).astype(np.bool_))
+
+
+def random_parts(parts: Sequence[float], num_samples: int, *, seed: int) -> list[Selection]:
+    """Divides the samples of a dataset at random; which samples a part has is found out when it is first used.
+
+    Args:
+        parts: Fractions or numbers of samples, as `divide` takes them.
+        num_samples: Of the dataset.
+        seed: With ``num_samples`` and ``parts`` it decides which sample comes into which part.
+
+    Raises:
+        ConfigurationError: Such parts there cannot be, or the dataset has more than 2**32 samples.
+    """
+    if num_samples > _MAX_SPLIT:
+        raise ConfigurationError(
+            "a dataset of so many samples cannot be split: each part would hold the numbers of its samples; "
+            "write the parts as datasets of their own", expected=f"<= {_MAX_SPLIT}", got=num_samples,
+        )  # fmt: skip
+    key = derive_key("split", seed)
+    ends = [0, *itertools.accumulate(divide(parts, num_samples))]
+    return [
+        Selection(partial(permutation_members, key, num_samples, start, end), num_samples, end - start)
+        for start, end in itertools.pairwise(ends)
+    ]

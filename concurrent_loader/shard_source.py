@@ -21,6 +21,8 @@ __all__ = ["ShardSource"]
 
 Indices = npt.NDArray[np.int64]
 
+_NO_ROWS = np.empty(0, np.int64)
+
 
 class ShardSource:
     """The shards of one snapshot, for one iteration; see `concurrent_loader.source.Source`.
@@ -71,7 +73,9 @@ class ShardSource:
     async def acquire(self, unit: int) -> OpenUnit:
         if self._is_sparse(unit):
             with self._visits.of(unit):
-                return await SparseShard.read(self._reader, unit, self._rows(unit), self._payload)
+                return await SparseShard.read(
+                    self._reader, unit, self._rows(unit) if self._payload else _NO_ROWS, self._payload
+                )
         return await self._cache.acquire(self._reader.entry(unit))
 
     def release(self, unit: int, *, spent: bool = False) -> None:

@@ -13,6 +13,7 @@ Hash: the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudora
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ __all__ = [
     "hash_items",
     "latest_position",
     "permutation",
+    "permutation_members",
     "shuffled_slice",
 ]
 
@@ -33,6 +35,9 @@ __all__ = [
 MAX_ITEMS = 1 << 40
 MAX_WINDOW = 1 << 31
 _FRACTION_BITS = 22
+
+_BLOCK_ITEMS = 1 << 20
+_COUNTED_BITS = 16
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -65,6 +70,49 @@ def hash_counters(key: int, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.
 def permutation(key: int, num_items: int) -> npt.NDArray[np.int64]:
     """Returns a uniform permutation of ``num_items`` items: (num_items,) int64, the item at each position."""
     return np.argsort(hash_items(key, 0, num_items), kind="stable")
+
+
+def permutation_members(key: int, num_items: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+    """Returns the items at the positions ``start`` to ``stop - 1`` of `permutation`, in ascending order of the items.
+
+    Costs four passes over the hashes in blocks: no sort, and no memory beside the result.
+
+    Returns:
+        (stop - start,) int64, ascending.
+    """
+    if start >= stop:
+        return np.empty(0, dtype=np.int64)
+    # Hashes of different items differ (each step of the hash can be undone), so a bound separates two positions.
+    lower, upper = _hashes_at(key, num_items, (start, stop - 1))
+    parts = []
+    for first, hashed in _hash_blocks(key, num_items):
+        parts.append(np.flatnonzero((hashed >= lower) & (hashed <= upper)) + first)
+    return np.concatenate(parts)
+
+
+def _hash_blocks(key: int, num_items: int) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+    for first in range(0, num_items, _BLOCK_ITEMS):
+        yield first, hash_items(key, first, min(first + _BLOCK_ITEMS, num_items))
+
+
+def _hashes_at(key: int, num_items: int, positions: Sequence[int]) -> list[np.uint64]:
+    """Returns the hashes at some positions of the sorted hashes: counted by their upper bits, then few are sorted."""
+    counts = np.zeros(1 << _COUNTED_BITS, np.int64)
+    shift = np.uint64(64 - _COUNTED_BITS)
+    for _, hashed in _hash_blocks(key, num_items):
+        counts += np.bincount((hashed >> shift).astype(np.int64), minlength=len(counts))
+    ends = np.cumsum(counts)
+    wanted = np.searchsorted(ends, positions, side="right").tolist()
+    near: dict[int, list[npt.NDArray[np.uint64]]] = {bits: [] for bits in wanted}
+    for _, hashed in _hash_blocks(key, num_items):
+        upper = hashed >> shift
+        for bits, parts in near.items():
+            parts.append(hashed[upper == np.uint64(bits)])
+    candidates = {bits: np.sort(np.concatenate(parts)) for bits, parts in near.items()}
+    return [
+        candidates[bits][position - int(ends[bits] - counts[bits])]
+        for position, bits in zip(positions, wanted, strict=True)
+    ]
 
 
 def shuffled_slice(key: int, num_items: int, window: int, start: int, stop: int) -> npt.NDArray[np.int64]:

@@ -13,9 +13,7 @@ import numpy.typing as npt
 import xxhash
 
 from concurrent_loader.plan import EpochPlan, PlanOptions
-from concurrent_loader.proportions import divide
-from concurrent_loader.selection import Selection
-from concurrent_loader.shuffle import derive_key, permutation
+from concurrent_loader.selection import Selection, random_parts
 from concurrent_loader.source import Source
 from concurrent_loader.window import parse_window
 from storage.cache import CacheStats
@@ -246,6 +244,8 @@ class Selectable(ABC):
     ) -> list[DatasetView] | dict[str, DatasetView]:
         """Divides the samples at random into parts that have none in common.
 
+        Which samples a part has is found out when the part is first used: some 40 ns per sample of the data set.
+
         Args:
             parts: Fractions, together at most 1, or numbers of samples; a dict gives the parts names.
             seed: Which sample comes into which part is a function of it, of the number of samples and of ``parts``.
@@ -258,10 +258,7 @@ class Selectable(ABC):
         """
         if isinstance(parts, Mapping):
             return dict(zip(parts, self.split(list(parts.values()), seed=seed), strict=True))
-        order = permutation(derive_key("split", seed), len(self))
-        ends = np.cumsum(divide(parts, len(self)))
-        selections = [Selection(np.sort(numbers), len(self)) for numbers in np.split(order[: ends[-1]], ends[:-1])]
-        return [self._select(selection, self.columns) for selection in selections]
+        return [self._select(part, self.columns) for part in random_parts(parts, len(self), seed=seed)]
 
 
 class WholeDataset(Selectable):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import xxhash
 
 from storage.cache.drive import Drive
-from storage.errors import CorruptData, DigestMismatch
+from storage.errors import CorruptData, DigestMismatch, StoreError
 from storage.shards.columns import ColumnKind
 from storage.shards.index import ShardIndex
 from storage.shards.layout import HEADER_BYTES, parse_header
@@ -162,6 +162,10 @@ def read_exactly(drive: Drive, fd: int, start: int, end: int, *, shard: str) -> 
     except OSError as error:
         raise CorruptData(
             f"the cached file cannot be read: {error.strerror}", shard=shard, start=start, end=end
+        ) from error
+    except MemoryError as error:
+        raise StoreError(
+            "a range of a shard does not fit into memory", shard=shard, start=start, end=end, got=f"{end - start} bytes"
         ) from error
     if len(data) != end - start:
         raise CorruptData("the cached file is shorter than the shard", shard=shard, start=start, end=end, got=len(data))

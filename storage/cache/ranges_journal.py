@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import xxhash
@@ -20,6 +20,8 @@ __all__ = ["RECORD_BYTES", "PresentRanges", "RangeRecord", "encode_record", "fin
 _FACTS = struct.Struct("<QQQQQ")
 _RECORD = struct.Struct("<QQQQQQ")
 RECORD_BYTES = _RECORD.size
+
+_FEW = 64  # ranges that are added one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ def parse_records(journal: bytes, *, size: int) -> tuple[list[RangeRecord], int]
         record that somebody is appending, and are to be given again.
     """
     records: list[RangeRecord] = []
+    size_bytes = size.to_bytes(8, "little")
     at = 0
     while at + RECORD_BYTES <= len(journal):
         of_size, start, end, digest, _, own = _RECORD.unpack_from(journal, at)
@@ -56,7 +59,9 @@ def parse_records(journal: bytes, *, size: int) -> tuple[list[RangeRecord], int]
             records.append(RangeRecord(start, end, digest))
             at += RECORD_BYTES
         else:
-            at += 1
+            # Every record begins with the size: what lies before its next occurrence need not be looked at.
+            found = journal.find(size_bytes, at + 1)
+            at = found if found >= 0 else max(at + 1, len(journal) - RECORD_BYTES + 1)
     return records, at
 
 
@@ -89,6 +94,23 @@ class PresentRanges:
             start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
         self._starts[first:last] = [start]
         self._ends[first:last] = [end]
+
+    def update(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Adds many ranges in one sweep: adding them one by one would move all later runs each time."""
+        given = list(ranges)
+        if len(given) <= _FEW:
+            for start, end in given:
+                self.add(start, end)
+            return
+        starts: list[int] = []
+        ends: list[int] = []
+        for start, end in sorted([*self, *given]):
+            if ends and start <= ends[-1]:
+                ends[-1] = max(ends[-1], end)
+            else:
+                starts.append(start)
+                ends.append(end)
+        self._starts, self._ends = starts, ends
 
     def covers(self, start: int, end: int) -> bool:
         """Whether all of the bytes [start, end) are in the set."""

@@ -6,7 +6,6 @@ local drive.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -29,6 +28,7 @@ from storage.errors import (
     StoreClosed,
 )
 from storage.fetch.engine import FetchEngine
+from storage.map_concurrently import map_concurrently
 from storage.ranges import ByteRange, split
 from storage.shards.layout import CHUNK_BYTES
 from storage.shards.manifest import BundleEntry, ShardEntry
@@ -350,19 +350,16 @@ class ShardCache(ABC):
         began_s = self._now()
         self._fetched[entry.digest] = (began_s, None)
         try:
-            async with asyncio.TaskGroup() as group:
-                for number, span in enumerate(split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES)):
-                    group.create_task(bring(number, span))
-        except BaseExceptionGroup as errors:
-            # One typed error reaches the caller: the first; its siblings were cancelled by the group.
-            first = _first(errors)
+            chunks = enumerate(split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES))
+            await map_concurrently(lambda chunk: bring(*chunk), list(chunks))
+        except Exception as first:
             if isinstance(first, ObjectChanged):
                 raise _dataset_changed(entry, first) from first
             if isinstance(first, DigestMismatch) and first.is_steady:
                 raise _not_pinned(entry, first) from first
             if isinstance(first, StorageError):
                 first.locate(shard=entry.key)
-            raise first from first.__cause__
+            raise
         finally:
             if self._pins.get(entry.digest):
                 self._fetched[entry.digest] = (began_s, self._now())
@@ -402,13 +399,6 @@ def _not_pinned(entry: ShardEntry | BundleEntry, error: CorruptData) -> DatasetC
         url=error.url, key=entry.key, shard=entry.key, sample=error.sample, column=error.column, start=error.start,
         end=error.end, expected=error.expected, got=error.got, attempts=error.attempts,
     )  # fmt: skip
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    first: BaseException = group
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return first
 
 
 class MemoryShardCache(ShardCache):

@@ -174,8 +174,7 @@ class SparseFiles:
                 self._journals.popitem(last=False)
             if length - known.position >= RECORD_BYTES:
                 records, known.position = read_journal(self._folder, fd, size, position=known.position)
-                for record in records:
-                    known.present.add(record.start, record.end)
+                known.present.update((record.start, record.end) for record in records)
             return known.present.covers(start, end)
 
 

@@ -18,6 +18,7 @@ from storage.errors import (
     ObjectChanged,
     ProtocolViolation,
     StorageError,
+    StoreError,
     Throttled,
 )
 from storage.fetch.asking import Asker
@@ -203,10 +204,16 @@ class Transfer:
             if self._write is None and start == wish.start:
                 # numpy's memory is neither cleared first nor touched in small pages: 8 MiB ranges cost
                 # half the processor time that they cost in a bytearray.
-                self.data = np.empty(self._end - start, np.uint8).data
+                self.data = self._memory(self._end - start)
             watch = StallWatch(self._policy, piece_bytes=piece_bytes)
             while (piece := await self._next(opened, watch)) is not None:
                 await self._take(piece)
+
+    def _memory(self, num_bytes: int) -> memoryview:
+        try:
+            return np.empty(num_bytes, np.uint8).data
+        except MemoryError as error:
+            raise StoreError("a range does not fit into memory", got=f"{num_bytes} bytes") from error
 
     async def _next(self, opened: OpenRange, watch: StallWatch) -> memoryview | None:
         began_s = self._lane.clock()

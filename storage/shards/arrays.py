@@ -35,10 +35,14 @@ class FixedArrayCodec:
 
     def encode(self, value: object) -> bytes:
         """Returns the numbers of an array (or nested list) of exactly this shape."""
+        return b"".join(self.pieces(value))
+
+    def pieces(self, value: object) -> tuple[Buffer]:
+        """Returns the same, without a copy of an array that has this dtype."""
         array = _to_array(value, self._dtype)
         if array.shape != self._shape:
             raise SchemaError("the array does not have the column's shape", expected=self._shape, got=array.shape)
-        return array.tobytes()
+        return (_memory(array),)
 
     def decode(self, data: Buffer) -> npt.NDArray[Any]:
         """Returns a read-only array, without a copy where the memory is aligned."""
@@ -55,10 +59,14 @@ class RaggedArrayCodec:
 
     def encode(self, value: object) -> bytes:
         """Returns the shape and the numbers of an array (or nested list)."""
+        return b"".join(self.pieces(value))
+
+    def pieces(self, value: object) -> tuple[Buffer, Buffer]:
+        """Returns the shape, and the numbers without a copy of an array that has this dtype."""
         array = _to_array(value, self._dtype)
         if array.ndim > MAX_DIMS:
             raise SchemaError("the array has too many dimensions", expected=f"<= {MAX_DIMS}", got=array.ndim)
-        return struct.pack(f"<B7x{array.ndim}Q", array.ndim, *array.shape) + array.tobytes()
+        return struct.pack(f"<B7x{array.ndim}Q", array.ndim, *array.shape), _memory(array)
 
     def decode(self, data: Buffer) -> npt.NDArray[Any]:
         """Returns a read-only array, without a copy where the memory is aligned."""
@@ -74,6 +82,11 @@ class RaggedArrayCodec:
         if len(data) != expected:
             raise FormatError("a ragged array is not as long as its shape", expected=expected, got=len(data))
         return _view(data, self._dtype, shape, start)
+
+
+def _memory(array: npt.NDArray[Any]) -> Buffer:
+    """Returns the bytes of a C-ordered array, as a view of its memory."""
+    return array.reshape(-1).view(np.uint8).data if array.size else b""
 
 
 def _view(data: Buffer, dtype: np.dtype[Any], shape: tuple[int, ...], start: int) -> npt.NDArray[Any]:

@@ -31,6 +31,7 @@ from storage.shards.layout import (
     padded,
 )
 from storage.shards.small_column import encode_column
+from storage.stores.protocol import Buffer
 
 __all__ = ["FinishedShard", "ShardBuilder"]
 
@@ -40,8 +41,8 @@ class FinishedShard:
     """The bytes of a shard and what a manifest says about them.
 
     Attributes:
-        parts: The file, in order; payload values are the buffers that `ShardBuilder.add` took, not copies.
-        size: Of all parts together, bytes.
+        data: The file.
+        size: Of the file, bytes.
         num_samples: In the shard.
         tail_start: Where everything that is not payload begins.
         payload_bytes: Of the values alone.
@@ -49,7 +50,7 @@ class FinishedShard:
         digest: xxh3_128 of the file, 32 hex digits.
     """
 
-    parts: list[bytes | memoryview]
+    data: memoryview
     size: int
     num_samples: int
     tail_start: int
@@ -58,12 +59,12 @@ class FinishedShard:
     digest: str
 
     def tobytes(self) -> bytes:
-        """Joins the parts: one copy of the shard."""
-        return b"".join(self.parts)
+        """Copies the file."""
+        return bytes(self.data)
 
 
 class ShardBuilder:
-    """Collects samples in memory and lays them out.
+    """Lays out samples in memory: each value is copied once, to its place in the file.
 
     Thread-safety: not thread-safe; one writer, one builder.
     """
@@ -72,14 +73,14 @@ class ShardBuilder:
         self._schema = schema
         self._keys = frozenset(schema.names)
         self._num_samples = 0
-        self._payload: list[bytes] = []
+        self._file = bytearray(HEADER)  # and the payload so far; and all the rest when it is finished
         self._payload_bytes = 0
         self._payload_ends = array("Q")
         self._payload_digests = array("Q")
         self._fixed: dict[str, bytearray] = {column.name: bytearray() for column in schema.fixed}
         self._small: dict[str, list[bytes]] = {column.name: [] for column in schema.small}
         self._small_bytes = dict.fromkeys(self._small, 0)
-        self._encoders = [(column.name, column.kind, column.encode) for column in schema]
+        self._encoders = [(column.name, column.kind, column.pieces) for column in schema]
 
     @property
     def schema(self) -> Schema:
@@ -109,29 +110,42 @@ class ShardBuilder:
         """Adds one sample; a sample that does not fit leaves the builder as it was.
 
         Args:
-            sample: A value for every column and for nothing else. ``bytes`` are kept, not copied; what is mutable is.
+            sample: A value for every column and for nothing else. Nothing of it is kept.
 
         Raises:
             SchemaError: Names the column, what it takes and what it got.
         """
-        if sample.keys() != self._keys:
+        if not isinstance(sample, Mapping) or sample.keys() != self._keys:
             self._schema.check_sample_keys(sample)
         encoded = [(name, kind, encode(sample[name])) for name, kind, encode in self._encoders]
         if self._small:
             self._check_room(encoded)
+        if self._is_finished:
+            self._file = self._file[: HEADER_BYTES + self._payload_bytes]  # what was finished keeps its memory
         # Nothing fails from here on.
-        for name, kind, data in encoded:
+        for name, kind, pieces in encoded:
             if kind is ColumnKind.PAYLOAD:
-                self._payload.append(data)
-                self._payload_bytes += len(data)
-                self._payload_ends.append(HEADER_BYTES + self._payload_bytes)
-                self._payload_digests.append(xxhash.xxh3_64_intdigest(data))
+                self._add_payload(pieces)
             elif kind is ColumnKind.FIXED:
-                self._fixed[name] += data
+                self._fixed[name] += pieces[0]
             else:
-                self._small[name].append(data)
-                self._small_bytes[name] += len(data)
+                self._small[name].append(bytes(pieces[0]))
+                self._small_bytes[name] += len(pieces[0])
         self._num_samples += 1
+
+    def _add_payload(self, pieces: Sequence[Buffer]) -> None:
+        if len(pieces) == 1:
+            digest = xxhash.xxh3_64_intdigest(pieces[0])
+        else:
+            hashed = xxhash.xxh3_64()
+            for piece in pieces:
+                hashed.update(piece)
+            digest = hashed.intdigest()
+        for piece in pieces:
+            self._file += piece
+            self._payload_bytes += len(piece)
+        self._payload_ends.append(HEADER_BYTES + self._payload_bytes)
+        self._payload_digests.append(digest)
 
     def extend_fixed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Adds many samples at once to a schema of fixed columns alone: the values need no encoding one by one.
@@ -157,9 +171,9 @@ class ShardBuilder:
             self._fixed[name] += values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
         self._num_samples += num_samples
 
-    def _check_room(self, encoded: Sequence[tuple[str, ColumnKind, bytes]]) -> None:
-        for name, kind, data in encoded:
-            if kind is ColumnKind.SMALL and self._small_bytes[name] + len(data) > MAX_SMALL_COLUMN_BYTES:
+    def _check_room(self, encoded: Sequence[tuple[str, ColumnKind, Sequence[Buffer]]]) -> None:
+        for name, kind, pieces in encoded:
+            if kind is ColumnKind.SMALL and self._small_bytes[name] + len(pieces[0]) > MAX_SMALL_COLUMN_BYTES:
                 raise SchemaError(
                     "the column's values no longer fit into one shard",
                     column=name,
@@ -178,30 +192,46 @@ class ShardBuilder:
         return np.frombuffer(bytes(self._fixed[name]), column.dtype).reshape(self._num_samples, *column.shape)
 
     def finish(self) -> FinishedShard:
-        """Lays out what was added; the builder itself does not change."""
+        """Adds what follows the payload. Samples may still be added afterwards, to a copy of the payload."""
+        file = self._file[: HEADER_BYTES + self._payload_bytes] if self._is_finished else self._file
+        self._file = file
         tail_start = padded(HEADER_BYTES + self._payload_bytes)
-        parts: list[bytes | memoryview] = [HEADER, *self._payload, pad(self._payload_bytes)]
+        file += pad(self._payload_bytes)
         blocks: list[Block] = []
-        at = tail_start
         for kind, name, codec, data in self._blocks():
-            stored = b"".join((data, pad(len(data))))
-            blocks.append(Block(kind, name, codec, at, len(data), xxhash.xxh3_64_intdigest(stored)))
-            parts.append(stored)
-            at += len(stored)
+            start = len(file)
+            file += data
+            file += pad(len(data))
+            digest = _digest(file, start)
+            blocks.append(Block(kind, name, codec, start, len(data), digest))
+        descriptor_start = len(file)
         descriptor = encode_descriptor(self._schema, self._num_samples, blocks)
-        stored = descriptor + pad(len(descriptor))
-        size = at + len(stored) + FOOTER_BYTES
-        digest = xxhash.xxh3_64_intdigest(stored)
-        parts += [stored, encode_footer(Footer(tail_start, at, len(descriptor), digest, self._num_samples, size))]
-        chunk_digests, file_digest = _digests(parts)
+        file += descriptor
+        file += pad(len(descriptor))
+        digest = _digest(file, descriptor_start)
+        size = len(file) + FOOTER_BYTES
+        file += encode_footer(Footer(tail_start, descriptor_start, len(descriptor), digest, self._num_samples, size))
+        whole = memoryview(file).toreadonly()
         return FinishedShard(
-            parts, size, self._num_samples, tail_start, self._payload_bytes, tuple(chunk_digests), file_digest
+            data=whole,
+            size=size,
+            num_samples=self._num_samples,
+            tail_start=tail_start,
+            payload_bytes=self._payload_bytes,
+            chunk_digests=tuple(
+                xxhash.xxh3_64_intdigest(whole[start : start + CHUNK_BYTES]) for start in range(0, size, CHUNK_BYTES)
+            ),
+            digest=xxhash.xxh3_128_hexdigest(whole),
         )
 
-    def _blocks(self) -> Iterator[tuple[str, str, str, bytes]]:
+    @property
+    def _is_finished(self) -> bool:
+        return len(self._file) > HEADER_BYTES + self._payload_bytes
+
+    def _blocks(self) -> Iterator[tuple[str, str, str, Buffer]]:
         """Yields kind, column, codec and data of every block, in the order of the file."""
         for name, values in self._fixed.items():
-            yield "fixed", name, "raw", bytes(values)
+            yield "fixed", name, "raw", values
         for name, texts in self._small.items():
             encoded = encode_column(texts)
             if encoded.dictionary is not None:
@@ -219,22 +249,6 @@ def _little_endian(numbers: array[int]) -> bytes:
     return numbers.tobytes()
 
 
-def _digests(parts: Sequence[bytes | memoryview]) -> tuple[list[int], str]:
-    """Digests the file and each chunk of it in one pass over the parts."""
-    whole = xxhash.xxh3_128()
-    chunk = xxhash.xxh3_64()
-    room = CHUNK_BYTES
-    chunks: list[int] = []
-    for part in parts:
-        whole.update(part)
-        rest = memoryview(part)
-        while len(rest) >= room:
-            chunk.update(rest[:room])
-            chunks.append(chunk.intdigest())
-            rest = rest[room:]
-            chunk, room = xxhash.xxh3_64(), CHUNK_BYTES
-        chunk.update(rest)
-        room -= len(rest)
-    if room < CHUNK_BYTES:
-        chunks.append(chunk.intdigest())
-    return chunks, whole.hexdigest()
+def _digest(file: bytearray, start: int) -> int:
+    with memoryview(file) as whole, whole[start:] as part:
+        return xxhash.xxh3_64_intdigest(part)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -36,6 +36,9 @@ __all__ = ["MAX_COLUMNS", "MAX_FIXED_VALUE_BYTES", "Column", "ColumnKind", "Sche
 MAX_COLUMNS = 256
 MAX_FIXED_VALUE_BYTES = 1024
 """Larger arrays are payload: all labels of a shard are one small range only while what is beside them is small."""
+
+_SMALL_OFFSET_BYTES = 4
+_PAYLOAD_INDEX_BYTES = 16
 
 _MAX_ARRAY_BYTES = 1 << 40
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -101,14 +104,31 @@ class Column:
     def __reduce__(self) -> tuple[object, ...]:
         return Column, (self.name, self.type)
 
+    @property
+    def min_tail_bytes(self) -> int:
+        """Bytes that each sample takes at least behind ``tail_start``: its value, its offset, or its end and digest."""
+        if self.kind is ColumnKind.FIXED and self.dtype is not None and self.shape is not None:
+            return self.dtype.itemsize * math.prod(self.shape)
+        return _SMALL_OFFSET_BYTES if self.kind is ColumnKind.SMALL else _PAYLOAD_INDEX_BYTES
+
     def encode(self, value: object) -> bytes:
         """Returns the bytes that are stored for a value.
 
         Raises:
             SchemaError: The value is not of this type, or would not come back as it is; names column, expected, got.
         """
+        return b"".join(self.pieces(value))
+
+    def pieces(self, value: object) -> Sequence[Buffer]:
+        """Returns what `encode` does, in pieces that may be the value's own memory: no copy of a large array.
+
+        Raises:
+            SchemaError: As `encode`.
+        """
         try:
-            return self._codec.encode(value)
+            if isinstance(self._codec, BytesCodec | FixedArrayCodec | RaggedArrayCodec):
+                return self._codec.pieces(value)
+            return (self._codec.encode(value),)
         except SchemaError as error:
             error.locate(column=self.name, expected=self.type)
             raise
@@ -199,6 +219,10 @@ class Schema:
         Raises:
             SchemaError: Names what is missing and what is too much.
         """
+        if not isinstance(sample, Mapping):
+            raise SchemaError(
+                "a sample is a dict: column name to value", expected=", ".join(self.names), got=type(sample).__name__
+            )
         if sample.keys() == self._by_name.keys():
             return
         missing = [name for name in self.names if name not in sample]

@@ -7,13 +7,10 @@ from collections.abc import Mapping
 import msgspec
 
 from storage.shards.builder import ShardBuilder
-from storage.shards.bundling import fixed_row_bytes
 from storage.shards.columns import Schema
 
 __all__ = ["ShardCutter"]
 
-_PAYLOAD_INDEX_BYTES = 16
-_SMALL_INDEX_BYTES = 4
 _ARRAY_HEADER_BYTES = 272  # at most, before a ragged array's values
 
 
@@ -32,11 +29,7 @@ class ShardCutter:
         self._shard_bytes = shard_bytes
         self._builder = ShardBuilder(schema)
         # What a sample costs whatever its values: its fixed columns and its places in the index.
-        self._row_bytes = (
-            fixed_row_bytes(schema)
-            + _PAYLOAD_INDEX_BYTES * len(schema.payload)
-            + _SMALL_INDEX_BYTES * len(schema.small)
-        )
+        self._row_bytes = sum(column.min_tail_bytes for column in schema)
         self._variable = [
             (column.name, _json_bytes if column.type == "json" else _num_bytes)
             for column in (*schema.payload, *schema.small)
@@ -53,8 +46,10 @@ class ShardCutter:
         Raises:
             SchemaError: The sample does not fit the columns; nothing has changed.
         """
-        full = self._builder.num_samples > 0 and (
-            self._builder.estimated_bytes + self._estimate(sample) > self._shard_bytes
+        full = (
+            self._builder.num_samples > 0
+            and isinstance(sample, Mapping)
+            and (self._builder.estimated_bytes + self._estimate(sample) > self._shard_bytes)
         )
         if not full:
             self._builder.add(sample)

@@ -32,27 +32,33 @@ def check_manifest(manifest: Manifest, *, url: str | None = None) -> None:
         FormatError: Something contradicts itself.
     """
     try:
-        canonical = Schema.parse(manifest.schema).to_dict()
+        schema = Schema.parse(manifest.schema)
     except SchemaError as error:
         raise FormatError(f"the manifest's columns cannot be: {error}", url=url) from error
-    if canonical != manifest.schema:
+    if schema.to_dict() != manifest.schema:
         raise FormatError(
-            "a column's type is not in its canonical form", url=url, expected=canonical, got=manifest.schema
+            "a column's type is not in its canonical form", url=url, expected=schema.to_dict(), got=manifest.schema
         )
     if (manifest.snapshot == 1) != (manifest.parent is None):
         raise FormatError("snapshot 1 has no parent, every other has one", url=url, got=manifest.snapshot)
     unknown = manifest.statistics.keys() - manifest.schema.keys()
     if unknown:
         raise FormatError("statistics of a column that is not there", url=url, column=min(unknown))
-    _check_shards(manifest.table, url)
-    _check_bundles(manifest.bundles, manifest.num_samples, url)
+    _check_shards(manifest.table, schema, url)
+    _check_bundles(manifest.bundles, manifest.num_samples, schema, url)
 
 
-def _check_shards(table: ShardTable, url: str | None) -> None:
+def _check_shards(table: ShardTable, schema: Schema, url: str | None) -> None:
     for key in table.other_keys.values():
         _check_key(key, "shards/", url)
     files = _Files(
-        table.sizes, table.num_samples, table.tail_starts, table.num_chunks, key=lambda at: table[at].key, url=url
+        table.sizes,
+        table.num_samples,
+        table.tail_starts,
+        table.num_chunks,
+        min_sample_bytes=sum(column.min_tail_bytes for column in schema),
+        key=lambda at: table[at].key,
+        url=url,
     )
     files.check()
     files.refuse(
@@ -60,7 +66,7 @@ def _check_shards(table: ShardTable, url: str | None) -> None:
     )
 
 
-def _check_bundles(bundles: Sequence[BundleEntry], num_samples: int, url: str | None) -> None:
+def _check_bundles(bundles: Sequence[BundleEntry], num_samples: int, schema: Schema, url: str | None) -> None:
     for bundle in bundles:
         _check_key(bundle.key, "columns/", url)
     files = _Files(
@@ -68,6 +74,7 @@ def _check_bundles(bundles: Sequence[BundleEntry], num_samples: int, url: str | 
         num_samples=np.array([bundle.num_samples for bundle in bundles], np.int64),
         tail_starts=np.array([bundle.tail_start for bundle in bundles], np.int64),
         num_chunks=np.array([len(bundle.chunk_digests) for bundle in bundles], np.int64),
+        min_sample_bytes=max(1, sum(column.min_tail_bytes for column in schema.fixed)),
         key=lambda at: bundles[at].key,
         url=url,
     )
@@ -102,6 +109,7 @@ class _Files:
     num_samples: Counts
     tail_starts: Counts
     num_chunks: Counts
+    min_sample_bytes: int  # of a sample's part of the tail
     key: Callable[[int], str]
     url: str | None
 
@@ -111,8 +119,12 @@ class _Files:
             (self.tail_starts < HEADER_BYTES) | (self.tail_starts > self.sizes - FOOTER_BYTES),
             got=self.tail_starts,
         )
-        # Every sample has a byte at least; so nobody allocates for what cannot be.
-        self.refuse("more samples than bytes", self.num_samples > self.sizes, expected=self.sizes, got=self.num_samples)
+        # Work and memory are in proportion to samples: a file has no more of them than its tail can describe.
+        most = (self.sizes - self.tail_starts - FOOTER_BYTES) // self.min_sample_bytes
+        self.refuse(
+            f"more samples than fit: each takes at least {self.min_sample_bytes} bytes behind tail_start",
+            self.num_samples > most, expected=most, got=self.num_samples,
+        )  # fmt: skip
         num_chunks = -(-self.sizes // CHUNK_BYTES)
         self.refuse(
             "one digest a chunk is needed", self.num_chunks != num_chunks, expected=num_chunks, got=self.num_chunks

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from storage.fetch.retry import RetryPolicy
 from storage.loop_thread import LoopThread
 from storage.shards.uploading import Uploader
-from storage.stores.protocol import Store
+from storage.stores.protocol import Buffer, Store
 
 __all__ = ["UploadQueue"]
 
@@ -39,8 +39,8 @@ class UploadQueue:
         self._in_flight = in_flight
         self._keep_store = keep_store
         self._loop = LoopThread("storage-upload")
-        self._running: dict[Future[None], tuple[str, bytes]] = {}
-        self._failed: list[tuple[str, bytes]] = []
+        self._running: dict[Future[None], tuple[str, Buffer]] = {}
+        self._failed: list[tuple[str, Buffer]] = []
         self._error: BaseException | None = None
         self._closed = False
 
@@ -48,7 +48,7 @@ class UploadQueue:
         """Runs any call on the loop that the uploads run on, and waits for it."""
         return self._loop.run(call)
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Buffer) -> None:
         """Starts an upload, after waiting for a place; an error shows at the next `check` or `flush`."""
         self._wait_for_place()
         self._start(key, data)
@@ -93,7 +93,7 @@ class UploadQueue:
         while len(self._running) >= self._in_flight:
             self._collect(wait(self._running, return_when=FIRST_COMPLETED).done)
 
-    def _start(self, key: str, data: bytes) -> None:
+    def _start(self, key: str, data: Buffer) -> None:
         self._running[self._loop.submit(self._uploader.put_content_addressed(key, data))] = (key, data)
 
     def _collect(self, done: set[Future[None]]) -> None:

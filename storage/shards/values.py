@@ -8,6 +8,7 @@ bytes that no encoder writes, before it allocates anything.
 
 from __future__ import annotations
 
+import os
 import reprlib
 import struct
 from typing import Any, Protocol
@@ -73,16 +74,23 @@ class BytesCodec:
     """Any bytes, stored as they are."""
 
     def encode(self, value: object) -> bytes:
-        """Copies only what could change under the caller's hands."""
-        if type(value) is bytes:
-            return value
-        if isinstance(value, bytes | bytearray | memoryview):
-            return bytes(value)
+        """Returns the bytes; copies only what could change under the caller's hands."""
+        return bytes(self.pieces(value)[0])
+
+    def pieces(self, value: object) -> tuple[Buffer]:
+        """Returns the bytes without a copy."""
+        if isinstance(value, bytes | bytearray):
+            return (value,)
+        if isinstance(value, memoryview):
+            return (value.cast("B") if value.c_contiguous and value.nbytes else bytes(value),)
         raise misfit("a bytes column takes bytes, bytearray or memoryview", value)
 
     def decode(self, data: Buffer) -> bytes:
         """Returns the bytes; those that already are ``bytes`` are not copied."""
         return bytes(data)
+
+
+_SNIFFED_BYTES = 16
 
 
 def _sniff_image(data: bytes) -> str | None:
@@ -111,17 +119,33 @@ class ImageCodec(BytesCodec):
     def __init__(self, formats: tuple[str, ...]) -> None:
         self._formats = formats
 
-    def encode(self, value: object) -> bytes:
-        """Returns the image's bytes unchanged."""
-        data = super().encode(value)
-        found = _sniff_image(data)
+    def pieces(self, value: object) -> tuple[Buffer]:
+        """Returns the image's bytes unchanged, without a copy."""
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise misfit(f"an image column takes the bytes of an encoded image{_image_advice(value)}", value)
+        (data,) = super().pieces(value)
+        found = _sniff_image(bytes(data[:_SNIFFED_BYTES]))
         if found not in self._formats:
             raise SchemaError(
                 "the first bytes are not those of an image of this type",
                 expected="|".join(self._formats),
-                got=found or f"{data[:12]!r}, {len(data)} bytes",
+                got=found or f"{bytes(data[:12])!r}, {len(data)} bytes",
             )
-        return data
+        return (data,)
+
+
+def _image_advice(value: object) -> str:
+    """Names the way from what people pass instead of an image's bytes to these bytes."""
+    if isinstance(value, str | os.PathLike):
+        return ": pass Path(path).read_bytes(), not the path"
+    if hasattr(value, "save") and hasattr(value, "getdata"):  # Pillow is not imported for this
+        return (
+            ": pass path.read_bytes() of the file, or, of an image that is in no file, what image.save(buffer, "
+            "format=...) wrote into an io.BytesIO"
+        )
+    if hasattr(value, "__array__"):
+        return ': pass path.read_bytes() of the file; arrays of pixels go into a "uint8[...]" column'
+    return ""
 
 
 # -- small variable-width values -------------------------------------------------------------------------------------
@@ -233,6 +257,12 @@ class BoolCodec:
         return data[0] == 1
 
 
+def _number_advice(value: object) -> str:
+    if not isinstance(value, str):
+        return ""
+    return ': map texts to integers (labels.index(text)), or give the column the type "str"'
+
+
 class IntegerCodec:
     """Whole numbers that fit."""
 
@@ -246,7 +276,7 @@ class IntegerCodec:
             value = _unwrap(value)
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not whole and not (isinstance(value, np.generic) and value.dtype.kind in "iu"):
-                raise misfit("an integer column takes int", value, expected=self._dtype.name)
+                raise misfit(f"an integer column takes int{_number_advice(value)}", value, expected=self._dtype.name)
             value = int(value)  # type: ignore[call-overload]
         try:
             return self._struct.pack(value)
@@ -294,7 +324,10 @@ class FloatCodec:
             if abs(number) > self._max_exact:
                 raise misfit("the integer is not exact in this precision", value, expected=self._dtype.name)
             return float(number)
-        raise misfit("a float column takes float, or int where that is exact", value, expected=self._dtype.name)
+        raise misfit(
+            f"a float column takes float, or int where that is exact{_number_advice(value)}",
+            value, expected=self._dtype.name,
+        )  # fmt: skip
 
 
 _STRUCT_CODES = {

@@ -320,7 +320,7 @@ class ShardWriter:
 
     def _finish_shard(self, builder: ShardBuilder) -> None:
         shard = builder.finish()
-        data = shard.tobytes()
+        data = shard.data
         entry = ShardEntry(
             key=shard_key(shard.digest),
             size=shard.size,
@@ -349,13 +349,13 @@ class ShardWriter:
             num_samples=bundle.num_samples,
         )
         self._bundles.append(entry)
-        self._writable().put(entry.key, bundle.tobytes())
+        self._writable().put(entry.key, bundle.data)
 
-    def _describe(self, entry: ShardEntry, data: bytes, fixed: Mapping[str, np.ndarray[Any, Any]]) -> Statistics:
+    def _describe(self, entry: ShardEntry, data: memoryview, fixed: Mapping[str, np.ndarray[Any, Any]]) -> Statistics:
         facts = {name: fixed_facts(values) for name, values in fixed.items()}
         if self.schema.payload:
             # Read back as a reader would: a shard that cannot be read is never committed.
-            tail = memoryview(data)[entry.tail_start :]
+            tail = data[entry.tail_start :]
             index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
             for column in self.schema.payload:
                 facts[column.name] = payload_facts(index.payload_ends(column.name) - index.payload_starts(column.name))

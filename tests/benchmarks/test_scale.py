@@ -23,10 +23,22 @@ def test_quick_writes_every_series(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["--quick", "--json", str(tmp_path / "out.json")]) == 0
     assert "nodes, a group each" in capsys.readouterr().out
     report = json.loads((tmp_path / "out.json").read_text())
-    assert set(report) == {"samples", "shards", "nodes", "sample_bytes", "slopes", "load", "machine", "versions"}
+    assert set(report) == {
+        "samples",
+        "shards",
+        "nodes",
+        "sample_bytes",
+        "rows",
+        "slopes",
+        "load",
+        "machine",
+        "versions",
+    }
     assert [set(row) for row in report["samples"]] == [OPENED] * 2
     assert [set(row) for row in report["shards"] + report["sample_bytes"]] == [READ] * 4
     assert [set(row) for row in report["nodes"]] == [set(NodesRow.__dataclass_fields__)] * 6
+    assert [set(row) for row in report["rows"]] == [READ | {"kind", "rows_per_shard"}] * 4
+    assert [row["num_shards"] == 1 for row in report["rows"]] == [False, True] * 2
     assert [row["num_shards"] for row in report["shards"]] == [1, 10]
     assert [row["gets"] for row in report["shards"]] == [1, 10]
     assert [row["nodes"] for row in report["nodes"]] == [1, 2, 4] * 2

@@ -6,6 +6,7 @@ import itertools
 import math
 import pickle
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concurrent_loader import shuffle
-from concurrent_loader.plan import BatchIndex, EpochPlan, first_uses
+from concurrent_loader.plan import BatchIndex, EpochPlan
 from storage.errors import ConfigurationError
 
 WORLD_SIZES = (1, 2, 4, 8)
@@ -441,13 +442,37 @@ def test_no_two_threads_disturb_each_other(plan: EpochPlan, world_size: int) -> 
     assert woven == alone
 
 
-def test_first_uses_are_those_of_the_batches_that_are_asked_for() -> None:
-    plan = EpochPlan(samples_per_shard=[7, 0, 5, 9, 3], global_batch_size=4, window=3, last_batch="pad")
-    assert list(first_uses(plan.batches())) == list(plan.shards_in_order())
-    for worker in range(2):
-        own = [index for index in plan.batches() if index.step % 2 == worker]
-        expected: dict[int, int] = {}
-        for index in own:
-            for shard in index.shard[: len(index) - index.num_padded].tolist():
-                expected.setdefault(shard, index.step)
-        assert [(step, shard) for shard, step in expected.items()] == list(first_uses(own))
+def expected_uses(batches: Iterable[BatchIndex]) -> list[tuple[int, int]]:
+    found: dict[int, int] = {}
+    for index in batches:
+        for shard in index.shard[: len(index) - index.num_padded].tolist():
+            found.setdefault(shard, index.step)
+    return [(step, shard) for shard, step in found.items()]
+
+
+@settings(max_examples=30)
+@given(plans(), st.integers(1, 3), st.data())
+def test_workers_look_ahead_for_their_own_steps(plan: EpochPlan, num_workers: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, plan.max_steps))
+    for worker in range(num_workers):
+        own = [index for index in plan.batches(start) if index.step % num_workers == worker]
+        found = list(plan.upcoming(start, worker=worker, num_workers=num_workers))
+        assert [(step, shard) for step, shard in found if shard is not None] == expected_uses(own)
+        until = start - 1
+        for step, shard in found:
+            if shard is None:
+                assert step > until
+                until = step
+            else:
+                assert step > until  # what was said to be all was all
+
+
+def test_a_shard_without_end_is_planned_in_bounded_steps() -> None:
+    plan = EpochPlan(samples_per_shard=[2**39, 1], global_batch_size=256)
+    assert len(next(plan.batches())) == 256
+    assert plan.batch(2**30).step == 2**30
+    upcoming = plan.upcoming()
+    assert next(upcoming)[0] == 0
+    steps = [next(upcoming) for _ in range(3)]
+    assert steps[-1][1] is None
+    assert plan.last_use_step(0) == 2**31

@@ -14,6 +14,7 @@ from concurrent_loader.shuffle import (
     hash_items,
     latest_position,
     permutation,
+    permutation_members,
     shuffled_slice,
 )
 
@@ -47,6 +48,20 @@ def test_keys_differ_in_every_number_and_in_the_domain() -> None:
 @given(keys, st.integers(0, 300))
 def test_permutation_is_one(key: int, num_items: int) -> None:
     assert sorted(permutation(key, num_items).tolist()) == list(range(num_items))
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 3000), st.data())
+def test_members_are_those_of_the_permutation(key: int, num_items: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, num_items))
+    stop = data.draw(st.integers(start, num_items))
+    found = permutation_members(key, num_items, start, stop)
+    assert found.tolist() == sorted(permutation(key, num_items)[start:stop].tolist())
+
+
+def test_members_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shuffle, "_BLOCK_ITEMS", 1000)
+    expected = np.sort(permutation(5, 70_001)[9_000:50_000])
+    assert np.array_equal(permutation_members(5, 70_001, 9_000, 50_000), expected)
 
 
 def test_permutation_is_uniform() -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader import ConcurrentDataLoader, ShardDataset, selection
 from concurrent_loader.errors import LoaderStateError, TransformError
 from concurrent_loader.selection import Selection
+from concurrent_loader.shuffle import derive_key, permutation
 from concurrent_loader.views import DatasetView
 from storage import ShardWriter
 from storage.errors import ConfigurationError, NotFound, SchemaError, StoreClosed
@@ -317,6 +318,33 @@ def test_splits_have_these_sizes(dataset: ShardDataset, parts: list[float], size
     assert [view.sample_numbers.tolist() for view in dataset.split(parts)] == [
         view.sample_numbers.tolist() for view in views
     ]
+
+
+def test_a_split_costs_nothing_until_it_is_used(dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    members = selection.permutation_members
+
+    def noted(key: int, num_items: int, start: int, stop: int) -> np.ndarray[Any, Any]:
+        asked.append(start)
+        return members(key, num_items, start, stop)
+
+    monkeypatch.setattr(selection, "permutation_members", noted)
+    train, rest = dataset.split([0.8, 0.2])
+    half, _ = rest.split([0.5, 0.5])
+    assert (len(train), len(rest), len(half)) == (162, 41, 21)
+    assert asked == []
+    numbers = half.sample_numbers.tolist()
+    assert half.sample_numbers.tolist() == numbers
+    assert asked == [162, 0]
+    assert set(numbers) < set(rest.sample_numbers.tolist())
+    assert asked == [162, 0]
+
+
+def test_splits_stay_what_they_were(dataset: ShardDataset) -> None:
+    parts = dataset.split([0.5, 0.3], seed=7)
+    order = permutation(derive_key("split", 7), N)
+    assert parts[0].sample_numbers.tolist() == sorted(order[:101].tolist())
+    assert parts[1].sample_numbers.tolist() == sorted(order[101:162].tolist())
 
 
 @pytest.mark.parametrize("parts", [[], [0.7, 0.7], [-0.1, 0.5], [0.0], [100, 104], [float("nan")], ["all"], [True]])

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest.mock import patch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.cache import ranges_journal
 from storage.cache.ranges_journal import (
     RECORD_BYTES,
     PresentRanges,
@@ -69,6 +72,27 @@ def test_the_set_is_that_of_its_bytes(records: list[RangeRecord], asked: RangeRe
     assert {byte for start, end in runs for byte in range(start, end)} == model
     assert all(end < start for (_, end), (start, _) in pairwise(runs))
     assert present.covers(asked.start, asked.end) == set(range(asked.start, asked.end)).issubset(model)
+
+
+@given(st.lists(RECORDS, max_size=30), st.lists(RECORDS, max_size=30))
+def test_many_at_once_are_the_same_as_one_by_one(before: list[RangeRecord], more: list[RangeRecord]) -> None:
+    one_by_one, at_once = PresentRanges(), PresentRanges()
+    for record in before + more:
+        one_by_one.add(record.start, record.end)
+    with patch.object(ranges_journal, "_FEW", 0):
+        at_once.update((record.start, record.end) for record in before)
+        at_once.update((record.start, record.end) for record in more)
+    assert list(at_once) == list(one_by_one)
+
+
+def test_noise_is_not_digested_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[int] = []
+    monkeypatch.setattr(ranges_journal, "_digest", lambda journal, at: places.append(at) or 0)
+    record = encoded(RangeRecord(0, SIZE - 1, 1))
+    found, done = parse_records(bytes(100_000) + record + b"\xff" * 100_000, size=SIZE)
+    assert found == []
+    assert places == [100_000]
+    assert done == len(record) + 200_000 - RECORD_BYTES + 1
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=4), st.binary(max_size=47))

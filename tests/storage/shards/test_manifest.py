@@ -187,6 +187,8 @@ HOSTILE: dict[str, Any] = {
     "size beyond 2**53": lambda body: body["shards"][0].update(size=2**60),
     "negative samples": lambda body: body["shards"][0].update(num_samples=-10),
     "more samples than bytes": lambda body: body["shards"][0].update(num_samples=4097),
+    "more samples than the tail has room for": lambda body: body["shards"][0].update(num_samples=41),
+    "more samples than a bundle has room for": lambda body: body["bundles"][0].update(num_samples=117),
     "tail behind the end": lambda body: body["shards"][0].update(tail_start=4095),
     "tail in the header": lambda body: body["shards"][0].update(tail_start=31, payload_bytes=0),
     "payload larger than its place": lambda body: body["shards"][0].update(payload_bytes=3070),

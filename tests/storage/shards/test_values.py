@@ -4,12 +4,14 @@ import datetime as dt
 import enum
 import math
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from storage.errors import FormatError, SchemaError
 from storage.lossless import encode
@@ -283,3 +285,28 @@ def test_a_lossless_column_takes_lossless_pictures_only() -> None:
     for type_, data in (("image/lossless", b"\x89PNG\r\n\x1a\n...."), ("image", file), ("png", file)):
         with pytest.raises(SchemaError, match="first bytes"):
             column(type_).encode(data)
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "advice"),
+    [
+        ("jpeg", Image.new("RGB", (2, 2)), "read_bytes()"),
+        ("image", Path("cat.jpg"), "read_bytes()"),
+        ("png", "cat.png", "read_bytes()"),
+        ("jpeg", np.zeros((2, 2, 3), np.uint8), 'uint8[...]"'),
+        ("int64", "cat", 'type "str"'),
+        ("float32", "0.5", 'type "str"'),
+    ],
+)
+def test_errors_name_the_way_out(type_: str, value: object, advice: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        Column("c", type_).encode(value)
+    assert advice in str(caught.value)
+    assert caught.value.column == "c"
+
+
+def test_no_advice_where_there_is_none() -> None:
+    for type_ in ("jpeg", "int64"):
+        with pytest.raises(SchemaError) as caught:
+            Column("c", type_).encode(None)
+        assert ":" not in caught.value.what

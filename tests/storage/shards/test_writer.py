@@ -565,3 +565,13 @@ def test_s3(s3_bucket: Any, client: str) -> None:
 
     asyncio.run(check())
     assert (manifest.snapshot, manifest.num_samples) == (3, 251)
+
+
+@pytest.mark.parametrize("not_a_sample", [None, [1], "sample"])
+def test_what_is_no_sample_is_a_typed_error(not_a_sample: Any, tmp_path: Path) -> None:
+    with ShardWriter(str(tmp_path), columns={"number": "int64"}) as writer:
+        writer.write({"number": 1})
+        with pytest.raises(SchemaError, match="a sample is a dict"):
+            writer.write(not_a_sample)
+        writer.write({"number": 2})
+    assert writer.manifest.num_samples == 2
