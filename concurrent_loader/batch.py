@@ -73,6 +73,9 @@ class Batch(dict[str, Any]):
             sources=self.sources,
         )
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name.startswith("__") or not name.startswith("_")]
+
     def __repr__(self) -> str:
         columns = ", ".join(f"{name}: {_describe(value)}" for name, value in self.items())
         return f"Batch(epoch={self.epoch}, step={self.step}, {{{columns}}})"

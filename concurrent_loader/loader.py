@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from types import GenericAlias
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed
@@ -25,6 +25,7 @@ from concurrent_loader.patience import Patience, describe
 from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions, PlanState
 from concurrent_loader.recipe import make_recipe
+from concurrent_loader.signatures import LoaderArguments, joint_signature
 from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock, WallTime
 from concurrent_loader.tolerance import ErrorPolicy, Tolerance
@@ -42,7 +43,7 @@ __all__ = ["ConcurrentDataLoader"]
 _HUNG_S = 1.0  # after a time-out: what has hung for so long is not waited for again
 
 
-class ConcurrentDataLoader:
+class ConcurrentDataLoader(LoaderArguments):
     """Iterates over a data set in batches, epoch after epoch.
 
     Shards are fetched with many requests in flight on the data set's event loop, kept in its cache, read, verified,
@@ -111,11 +112,7 @@ class ConcurrentDataLoader:
 
     __class_getitem__: Any = classmethod(GenericAlias)  # as torch's loader may be written in annotations
 
-    def __new__(cls, dataset: Any = MISSING, *args: Any, **kwargs: Any) -> Any:
-        """Chooses: a `DropInDataLoader` for data sets of others, and where the data set is to be asked item by item."""
-        return object.__new__(choose_class(cls, ConcurrentDataLoader, dataset, args, kwargs))
-
-    def __init__(
+    def _set_up(
         self,
         dataset: LoadableDataset,
         batch_size: int = 1,
@@ -233,6 +230,15 @@ class ConcurrentDataLoader:
             clock=self._clock.now,
             facts=lambda: describe(*_fetched(dataset, workers)),
         )
+
+    if not TYPE_CHECKING:  # type checkers see the two constructors of `LoaderArguments`
+
+        def __new__(cls, dataset=MISSING, *args, **kwargs):
+            """Chooses a `DropInDataLoader` for other datasets, and where the dataset is asked item by item."""
+            return object.__new__(choose_class(cls, ConcurrentDataLoader, dataset, args, kwargs))
+
+        __init__ = _set_up
+        __init__.__name__, __init__.__qualname__ = "__init__", "ConcurrentDataLoader.__init__"
 
     # -- iteration -------------------------------------------------------------------------------------------------
 
@@ -408,6 +414,9 @@ class ConcurrentDataLoader:
 
     def _plan(self, epoch: int) -> Plan:
         return self.dataset.plan(self._plan_options, epoch)
+
+
+ConcurrentDataLoader.__signature__ = joint_signature()  # type: ignore[attr-defined]
 
 
 def _fetched(dataset: LoadableDataset, workers: WorkerProcesses | None) -> tuple[FetchStats, CacheStats]:
