@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from types import GenericAlias
@@ -16,6 +17,7 @@ from concurrent_loader.batch import Batch
 from concurrent_loader.broken import OnError
 from concurrent_loader.choosing import MISSING, choose_class, has_native_loader, not_native
 from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder
+from concurrent_loader.decode_argument import warn_of_companions
 from concurrent_loader.device import check_pinning, device_codecs, has_stage, resolve_device
 from concurrent_loader.device_batches import DeviceBatches
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
@@ -182,7 +184,7 @@ class ConcurrentDataLoader(LoaderArguments):
         codecs = device_codecs(self.device)
         self._recipe = make_recipe(
             dataset,
-            decode=decode or {},
+            decode={} if decode is None else decode,
             seed=seed,
             transform=transform,
             collate_fn=collate_fn,
@@ -197,6 +199,13 @@ class ConcurrentDataLoader(LoaderArguments):
         self._first_batch_s = 0.0
         self._newest: object = None
         plan = self._plan(0)  # complains now about what cannot work
+        warn_of_companions(dataset, decode or {})
+        if self._plan_options.last_batch == "drop" and not plan.num_steps(self.rank, self.world_size):
+            warnings.warn(
+                f"drop_last leaves no batch at all: the dataset has fewer samples than the global batch size, "
+                f"{self._plan_options.global_batch_size}. Pass a smaller batch_size, or last_batch='short' or 'pad'",
+                stacklevel=2,
+            )
         if groups is None:
             say_if_ranks_share_shards(dataset, plan, rank=self.rank, world_size=self.world_size)
         self._workers: WorkerProcesses | None = None

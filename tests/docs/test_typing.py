@@ -44,7 +44,7 @@ loader: ConcurrentDataLoader
 model: Any
 crop: Any
 my_transform: Any
-my_samples: list[tuple[Path, int, list[float]]]
+my_samples: list[tuple[Path, int, float]]
 samples: list[dict[str, Any]]
 my_torch_dataset: torch.utils.data.Dataset[Any]
 my_dataset: torch.utils.data.Dataset[Any]
