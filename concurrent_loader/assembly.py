@@ -189,7 +189,7 @@ def _collated(
                 ordered = [dict(sample) if isinstance(sample, dict) else sample for sample in ordered]
             if recipe.collate_fn is not None:
                 return recipe.collate_fn(ordered)
-            data = collate(ordered)
+            data = collate(ordered, mixed=recipe.mixed)
         else:
             columns = {name: _gather([values[name] for _, values in parts], back) for name in recipe.columns}  # type: ignore[call-overload]
             deferred = {
@@ -197,7 +197,8 @@ def _collated(
                 for name, each in recipe.decoders.items()
                 if isinstance(each, DeferredDecoder)
             }
-            made = collate_columns({name: values for name, values in columns.items() if name not in deferred})
+            plain = {name: values for name, values in columns.items() if name not in deferred}
+            made = collate_columns(plain, mixed=recipe.mixed)
             data = Batch({name: deferred[name] if name in deferred else made[name] for name in columns})
         return Batch(
             data,

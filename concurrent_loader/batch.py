@@ -5,7 +5,10 @@ dtypes are kept exactly. What has no place in a tensor (str, bytes, JSON values)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dis
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -50,7 +53,7 @@ class Batch(dict[str, Any]):
         self.sources = torch.empty(0, dtype=torch.int64) if sources is None else sources
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """Returns the batch with its tensors on a device; lists and ``sample_ids`` stay where they are."""
+        """Returns the batch with its tensors on a device, those in lists too; ``sample_ids`` stay on the CPU."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
@@ -58,9 +61,12 @@ class Batch(dict[str, Any]):
         return self._mapped(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
 
     def _mapped(self, change: Any) -> Self:
-        return self.with_columns(
-            {name: change(value) if isinstance(value, torch.Tensor) else value for name, value in self.items()}
-        )
+        def changed(value: Any) -> Any:
+            if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+                return [changed(each) for each in value]
+            return change(value) if isinstance(value, torch.Tensor) else value
+
+        return self.with_columns({name: changed(value) for name, value in self.items()})
 
     def with_columns(self, data: Mapping[str, Any]) -> Self:
         """Returns a batch of other columns in the same place of the order."""
@@ -73,9 +79,30 @@ class Batch(dict[str, Any]):
             sources=self.sources,
         )
 
+    def __iter__(self) -> Iterator[str]:
+        """Iterates over the columns' names; refuses ``x, y = batch``, which would get names where values are meant."""
+        if _is_unpacking(sys._getframe(1)):
+            names = ", ".join(map(repr, self.keys()))
+            raise TypeError(
+                f"a batch is a mapping and cannot be unpacked into its columns ({names}): write "
+                "`for batch in loader: x, y = batch[name], batch[other]`, or `x, y = batch.values()`"
+            )
+        return super().__iter__()
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name.startswith("__") or not name.startswith("_")]
+
     def __repr__(self) -> str:
         columns = ", ".join(f"{name}: {_describe(value)}" for name, value in self.items())
         return f"Batch(epoch={self.epoch}, step={self.step}, {{{columns}}})"
+
+
+_UNPACKING = frozenset(dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX"))
+
+
+def _is_unpacking(frame: FrameType) -> bool:
+    """Returns whether a frame's instruction under way unpacks a sequence; the bytecode is CPython's."""
+    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] in _UNPACKING
 
 
 def to_device(batch: Batch, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
@@ -83,11 +110,15 @@ def to_device(batch: Batch, device: torch.device | str, *, non_blocking: bool = 
     return batch.to(device, non_blocking=non_blocking)
 
 
-def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
+def collate(samples: Sequence[Mapping[str, Any]], *, mixed: Collection[str] = ()) -> Batch:
     """Makes a batch of samples that exist one by one.
 
     Tensors and arrays of one shape and dtype are stacked: (N, *shape). numpy scalars keep their dtype. Python numbers
     become what torch's own collate makes of them: bool, int64, float64. Everything else becomes a list.
+
+    Args:
+        samples: Dicts with the same columns.
+        mixed: Columns whose tensors stay a list where their shapes or dtypes differ.
 
     Raises:
         CollateError: A sample is no dict, samples have different columns, or a column's shapes or dtypes differ.
@@ -106,15 +137,18 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
             raise CollateError(
                 f"sample {place} of the batch has other columns than the first", expected=names, got=list(sample)
             )
-    return Batch({name: _collate_values(name, [sample[name] for sample in samples]) for name in names})
+    return Batch({name: _collate_values(name, [sample[name] for sample in samples], name in mixed) for name in names})
 
 
-def collate_columns(columns: Mapping[str, torch.Tensor | npt.NDArray[Any] | Sequence[Any]]) -> Batch:
+def collate_columns(
+    columns: Mapping[str, torch.Tensor | npt.NDArray[Any] | Sequence[Any]], *, mixed: Collection[str] = ()
+) -> Batch:
     """Makes a batch of whole columns; nothing is done sample by sample that need not be.
 
     Args:
         columns: Name → (N, *shape) tensor, which is taken as it is; or array, which becomes a tensor without a copy if
             it is writable and native; or a sequence of N values: tensors and arrays are stacked, the rest stays a list.
+        mixed: Columns whose tensors stay a list where their shapes or dtypes differ.
 
     Raises:
         CollateError: Columns differ in length, or a column's shapes or dtypes differ.
@@ -122,21 +156,23 @@ def collate_columns(columns: Mapping[str, torch.Tensor | npt.NDArray[Any] | Sequ
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise CollateError("columns of a batch differ in length", got=lengths)
-    return Batch({name: _collate_column(name, values) for name, values in columns.items()})
+    return Batch({name: _collate_column(name, values, name in mixed) for name, values in columns.items()})
 
 
-def _collate_column(name: str, values: torch.Tensor | npt.NDArray[Any] | Sequence[Any]) -> Any:
+def _collate_column(name: str, values: torch.Tensor | npt.NDArray[Any] | Sequence[Any], may_differ: bool) -> Any:
     if isinstance(values, torch.Tensor):
         return values
     if isinstance(values, np.ndarray):
         return _from_array(name, values)
     if any(isinstance(value, torch.Tensor | np.ndarray) for value in values):
-        return _collate_values(name, values)
+        return _collate_values(name, values, may_differ)
     return list(values)  # a JSON column stays a list, even in a batch where all of its values are numbers
 
 
-def _collate_values(name: str, values: Sequence[Any]) -> Any:
+def _collate_values(name: str, values: Sequence[Any], may_differ: bool = False) -> Any:
     kinds = set(map(type, values))
+    if may_differ and kinds == {torch.Tensor} and len({(value.shape, value.dtype) for value in values}) > 1:
+        return list(values)
     if any(issubclass(kind, torch.Tensor) for kind in kinds):
         _check_alike(name, values, torch.Tensor)
         return _stack(list(values))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from types import GenericAlias
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed
@@ -16,6 +17,7 @@ from concurrent_loader.batch import Batch
 from concurrent_loader.broken import OnError
 from concurrent_loader.choosing import MISSING, choose_class, has_native_loader, not_native
 from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder
+from concurrent_loader.decode_argument import warn_of_companions
 from concurrent_loader.device import check_pinning, device_codecs, has_stage, resolve_device
 from concurrent_loader.device_batches import DeviceBatches
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
@@ -26,6 +28,7 @@ from concurrent_loader.patience import Patience, describe
 from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions, PlanState
 from concurrent_loader.recipe import make_recipe
+from concurrent_loader.signatures import LoaderArguments, joint_signature
 from concurrent_loader.source import LoadableDataset, Plan
 from concurrent_loader.stats import LoaderStats, StageClock, WallTime
 from concurrent_loader.tolerance import ErrorPolicy, Tolerance
@@ -44,7 +47,7 @@ __all__ = ["ConcurrentDataLoader"]
 _HUNG_S = 1.0  # after a time-out: what has hung for so long is not waited for again
 
 
-class ConcurrentDataLoader:
+class ConcurrentDataLoader(LoaderArguments):
     """Iterates over a data set in batches, epoch after epoch.
 
     Shards are fetched with many requests in flight on the data set's event loop, kept in its cache, read, verified,
@@ -113,11 +116,7 @@ class ConcurrentDataLoader:
 
     __class_getitem__: Any = classmethod(GenericAlias)  # as torch's loader may be written in annotations
 
-    def __new__(cls, dataset: Any = MISSING, *args: Any, **kwargs: Any) -> Any:
-        """Chooses: a `DropInDataLoader` for data sets of others, and where the data set is to be asked item by item."""
-        return object.__new__(choose_class(cls, ConcurrentDataLoader, dataset, args, kwargs))
-
-    def __init__(
+    def _set_up(
         self,
         dataset: LoadableDataset,
         batch_size: int = 1,
@@ -187,7 +186,7 @@ class ConcurrentDataLoader:
         codecs = device_codecs(self.device)
         self._recipe = make_recipe(
             dataset,
-            decode=decode or {},
+            decode={} if decode is None else decode,
             seed=seed,
             transform=transform,
             collate_fn=collate_fn,
@@ -202,6 +201,13 @@ class ConcurrentDataLoader:
         self._first_batch_s = 0.0
         self._newest: object = None
         plan = self._plan(0)  # complains now about what cannot work
+        warn_of_companions(dataset, decode or {})
+        if self._plan_options.last_batch == "drop" and not plan.num_steps(self.rank, self.world_size):
+            warnings.warn(
+                f"drop_last leaves no batch at all: the dataset has fewer samples than the global batch size, "
+                f"{self._plan_options.global_batch_size}. Pass a smaller batch_size, or last_batch='short' or 'pad'",
+                stacklevel=2,
+            )
         if groups is None:
             say_if_ranks_share_shards(dataset, plan, rank=self.rank, world_size=self.world_size)
         self._workers: WorkerProcesses | None = None
@@ -235,6 +241,15 @@ class ConcurrentDataLoader:
             clock=self._clock.now,
             facts=lambda: describe(*_fetched(dataset, workers)),
         )
+
+    if not TYPE_CHECKING:  # type checkers see the two constructors of `LoaderArguments`
+
+        def __new__(cls, dataset=MISSING, *args, **kwargs):
+            """Chooses a `DropInDataLoader` for other datasets, and where the dataset is asked item by item."""
+            return object.__new__(choose_class(cls, ConcurrentDataLoader, dataset, args, kwargs))
+
+        __init__ = _set_up
+        __init__.__name__, __init__.__qualname__ = "__init__", "ConcurrentDataLoader.__init__"
 
     # -- iteration -------------------------------------------------------------------------------------------------
 
@@ -416,6 +431,9 @@ class ConcurrentDataLoader:
 
     def _plan(self, epoch: int) -> Plan:
         return self.dataset.plan(self._plan_options, epoch)
+
+
+ConcurrentDataLoader.__signature__ = joint_signature()  # type: ignore[attr-defined]
 
 
 def _fetched(dataset: LoadableDataset, workers: WorkerProcesses | None) -> tuple[FetchStats, CacheStats]:

@@ -10,6 +10,7 @@ from concurrent_loader.augment import Crop, CroppingDecoder
 from concurrent_loader.batch_memory import BatchMemory
 from concurrent_loader.broken import OnError
 from concurrent_loader.decode import Decoder, make_decoder
+from concurrent_loader.decode_argument import check_decode
 from concurrent_loader.device import DeferredDecoder
 from concurrent_loader.plan import BatchIndex
 from concurrent_loader.shared_memory import SharedBlocks
@@ -40,6 +41,7 @@ class Recipe:
             otherwise none.
         on_error: What becomes of samples with broken pictures; see `concurrent_loader.broken`.
         blanks: Column → shape of a blank picture, where there can be one.
+        mixed: Columns of whole images, which stay a list where their sizes differ.
         before: Called in the thread, with a step's number and what is made of it (`SAMPLES` or `BATCH`), before that is
             made: a worker process sets its random streams.
         ship: Called in the thread with what makes a batch, and where its memory comes from, to deliver something in its
@@ -58,6 +60,7 @@ class Recipe:
     children: tuple[Recipe, ...] = ()
     on_error: OnError = "raise"
     blanks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    mixed: frozenset[str] = frozenset()
 
     def of(self, index: BatchIndex) -> Recipe:
         """Returns what is done to the samples of one batch."""
@@ -100,6 +103,7 @@ def make_recipe(
     """
     by_sample = transform is not None or collate_fn is not None
     codecs = () if by_sample else tuple(device_codecs)
+    check_decode(decode)
     known = list(dict.fromkeys(name for part in dataset.parts for name in part.columns))
     for name in decode:
         if name not in known:
@@ -114,6 +118,7 @@ def make_recipe(
             clock=clock,
             batch_transform=batch_transform,
             on_error=on_error,
+            mixed=frozenset(name for name, how in decode.items() if isinstance(how, str)),
             blanks={name: shape for name, how in decode.items() if (shape := _blank_shape(how)) is not None},
         )
         for part in dataset.parts

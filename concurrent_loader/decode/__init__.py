@@ -3,7 +3,8 @@
 from concurrent_loader.decode.crop import Box, CropDecoder, has_native_crop, make_crop_decoder
 from concurrent_loader.decode.header import ImageHeader, parse_header
 from concurrent_loader.decode.libraries import Backend, available_backends
-from concurrent_loader.decode.registry import DEFAULT_MAX_PIXELS, Decoder, make_decoder
+from concurrent_loader.decode.registry import Decoder, make_decoder
+from storage.images import DEFAULT_MAX_PIXELS
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",

@@ -19,12 +19,14 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import interpolate
 
+from concurrent_loader.decode.faults import out_of_memory
 from concurrent_loader.decode.header import Buffer, ImageHeader, parse_header
 from concurrent_loader.decode.libraries import Backend, load_decode
 from concurrent_loader.decode.lossless_images import decode_box
-from concurrent_loader.decode.registry import DEFAULT_MAX_PIXELS, check_header, formats_of
+from concurrent_loader.decode.registry import check_header, formats_of
 from concurrent_loader.errors import DecodeError
 from storage.errors import ConfigurationError
+from storage.images import DEFAULT_MAX_PIXELS
 
 __all__ = ["Box", "CropDecoder", "has_native_crop", "make_crop_decoder"]
 
@@ -99,7 +101,7 @@ def make_crop_decoder(
 
     def crop(data: Buffer, draw: Draw, out: npt.NDArray[np.uint8]) -> Box:
         header = parse_header(data)
-        check_header(header, formats, max_pixels)
+        check_header(header, formats, max_pixels, memoryview(data).nbytes)
         if module is not None and _is_native(header):
             box = _checked(draw(*header.upright), *header.upright)
             if _crop_natively(module, data, header, box, out, max_pixels):
@@ -138,7 +140,10 @@ def _resize(picture: torch.Tensor, box: Box, out: npt.NDArray[np.uint8]) -> None
     part = picture[:, box.top : box.top + box.height, box.left : box.left + box.width]
     if box.flip:
         part = part.flip(2)
-    resized = interpolate(part.unsqueeze(0), size=out.shape[1:], mode="bilinear", antialias=True)
+    try:
+        resized = interpolate(part.unsqueeze(0), size=out.shape[1:], mode="bilinear", antialias=True)
+    except RuntimeError as error:  # torch has no MemoryError
+        raise out_of_memory(error) from error
     out[:] = resized[0].numpy()
 
 

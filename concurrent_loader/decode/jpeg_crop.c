@@ -48,7 +48,7 @@ typedef uint8_t v8qu __attribute__((vector_size(8)));
 
 #define PIXEL 4            /* bytes: red, green, blue, and one that is not used */
 #define PAD 64             /* bytes that a vector may read or write behind a row's end */
-#define MAX_SCANS 500      /* of a progressive file; real ones have about ten */
+#define MAX_SCANS 500      /* the last resort: the caller has counted them (storage/images/jpeg_scans.py) */
 #define MAX_SIDE 65500     /* as libjpeg has it */
 #define MAX_SHRINK 64      /* pixels to one: of more, each weighs so little that 8 bits would round its weight away */
 

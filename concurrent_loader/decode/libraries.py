@@ -15,6 +15,7 @@ from typing import Literal, NoReturn
 
 import torch
 
+from concurrent_loader.decode.faults import out_of_memory
 from concurrent_loader.decode.header import Buffer, ImageHeader
 from concurrent_loader.errors import DecodeError
 from storage.errors import ConfigurationError
@@ -96,7 +97,14 @@ def load_decode(formats: Iterable[str], backend: Backend) -> Decode:
             "no library that is installed decodes this", expected=_needs(*chosen), got=list(chosen)
         )
     table = {name: decode or _missing(name) for name, decode in chosen.items()}
-    return lambda data, header, mode: table[header.format](data, header, mode)
+
+    def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
+        try:
+            return table[header.format](data, header, mode)
+        except MemoryError as error:
+            raise out_of_memory(error) from error
+
+    return decode
 
 
 @cache

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from concurrent_loader.decode.gray import to_gray
 from concurrent_loader.decode.header import Buffer, ImageHeader
 from concurrent_loader.errors import DecodeError
 from storage.errors import FormatError
@@ -43,19 +44,15 @@ def decode_box(data: Buffer, box: tuple[int, int, int, int] | None, mode: str) -
         if mode == "RGB" and len(pixels) == 1:
             pixels = np.repeat(pixels, 3, axis=0)
         elif mode == "GRAY" and len(pixels) == 3:
-            pixels = _gray(pixels)
+            pixels = to_gray(pixels)
     return torch.from_numpy(pixels)
 
 
 def _in_eight_bits(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Scales 16 bits to 8, to the nearest."""
     if pixels.dtype == np.uint16:
-        return ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
+        scaled = np.empty(pixels.shape, np.uint8)
+        for row in range(pixels.shape[1]):  # in little memory
+            scaled[:, row] = (pixels[:, row].astype(np.uint32) + 128) // 257
+        return scaled
     return pixels
-
-
-def _gray(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Brightness by ITU-R BT.601, in Pillow's arithmetic."""
-    red, green, blue = pixels.astype(np.uint32)
-    gray: npt.NDArray[np.uint8] = ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8)
-    return gray[np.newaxis]

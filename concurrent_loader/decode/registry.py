@@ -6,16 +6,15 @@ from collections.abc import Callable
 
 import torch
 
-from concurrent_loader.decode.header import Buffer, ImageHeader, parse_header
+from concurrent_loader.decode.header import Buffer, ImageHeader, check_size, parse_header
 from concurrent_loader.decode.libraries import ENCODINGS, Backend, load_decode
 from concurrent_loader.errors import DecodeError
 from storage.errors import ConfigurationError
+from storage.images import DEFAULT_MAX_PIXELS
 
 __all__ = ["DEFAULT_MAX_PIXELS", "Decoder", "check_header", "formats_of", "make_decoder"]
 
 Decoder = Callable[[Buffer], torch.Tensor]
-
-DEFAULT_MAX_PIXELS = 178_956_970  # Pillow's: half a GiB of RGB
 
 _MODES = {"rgb": "RGB", "gray": "GRAY", "unchanged": "UNCHANGED"}
 _ANY = frozenset(ENCODINGS)
@@ -47,7 +46,8 @@ def make_decoder(
         column_type: ``"jpeg"``, ``"png"``, ``"webp"``, ``"avif"``, ``"gif"``, ``"image/lossless"``; or
             ``"image"``, ``"bytes"``, where the first bytes tell.
         backend: As for `concurrent_loader.decode.libraries.load_decode`.
-        max_pixels: A larger picture is refused before memory is allocated for it.
+        max_pixels: A larger picture is refused before memory is allocated for it, and one that may take
+            more than 2 GiB of memory, or than 12 bytes for each of these pixels.
 
     Returns:
         A function from bytes-like to a tensor. It raises `DecodeError` and releases the GIL while it decodes.
@@ -68,7 +68,7 @@ def make_decoder(
 
     def decode_image(data: Buffer) -> torch.Tensor:
         header = parse_header(data)
-        check_header(header, formats, max_pixels)
+        check_header(header, formats, max_pixels, memoryview(data).nbytes)
         return decode(data, header, mode)
 
     return decode_image
@@ -85,20 +85,15 @@ def formats_of(column_type: str) -> frozenset[str]:
     return _FORMATS[column_type]
 
 
-def check_header(header: ImageHeader, formats: frozenset[str], max_pixels: int) -> None:
+def check_header(header: ImageHeader, formats: frozenset[str], max_pixels: int, num_bytes: int) -> None:
     """Refuses what a decoder must not get to see.
 
     Raises:
-        DecodeError: Another format, too many pixels, or an animation.
+        DecodeError: Another format, too many pixels, too much memory, a file too short for them, or an animation.
     """
     if header.format not in formats:
         raise DecodeError("the image is of another format than its column", expected=sorted(formats), got=header.format)
-    if header.num_pixels > max_pixels:
-        raise DecodeError(
-            "the image is too large",
-            expected=f"at most {max_pixels} pixels",
-            got=f"{header.width} x {header.height}",
-        )
+    check_size(header, num_bytes, max_pixels)
     if header.animated:
         raise DecodeError(
             "an animated image is not one picture; decode it by a function of your own", got=header.format

@@ -15,8 +15,9 @@ import torchvision.io  # noqa: F401 - registers the operators
 
 from concurrent_loader.decode import pillow_images
 from concurrent_loader.decode.encoded import as_tensor
+from concurrent_loader.decode.faults import library_fault
+from concurrent_loader.decode.gray import to_gray
 from concurrent_loader.decode.header import Buffer, ImageHeader
-from concurrent_loader.errors import DecodeError
 
 __all__ = ["FORMATS", "decode"]
 
@@ -33,6 +34,8 @@ def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
     """
     if _is_for_pillow(header, mode):
         return pillow_images.decode(data, header, mode)
+    if header.format == "webp" and mode == "GRAY":
+        return torch.from_numpy(to_gray(decode(data, header, "RGB").numpy()))
     encoded = as_tensor(data)
     try:
         if header.format == "webp":
@@ -40,12 +43,12 @@ def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
         else:
             pixels = torch.ops.image.decode_jpeg(encoded, _MODES[mode], True)
     except (RuntimeError, ValueError) as error:
-        raise DecodeError(f"damaged {header.format} data", got=str(error).strip().splitlines()[0][-200:]) from error
+        raise library_fault(header.format, error, str(error).strip().splitlines()[0][-200:]) from error
     return pixels  # type: ignore[no-any-return]
 
 
 def _is_for_pillow(header: ImageHeader, mode: str) -> bool:
-    """Whether torchvision differs from torchcodec: EXIF and gray of WebP, inverted CMYK."""
+    """Whether torchvision differs from torchcodec: EXIF of WebP, inverted CMYK."""
     if header.format == "webp":
-        return header.exif or mode == "GRAY"
+        return header.exif
     return header.num_channels == 4 and mode == "UNCHANGED"

@@ -87,7 +87,7 @@ class DeferredDecoder:
 
     def _prepare(self, data: Buffer, *, row: Row, sample: int, key: str) -> StagedPicture:
         header = parse_header(data)
-        check_header(header, self._formats, self._max_pixels)
+        check_header(header, self._formats, self._max_pixels, memoryview(data).nbytes)
         codec = screen(data, header, self._mode, self._codecs)
         if codec is None:
             return self._decode(data, row, sample, key)

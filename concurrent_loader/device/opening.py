@@ -32,7 +32,17 @@ def resolve_device(device: str | torch.device | None) -> torch.device | None:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigurationError("device must be 'cpu', 'cuda', 'cuda:1' or the like", got=device) from error
-    return _cuda().resolve_cuda(wanted) if wanted.type == "cuda" else wanted
+    if wanted.type == "cuda":
+        return _cuda().resolve_cuda(wanted)  # type: ignore[no-any-return]
+    if wanted.type != "cpu":
+        try:
+            torch.zeros(1, device=wanted).cpu()
+        except (RuntimeError, NotImplementedError, AssertionError, ImportError) as error:
+            raise ConfigurationError(
+                "this device cannot be used here; leave device= out for batches on the CPU",
+                expected="'cpu', 'cuda' or a device that torch can use here", got=str(wanted),
+            ) from error  # fmt: skip
+    return wanted
 
 
 def check_pinning(device: torch.device | None) -> None:

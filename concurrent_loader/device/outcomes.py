@@ -77,19 +77,12 @@ class Pictures:
         return tuple(plain_error(self.broken[row]) for row in sorted(self.broken) if row < num_real)
 
 
-def finished(
-    column: StagedColumn, pictures: Pictures, rows: Sequence[int] | None, device: torch.device
-) -> torch.Tensor:
-    """Makes a column's tensor, (N, C, H, W): crops of one size, augmented; or the pictures as they are.
-
-    Raises:
-        CollateError: Pictures that are not to be cropped, of different sizes.
-    """
+def finished(column: StagedColumn, pictures: Pictures, rows: Sequence[int] | None, device: torch.device) -> Any:
+    """Makes a column's tensor, (N, C, H, W): crops, augmented; or whole images, a list where sizes differ."""
     made = pictures.of(column, rows, device)
     pixels = [each for each, _ in made]
     if column.size is None:
-        whole: torch.Tensor = collate_columns({column.name: pixels})[column.name]
-        return whole
+        return collate_columns({column.name: pixels}, mixed=(column.name,))[column.name]
     boxes, flips = boxes_and_flips([box for _, box in made if box is not None])
     augment = column.augment
     if augment is None:

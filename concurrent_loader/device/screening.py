@@ -51,6 +51,8 @@ def why_not_nvjpeg(data: Buffer, header: ImageHeader, mode: str) -> str:
     """
     if not header.baseline:
         return "not baseline, or not 8 bits"
+    if header.several_scans:
+        return "several scans"
     if header.num_channels not in (1, 3):
         return "neither one nor three components"
     view = memoryview(data).cast("B")

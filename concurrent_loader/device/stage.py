@@ -122,7 +122,8 @@ class DeviceStage:
 
     def hand_over(self, staged: Staged) -> Batch:
         """Returns a batch, once the caller's stream has been told to wait for it; call it on the consumer's thread."""
-        tensors = [value for value in staged.batch.values() if isinstance(value, torch.Tensor)]
+        values = [each for value in staged.batch.values() for each in (value if isinstance(value, list) else [value])]
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
         self._backend.hand_over(staged.ticket, tensors)
         return staged.batch
 

@@ -10,7 +10,8 @@ from typing import Literal, get_args
 
 from PIL import Image
 
-from storage.errors import ConfigurationError, SchemaError
+from storage.errors import ConfigurationError, FormatError, SchemaError
+from storage.images import check_limits, parse_header
 from storage.shards.columns import Column
 
 __all__ = ["IMAGE_FAULTS", "Verification", "check_verification", "fault_text", "image_fault"]
@@ -62,6 +63,11 @@ def image_fault(data: bytes, *, column: Column, verify: Verification) -> str | N
         return f"not a {column.type} ({error.got})" if error.got else str(error)
     if verify == "none":
         return None
+    try:
+        # Before Pillow, which allocates for a WebP or AVIF as it opens it. The loader has the same limits.
+        check_limits(parse_header(data), len(data))
+    except FormatError as error:
+        return str(error)
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "AVIF", "GIF")) as image:
             if verify == "decode":

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import BITSPERSAMPLE, EXTRASAMPLES, SAMPLEFORMAT, SAMPLESPERPIXEL, TiffImageFile
 
-from storage.errors import ConfigurationError, SchemaError
+from storage.errors import ConfigurationError, FormatError, SchemaError
+from storage.images import check_limits, check_size, parse_header
 from storage.importers.image_check import IMAGE_FAULTS, fault_text
 from storage.lossless import decode, encode
 
@@ -62,11 +63,16 @@ def to_lossless(data: bytes, *, encoding: str = "lossless", verify: bool = True)
     if data[:3] == b"\xff\xd8\xff":
         return "a JPEG: it is lossy, and its pixels are better kept as they are encoded"
     try:
+        if data[:4] == b"RIFF":  # Pillow allocates for a WebP as it opens it
+            check_limits(parse_header(data), len(data))
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            check_size(*image.size)
             reason = _refusal(image, data)
             if reason is not None:
                 return reason
             pixels = _pixels(image, bits=data[24] if image.format == "PNG" else 8)
+    except FormatError as error:
+        return str(error)
     except IMAGE_FAULTS as error:
         return f"it does not decode: {fault_text(error)}"
     if isinstance(pixels, str):
@@ -136,7 +142,8 @@ def _pixels(image: Image.Image, *, bits: int) -> npt.NDArray[Any] | str:
         image = image.convert("L" if image.mode == "1" else "RGB")
     if image.mode == "I" and image.format == "PNG":
         image = image.convert("I;16")  # as Pillow before 11 has it
-    upright = ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)
+    upright = image
     if upright.mode not in _MODES and upright.mode != "I;16B":
         return f"pixels of mode {upright.mode} are not supported: gray, RGB and alpha of 8 bits, or gray of 16"
     pixels = np.asarray(upright)

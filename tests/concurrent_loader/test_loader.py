@@ -400,13 +400,27 @@ def test_a_broken_image_names_sample_and_column(make_jpeg: Callable[..., bytes])
     assert (caught.value.sample, caught.value.column) == (5, "image")
 
 
-def test_images_of_different_sizes_ask_for_a_transform(make_jpeg: Callable[..., bytes]) -> None:
+@pytest.mark.parametrize("options", [{}, {"transform": dict}, {"num_workers": 1}], ids=["", "transform", "worker"])
+def test_images_of_different_sizes_are_a_list(options: Any, make_jpeg: Callable[..., bytes], tmp_path: Path) -> None:
+    url = str(tmp_path / "sizes")
+    with ShardWriter(url, columns={"image": "jpeg"}) as writer:
+        for number, size in enumerate([(48, 32), (64, 64), (48, 32), (48, 32)]):
+            writer.write({"image": make_jpeg(number, size=size)})
+    with ShardDataset(url) as dataset:
+        mixed, alike = ConcurrentDataLoader(dataset, 2, decode={"image": "rgb"}, **options)
+    assert [tuple(image.shape) for image in mixed["image"]] == [(3, 32, 48), (3, 64, 64)]
+    assert alike["image"].shape == (2, 3, 32, 48)
+    moved = mixed.to("meta")["image"]
+    assert [image.device.type for image in moved] == ["meta", "meta"]
+
+
+def test_what_a_function_makes_of_different_shapes_asks_for_a_transform(make_jpeg: Callable[..., bytes]) -> None:
     url = "memory://different-sizes"
     with ShardWriter(url, columns={"image": "jpeg"}, overwrite=True) as writer:
         writer.write({"image": make_jpeg(0)})
-        writer.write({"image": make_jpeg(1, size=(64, 64))})
+        writer.write({"image": make_jpeg(1)})
     with ShardDataset(url) as dataset, pytest.raises(CollateError, match="image"):
-        list(ConcurrentDataLoader(dataset, 2, decode={"image": "rgb"}))
+        list(ConcurrentDataLoader(dataset, 2, decode={"image": lambda data: torch.zeros(len(data))}))
 
 
 def test_a_shard_that_is_gone_is_an_error_in_its_place(url: str, baseline: None) -> None:

@@ -290,8 +290,9 @@ def gif(screen: tuple[int, int], *frames: tuple[int, int, int, int], palette: bo
 
 
 def test_frames_of_gifs() -> None:
-    assert parse_header(gif((9, 7), (0, 0, 9, 7))) == ImageHeader("gif", 9, 7, 1, palette=True)
-    assert parse_header(gif((9, 7), (2, 3, 7, 4), palette=False)) == ImageHeader("gif", 9, 7, 1, palette=True)
+    assert parse_header(gif((9, 7), (0, 0, 9, 7))) == ImageHeader("gif", 9, 7, 1, palette=True, coded_pixels=63)
+    part = parse_header(gif((9, 7), (2, 3, 7, 4), palette=False))
+    assert part == ImageHeader("gif", 9, 7, 1, palette=True, coded_pixels=28)
     assert parse_header(gif((9, 7), (0, 0, 9, 7), (0, 0, 9, 7))).animated
     assert not parse_header(gif((9, 7), (0, 0, 9, 7))[:-1] + b"rubbish").animated
 

@@ -23,6 +23,7 @@ def encoded(mode: str, file_format: str, size: tuple[int, int] = (37, 21), **opt
 
 
 COLOUR = ((2, 2), (1, 1), (1, 1))
+PROGRESSIVE = ImageHeader("jpeg", 37, 21, 3, sof=0xC2, sampling=COLOUR, several_scans=True)
 
 
 def turned(number: int) -> Image.Exif:
@@ -37,7 +38,7 @@ def turned(number: int) -> Image.Exif:
         (encoded("RGB", "JPEG"), ImageHeader("jpeg", 37, 21, 3, sof=0xC0, sampling=COLOUR)),
         (encoded("L", "JPEG"), ImageHeader("jpeg", 37, 21, 1, sof=0xC0, sampling=((1, 1),))),
         (encoded("CMYK", "JPEG"), ImageHeader("jpeg", 37, 21, 4, sof=0xC0, sampling=((1, 1),) * 4, transform=0)),
-        (encoded("RGB", "JPEG", progressive=True), ImageHeader("jpeg", 37, 21, 3, sof=0xC2, sampling=COLOUR)),
+        (encoded("RGB", "JPEG", progressive=True), PROGRESSIVE),
         (encoded("RGB", "JPEG", comment=b"x" * 60_000), ImageHeader("jpeg", 37, 21, 3, sof=0xC0, sampling=COLOUR)),
         (encoded("RGB", "PNG"), ImageHeader("png", 37, 21, 3)),
         (encoded("LA", "PNG"), ImageHeader("png", 37, 21, 2)),
@@ -64,8 +65,8 @@ def turned(number: int) -> Image.Exif:
             )
             for number in range(1, 9)
         ),
-        (encoded("L", "GIF"), ImageHeader("gif", 37, 21, 1, palette=True)),
-        (encoded("L", "GIF", transparency=0), ImageHeader("gif", 37, 21, 4, palette=True)),
+        (encoded("L", "GIF"), ImageHeader("gif", 37, 21, 1, palette=True, coded_pixels=37 * 21)),
+        (encoded("L", "GIF", transparency=0), ImageHeader("gif", 37, 21, 4, palette=True, coded_pixels=37 * 21)),
     ],
 )
 def test_headers(data: bytes, expected: ImageHeader) -> None:
@@ -133,7 +134,8 @@ def test_any_bytes_give_a_header_or_a_decode_error(data: bytes, start: bytes) ->
 
 
 def jpeg_frame(width: int, height: int) -> bytes:
-    return b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB", 17, 8, height, width, 3) + bytes(9)
+    frame = struct.pack(">HBHHB", 17, 8, height, width, 3) + bytes(9)
+    return b"\xff\xd8\xff\xc0" + frame + b"\xff\xda\0\x0c\3" + bytes(9)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from concurrent_loader.batch import Batch
 from concurrent_loader.decode import make_decoder
 from concurrent_loader.device import CODECS, Codec, DeferredDecoder, DeviceStage, screening
 from concurrent_loader.device import stage as stage_module
-from concurrent_loader.errors import CollateError, DecodeError, DeviceMemoryError
+from concurrent_loader.errors import DecodeError, DeviceMemoryError
 from concurrent_loader.stats import StageClock
 
 CROP = RandomResizedCrop(16)
@@ -142,10 +142,12 @@ def test_16_bits_stay_16_bits(stage: DeviceStage) -> None:
     assert torch.equal(images[1], make_decoder("unchanged", "image")(buffer.getvalue()))
 
 
-def test_whole_pictures_of_different_sizes_make_no_batch(stage: DeviceStage, encode: Callable[..., bytes]) -> None:
-    with pytest.raises(CollateError, match="differ in shape") as caught:
-        stage.stage(batch_of([encode(0), encode(1, size=(41, 30))], "rgb"))
-    assert caught.value.column == "image"
+def test_whole_pictures_of_different_sizes_are_a_list(stage: DeviceStage, encode: Callable[..., bytes]) -> None:
+    encoded = [encode(0), encode(1, size=(41, 30)), encode(2, kind="PNG")]
+    images = delivered(stage, batch_of(encoded, "rgb"))["image"]
+    assert isinstance(images, list)
+    for image, data in zip(images, encoded, strict=True):
+        assert torch.equal(image, make_decoder("rgb", "image")(data))
 
 
 def test_what_the_device_refuses_the_cpu_decodes(

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from concurrent_loader.errors import DecodeError
+from storage.errors import FormatError
 
 __all__ = ["AvifFacts", "parse_avif"]
 
@@ -71,7 +71,7 @@ class _Meta:
 
     def item(self, number: int) -> _Item:
         if number not in self.items and len(self.items) >= _MAX_ITEMS:
-            raise DecodeError("the AVIF has too many items", expected=f"at most {_MAX_ITEMS}")
+            raise FormatError("the AVIF has too many items", expected=f"at most {_MAX_ITEMS}")
         return self.items.setdefault(number, _Item())
 
     def properties_of(self, item: _Item) -> dict[bytes, memoryview]:
@@ -82,7 +82,7 @@ def parse_avif(view: memoryview) -> AvifFacts:
     """Reads the boxes of an AVIF.
 
     Raises:
-        DecodeError: They make no sense, or the picture is none that libraries know.
+        FormatError: They make no sense, or the picture is none that libraries know.
         struct.error, IndexError: They end too early.
     """
     meta: _Meta | None = None
@@ -95,17 +95,17 @@ def parse_avif(view: memoryview) -> AvifFacts:
             break
     animated = b"avis" in [brands[at : at + 4] for at in range(0, len(brands), 4)]
     if meta is None:
-        raise DecodeError("the AVIF has no meta box")
+        raise FormatError("the AVIF has no meta box")
     primary = meta.items.get(meta.primary)
     if primary is None or primary.kind not in (b"av01", b"grid"):
-        raise DecodeError("the AVIF has no primary picture", got=None if primary is None else primary.kind)
+        raise FormatError("the AVIF has no primary picture", got=None if primary is None else primary.kind)
     own = meta.properties_of(primary)
     if b"ispe" not in own:
-        raise DecodeError("the AVIF does not say how large it is")
+        raise FormatError("the AVIF does not say how large it is")
     width, height = _size(own[b"ispe"])
     config = own.get(b"av1C") or _first_tile(meta).get(b"av1C")
     if config is None or len(config) < 4:
-        raise DecodeError("the AVIF does not say how it is coded")
+        raise FormatError("the AVIF does not say how it is coded")
     flags = config[2]  # ... high_bitdepth at 6, twelve_bit at 5, monochrome at 4
     bits = 8 if not flags & 0x40 else 12 if flags & 0x20 else 10
     angle = own[b"irot"][0] & 3 if b"irot" in own else 0
@@ -136,12 +136,12 @@ def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
             start += 8
         end = len(view) if size == 0 else position + size
         if end < start:
-            raise DecodeError("an AVIF box has an impossible length", got=size)
+            raise FormatError("an AVIF box has an impossible length", got=size)
         if end > len(view) and kind != b"mdat":
             raise IndexError
         yield kind, view[start:end]
         position = end
-    raise DecodeError("the AVIF has too many boxes", expected=f"at most {_MAX_BOXES}")
+    raise FormatError("the AVIF has too many boxes", expected=f"at most {_MAX_BOXES}")
 
 
 def _parse_meta(body: memoryview) -> _Meta:
@@ -168,11 +168,11 @@ def _parse_meta(body: memoryview) -> _Meta:
 def _parse_locations(box: memoryview, meta: _Meta) -> None:
     version, sizes, more = box[0], box[4], box[5]
     if version > 2:
-        raise DecodeError("the AVIF's locations are of an unknown version", got=version)
+        raise FormatError("the AVIF's locations are of an unknown version", got=version)
     offset_size, length_size, base_size = sizes >> 4, sizes & 15, more >> 4
     index_size = more & 15 if version else 0
     if length_size not in (4, 8):
-        raise DecodeError("the AVIF's items have no lengths", got=length_size)
+        raise FormatError("the AVIF's items have no lengths", got=length_size)
     reader = _Bytes(box, 6)
     for _ in range(reader.take(4 if version == 2 else 2)):
         item = meta.item(reader.take(4 if version == 2 else 2))
@@ -255,7 +255,7 @@ def _coded_pixels(view: memoryview, meta: _Meta) -> int:
             continue
         budget -= sum(length for _, length in item.extents)
         if budget < 0:
-            raise DecodeError("the AVIF's items are longer than the file")
+            raise FormatError("the AVIF's items are longer than the file")
         data = _data(view, meta, item)
         most = max(most, _grid_pixels(data) if item.kind == b"grid" else _stream_pixels(data))
     return most
@@ -290,9 +290,9 @@ def _stream_pixels(data: bytes) -> int:
             most = max(most, _sequence_pixels(data[position : position + min(size, 4096)]))
         position += size
     if position < len(data):
-        raise DecodeError("the AVIF's stream has too many units", expected=f"at most {_MAX_UNITS}")
+        raise FormatError("the AVIF's stream has too many units", expected=f"at most {_MAX_UNITS}")
     if not most:
-        raise DecodeError("the AVIF holds an AV1 stream without a sequence header")
+        raise FormatError("the AVIF holds an AV1 stream without a sequence header")
     return most
 
 
@@ -303,7 +303,7 @@ def _leb128(data: bytes, position: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << (7 * at)
         if not byte & 0x80:
             return number, position + at + 1
-    raise DecodeError("the AVIF has a length without end")
+    raise FormatError("the AVIF has a length without end")
 
 
 def _sequence_pixels(data: bytes) -> int:
