@@ -16,6 +16,7 @@ from concurrent_loader.commands.options import (
     Region,
     StorageOption,
     client_for,
+    counted,
     open_for_command,
     options_for,
     store_options,
@@ -77,6 +78,12 @@ def image_folder(
         OnError, typer.Option(help="Stop at the first bad file, or leave bad files out.")
     ] = OnError.FAIL,
     append: Annotated[bool, typer.Option("--append", help="Add to the data set.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="With --append: add the source even if it was added before.")
+    ] = False,
+    token: Annotated[
+        str | None, typer.Option(help="Name of this commit: a second one of the same name adds nothing.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Commit a snapshot of these images alone.")] = False,
     classes: Annotated[bool, typer.Option(help="Sub-folders are classes; without: no label column.")] = True,
     shuffle: Annotated[bool, typer.Option(help="Mix the order of the files; without: sorted by path.")] = True,
@@ -144,6 +151,8 @@ def image_folder(
             overwrite=overwrite,
             shard_size=shard_size,
             uploads_in_flight=uploads_in_flight,
+            token=token,
+            again=again,
             client=client_for(dst, client),
             storage_options=options_for(dst, options),
             on_progress=show,
@@ -159,18 +168,24 @@ def _print(report: IngestReport, dst: str) -> None:
     from storage.sizes import format_size
 
     manifest = report.manifest
+    if report.repeats:
+        typer.echo(
+            f"nothing was added: {dst} has this commit already, as snapshot {manifest.snapshot} "
+            "(--append --again adds the same files once more)"
+        )
+        return
     typer.echo(
-        f"{_counted(report.num_samples, 'image')}, {format_size(report.num_bytes)}, in {report.duration_s:.1f} s "
+        f"{counted(report.num_samples, 'image')}, {format_size(report.num_bytes)}, in {report.duration_s:.1f} s "
         f"({_rate(report.num_samples, report.num_bytes, report.duration_s)})\n"
-        f"{dst} snapshot {manifest.snapshot}: {_counted(manifest.num_samples, 'sample')} in "
-        f"{_counted(len(manifest.shards), 'shard')}, {format_size(manifest.num_bytes)}"
+        f"{dst} snapshot {manifest.snapshot}: {counted(manifest.num_samples, 'sample')} in "
+        f"{counted(len(manifest.shards), 'shard')}, {format_size(manifest.num_bytes)}"
     )
     if report.num_ignored:
         were = "was" if report.num_ignored == 1 else "were"
-        typer.echo(f"{_counted(report.num_ignored, 'other file')} {were} ignored")
+        typer.echo(f"{counted(report.num_ignored, 'other file')} {were} ignored")
     if report.skipped:
         were = "was" if report.num_skipped == 1 else "were"
-        typer.echo(f"{_counted(report.num_skipped, 'file')} {were} skipped:", err=True)
+        typer.echo(f"{counted(report.num_skipped, 'file')} {were} skipped:", err=True)
         for problem in report.skipped[:_MAX_SHOWN]:
             typer.echo(f"  {printable(problem.name)}: {printable(problem.reason)}", err=True)
         if report.num_skipped > _MAX_SHOWN:
@@ -180,10 +195,6 @@ def _print(report: IngestReport, dst: str) -> None:
 def _rate(num_images: int, num_bytes: int, duration_s: float) -> str:
     seconds = max(duration_s, 1e-9)
     return f"{num_images / seconds:.0f} images/s, {num_bytes / seconds / 1e6:.1f} MB/s"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _print_json(report: IngestReport) -> None:
@@ -197,6 +208,7 @@ def _print_json(report: IngestReport) -> None:
             {
                 "snapshot": manifest.snapshot,
                 "digest": manifest.digest,
+                "repeats": report.repeats,
                 "num_samples": report.num_samples,
                 "num_bytes": report.num_bytes,
                 "num_ignored": report.num_ignored,

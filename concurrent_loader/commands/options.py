@@ -18,6 +18,7 @@ __all__ = [
     "Region",
     "StorageOption",
     "client_for",
+    "counted",
     "open_for_command",
     "options_for",
     "store_options",
@@ -87,6 +88,11 @@ def open_for_command(url: str, *, client: str, options: dict[str, Any]) -> Store
     from storage.stores.opening import open_store
 
     return open_store(url, client=client_for(url, client), **options_for(url, options))
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number and a noun in its singular or plural: ``"1 shard"``, ``"2,000 shards"``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _typed(value: str) -> str | int | bool | None:

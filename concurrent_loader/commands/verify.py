@@ -18,6 +18,7 @@ from concurrent_loader.commands.options import (
     Profile,
     Region,
     StorageOption,
+    counted,
     open_for_command,
     store_options,
 )
@@ -57,7 +58,7 @@ def verify(
         task = progress.add_task("verifying", total=None)
 
         def show(now: VerifyProgress) -> None:
-            found = f"verifying, {now.num_problems} problems" if now.num_problems else "verifying"
+            found = f"verifying, {counted(now.num_problems, 'problem')}" if now.num_problems else "verifying"
             progress.update(task, description=found, completed=now.num_bytes, total=now.num_bytes_total)
 
         report = asyncio.run(_verify(store, snapshot, in_flight, show))
@@ -79,15 +80,17 @@ async def _verify(
 
 
 def _print(report: VerifyReport, url: str, *, as_json: bool) -> None:
+    from storage.printable import printable
     from storage.sizes import format_size
 
     if as_json:
         typer.echo(json.dumps({"url": url, "ok": not report.problems, **dataclasses.asdict(report)}))
         return
     for problem in report.problems:
-        typer.echo(str(problem))
-    verdict = f"{len(report.problems)} problems" if report.problems else "all digests agree"
+        typer.echo(printable(str(problem)))
+    verdict = counted(len(report.problems), "problem") if report.problems else "all digests agree"
     typer.echo(
-        f"{url} snapshot {report.snapshot}: {verdict}; {report.num_shards} shards, {report.num_bundles} bundles, "
-        f"{report.num_samples} samples, {format_size(report.num_bytes)}"
+        f"{url} snapshot {report.snapshot}: {verdict}; {counted(report.num_shards, 'shard')}, "
+        f"{counted(report.num_bundles, 'bundle')}, {counted(report.num_samples, 'sample')}, "
+        f"{format_size(report.num_bytes)}"
     )

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -179,7 +180,14 @@ class ImageFolder:
     def _nothing_found(self, keys: list[str]) -> NotFound:
         endings = ", ".join(sorted(self._extensions))
         if not keys:
-            return NotFound("nothing to import: the folder is empty, or does not exist", url=self.url)
+            path = Path(self.url.removeprefix("file://")) if self.url.startswith("file://") else None
+            if path is None:
+                why = "the folder is empty, or does not exist"
+            elif path.exists():
+                why = "the folder is empty" if path.is_dir() else "this is a file; a folder is expected"
+            else:
+                why = "there is no such folder"
+            return NotFound(f"nothing to import: {why}", url=self.url)
         if any(key.startswith("manifests/") and key.endswith(".clm") for key in keys):
             return NotFound("nothing to import: this is a data set of shards already", url=self.url)
         others = Counter(_extension(key) for key in keys if "." in key.rpartition("/")[2])
