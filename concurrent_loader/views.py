@@ -258,6 +258,8 @@ class Selectable(ABC):
         """
         if isinstance(parts, Mapping):
             return dict(zip(parts, self.split(list(parts.values()), seed=seed), strict=True))
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise ConfigurationError("seed must be an integer from 0 to 2**64 - 1", got=seed)
         order = permutation(derive_key("split", seed), len(self))
         ends = np.cumsum(divide(parts, len(self)))
         selections = [Selection(np.sort(numbers), len(self)) for numbers in np.split(order[: ends[-1]], ends[:-1])]

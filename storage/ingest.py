@@ -116,6 +116,8 @@ def ingest(
     """
     if on_error not in ("fail", "skip"):
         raise ConfigurationError("on_error is 'fail' or 'skip'", got=on_error)
+    if not all(callable(getattr(importer, method, None)) for method in ("scan", "read", "close")):
+        raise ConfigurationError("importer must be an importer, for example ImageFolder", got=type(importer).__name__)
     if again and token is not None:
         raise ConfigurationError("again adds the source without a token; give one of them", got=token)
     options = dict(storage_options or {})

@@ -70,6 +70,8 @@ class ImageFolder:
         in_flight: int = 32,
         bytes_in_flight: Size = "256MiB",
     ) -> None:
+        if not isinstance(store, Store):
+            raise ConfigurationError("store must be a store, as open_store(url) returns it", got=type(store).__name__)
         if image_type not in (None, "jpeg", "image"):
             raise ConfigurationError("image_type is 'jpeg' or 'image'", got=image_type)
         if encode is not None and image_type is not None:
