@@ -139,6 +139,7 @@ class TestIngest:
             ("--on-error", "ignore"),
             ("--verify", "hope"),
             ("--in-flight", "0"),
+            ("--client", "boto"),
             ("--append", "--overwrite"),
             ("--storage-option", "no equals sign"),
         ],
