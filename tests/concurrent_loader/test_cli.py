@@ -194,7 +194,7 @@ class TestVerify:
         ingested(photos, data)
         result = run("verify", data)
         assert (result.exit_code, result.stderr) == (0, "")
-        assert "all digests agree; 8 shards, 1 bundle, 40 samples, " in result.stdout
+        assert "all digests agree; 4 shards, 1 bundle, 40 samples, " in result.stdout
         assert json.loads(run("verify", data, "--json").stdout)["ok"] is True
 
     def test_corrupt(self, photos: Path, data: Path) -> None:
