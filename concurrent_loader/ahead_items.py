@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import Dataset, get_worker_info
 
 from concurrent_loader.item_fetchers import ItemFetcher, Pending, make_fetcher
+from concurrent_loader.multiprocessing_folder import own_multiprocessing_folder
 from concurrent_loader.tasks_ahead import Task
 
 __all__ = ["AheadItems", "WorkerInit"]
@@ -112,6 +113,7 @@ class WorkerInit:
         self._then = then
 
     def __call__(self, worker_id: int) -> None:
+        own_multiprocessing_folder()  # torch hands tensors over through sockets in it
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, AheadItems):
             object.__setattr__(info, "dataset", info.dataset.dataset)  # it refuses the plain way

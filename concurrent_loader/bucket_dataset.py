@@ -79,7 +79,7 @@ class BucketDataset(WholeDataset):
         check_in_flight(in_flight)
         self._in_flight = in_flight
         self._bytes_in_flight = parse_size(bytes_in_flight, name="bytes_in_flight")
-        self._retry = retry or RetryPolicy()
+        self._retry = RetryPolicy.of(retry)
         self._hedge = hedge
         self._is_known = False  # whether the store has answered, here or where a pickle comes from
         self._opening = threading.RLock()

@@ -125,8 +125,12 @@ class ObjectDataset(BucketDataset):
             raise ConfigurationError("labels is 'folder' or None", got=labels)
         if on_error not in ("raise", "skip"):
             raise ConfigurationError("on_error is 'raise' or 'skip'", got=on_error)
-        if isinstance(suffixes, str):
+        if suffixes is not None and (
+            isinstance(suffixes, str) or not all(isinstance(suffix, str) for suffix in suffixes)
+        ):
             raise ConfigurationError("suffixes is a list of endings", got=suffixes)
+        if pattern is not None and not isinstance(pattern, str):
+            raise ConfigurationError("pattern must be a str such as 'train/*.jpg'", got=pattern)
         self._column = column
         self._types = {column: column_type, "key": "str", **({"label": "int64"} if labels else {})}
         self._make_schema()

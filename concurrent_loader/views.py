@@ -258,6 +258,8 @@ class Selectable(ABC):
         """
         if isinstance(parts, Mapping):
             return dict(zip(parts, self.split(list(parts.values()), seed=seed), strict=True))
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise ConfigurationError("seed must be an integer from 0 to 2**64 - 1", got=seed)
         return [self._select(part, self.columns) for part in random_parts(parts, len(self), seed=seed)]
 
 

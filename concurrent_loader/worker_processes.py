@@ -19,6 +19,7 @@ import numpy as np
 
 from concurrent_loader.epoch_batches import check_process
 from concurrent_loader.errors import LoaderError, WorkerDied
+from concurrent_loader.multiprocessing_folder import own_multiprocessing_folder
 from concurrent_loader.pipeline import STOP_S, Failure
 from concurrent_loader.private_cache import PrivateCache
 from concurrent_loader.stats import StageClock
@@ -221,6 +222,7 @@ def _context(given: str | BaseContext | None) -> BaseContext:
 
 def _quick_context() -> BaseContext:
     """A server that imports torch and what takes as long, once, and then forks workers."""
+    own_multiprocessing_folder()  # the server's socket lies there
     context = multiprocessing.get_context("forkserver")
     imported = [name for name in _SLOW_IMPORTS if name in sys.modules]
     context.set_forkserver_preload(["__main__", "concurrent_loader.worker_program", *imported])  # heeded at its start

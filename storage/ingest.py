@@ -57,6 +57,7 @@ class IngestReport:
         num_ignored: Objects of the source that are not of its format.
         skipped: Files that could not be imported, in the order of the samples.
         duration_s: From the first listing to the commit.
+        repeats: Whether this source (or token) was committed before, in the snapshot ``manifest``: nothing was added.
     """
 
     manifest: Manifest
@@ -65,6 +66,7 @@ class IngestReport:
     num_ignored: int
     skipped: tuple[ImportProblem, ...]
     duration_s: float
+    repeats: bool = False
 
     @property
     def num_skipped(self) -> int:
@@ -83,6 +85,8 @@ def ingest(
     shard_size: Size = "8MiB",
     metadata: Mapping[str, Any] | None = None,
     uploads_in_flight: int = 4,
+    token: str | None = None,
+    again: bool = False,
     client: str = "auto",
     storage_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[IngestProgress], None] | None = None,
@@ -99,37 +103,54 @@ def ingest(
         shard_size: See `ShardWriter`.
         metadata: Added to the importer's.
         uploads_in_flight: See `ShardWriter`.
+        token: Name of this commit, see `ShardWriter`. When appending, the default is the source's identity (its files'
+            names, sizes and ETags or times, and what is made of them): appending the same source twice adds it once.
+        again: Append the source even if it was appended before.
         client: For the data set's store.
         storage_options: For the data set's store.
         on_progress: Called now and then, from the calling thread.
 
     Raises:
+        ConfigurationError: Options that cannot work; or the source is the destination.
         CorruptData: A file cannot be imported (``"fail"``), or none of them can.
         CommitConflict: Another writer committed meanwhile; running it again appends to what is there then.
         StorageError: Source or destination failed.
     """
     if on_error not in ("fail", "skip"):
         raise ConfigurationError("on_error is 'fail' or 'skip'", got=on_error)
+    if not all(callable(getattr(importer, method, None)) for method in ("scan", "read", "close")):
+        raise ConfigurationError("importer must be an importer, for example ImageFolder", got=type(importer).__name__)
+    if again and token is not None:
+        raise ConfigurationError("again adds the source without a token; give one of them", got=token)
+    options = dict(storage_options or {})
     began = time.monotonic()
     with LoopThread("storage-ingest") as loop:
         try:
-            onto = loop.run(_newest(url, client, dict(storage_options or {}))) if append else None
+            if open_store(url, client=client, **options).url == importer.url:
+                raise ConfigurationError("source and destination are the same folder", url=importer.url)
+            onto = loop.run(_newest(url, client, options)) if append else None
             scan = loop.run(importer.scan(onto))
+            name = scan.identity if append and token is None and not again else token
             with ShardWriter(
                 url, columns=scan.columns, shard_size=shard_size, append=append, overwrite=overwrite,
-                metadata={**scan.metadata, **(metadata or {})}, uploads_in_flight=uploads_in_flight, client=client,
-                storage_options=storage_options,
+                metadata={**scan.metadata, **(metadata or {})}, uploads_in_flight=uploads_in_flight, token=name,
+                client=client, storage_options=storage_options,
             ) as writer:  # fmt: skip
                 _check_unchanged(writer, onto, append=append)
                 run = _Run(writer, importer.url, on_error, scan.num_samples, on_progress)
-                run.drain(loop, _Source(importer.read()))
+                if not writer.repeats:
+                    run.drain(loop, _Source(importer.read()))
                 writer.update_metadata({"last_import": run.summary(), **run.encoded(onto)})
+        except CommitConflict as error:
+            error.what = "another writer committed meanwhile; run it again, with --append (append=True) to add to that"
+            raise
         finally:
             loop.run(importer.close())
     return IngestReport(
         manifest=writer.manifest,
-        num_samples=writer.num_samples,
+        num_samples=0 if writer.repeats else writer.num_samples,
         num_bytes=run.num_bytes,
+        repeats=writer.repeats,
         num_ignored=scan.num_ignored,
         skipped=tuple(run.skipped),
         duration_s=time.monotonic() - began,

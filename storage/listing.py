@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import struct
 from array import array
 from collections.abc import Callable
@@ -28,6 +27,7 @@ import zstandard
 from storage.errors import DeadlineExceeded, FormatError, StorageError
 from storage.fetch import FetchEngine
 from storage.stores.protocol import Buffer
+from storage.unfinished import create_unfinished, sweep_unfinished
 
 __all__ = ["Listing", "Texts", "decode_listing", "encode_listing", "list_objects", "load_listing", "save_listing"]
 
@@ -247,15 +247,15 @@ def save_listing(path: str | os.PathLike[str], listing: Listing, question: str) 
     """
     target = Path(path)
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    incoming = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    sweep_unfinished(target.parent)
+    file, incoming = create_unfinished(target.parent, mode=0o600)
     try:
-        fd = os.open(incoming, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(fd, "wb") as stream:  # noqa: PTH123 - of a descriptor
+        with open(file, "wb", closefd=False) as stream:
             stream.write(encode_listing(listing, question))
         incoming.replace(target)
-    except BaseException:
+    finally:
         incoming.unlink(missing_ok=True)
-        raise
+        os.close(file)
 
 
 def _digest(facts: Buffer, rest: Buffer) -> bytes:

@@ -94,6 +94,7 @@ def _encoded(kept: object) -> dict[str, dict[str, float]]:
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
+    from storage.printable import printable
     from storage.sizes import format_size
 
     sizes = facts["shard_bytes"]
@@ -123,7 +124,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
             lines += _class_lines(str(name), names)
     lines += [f"metadata   {name}: {json.dumps(value, ensure_ascii=False)[:200]}" for name, value in rest.items()]
     # Names come from the data set: nothing in them may move the cursor or colour the terminal.
-    return ["".join(letter if letter.isprintable() else "�" for letter in line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def _class_lines(name: str, names: object) -> list[str]:

@@ -77,6 +77,12 @@ def image_folder(
         OnError, typer.Option(help="Stop at the first bad file, or leave bad files out.")
     ] = OnError.FAIL,
     append: Annotated[bool, typer.Option("--append", help="Add to the data set.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="With --append: add the source even if it was added before.")
+    ] = False,
+    token: Annotated[
+        str | None, typer.Option(help="Name of this commit: a second one of the same name adds nothing.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Commit a snapshot of these images alone.")] = False,
     classes: Annotated[bool, typer.Option(help="Sub-folders are classes; without: no label column.")] = True,
     shuffle: Annotated[bool, typer.Option(help="Mix the order of the files; without: sorted by path.")] = True,
@@ -144,6 +150,8 @@ def image_folder(
             overwrite=overwrite,
             shard_size=shard_size,
             uploads_in_flight=uploads_in_flight,
+            token=token,
+            again=again,
             client=client_for(dst, client),
             storage_options=options_for(dst, options),
             on_progress=show,
@@ -159,6 +167,12 @@ def _print(report: IngestReport, dst: str) -> None:
     from storage.sizes import format_count, format_size
 
     manifest = report.manifest
+    if report.repeats:
+        typer.echo(
+            f"nothing was added: {dst} has this commit already, as snapshot {manifest.snapshot} "
+            "(--append --again adds the same files once more)"
+        )
+        return
     typer.echo(
         f"{format_count(report.num_samples, 'image')}, {format_size(report.num_bytes)}, in {report.duration_s:.1f} s "
         f"({_rate(report.num_samples, report.num_bytes, report.duration_s)})\n"
@@ -193,6 +207,7 @@ def _print_json(report: IngestReport) -> None:
             {
                 "snapshot": manifest.snapshot,
                 "digest": manifest.digest,
+                "repeats": report.repeats,
                 "num_samples": report.num_samples,
                 "num_bytes": report.num_bytes,
                 "num_ignored": report.num_ignored,

@@ -47,6 +47,7 @@ InFlight = Annotated[int, typer.Option(min=1, help="Requests at once.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
 _TEXT = frozenset({"id", "key", "name", "password", "profile", "region", "secret", "token"})  # even if all digits
+_CLIENTS = ("auto", "obstore", "aiobotocore", "fsspec")
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -77,7 +78,13 @@ def options_for(url: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def client_for(url: str, client: str) -> str:
-    """Likewise for the client library."""
+    """Likewise for the client library.
+
+    Raises:
+        typer.BadParameter: No such client.
+    """
+    if client not in _CLIENTS:
+        raise typer.BadParameter(f"{client!r} is not one of {', '.join(_CLIENTS)}", param_hint="--client")
     scheme = url.partition("://")[0].lower() if "://" in url else "file"
     return "auto" if scheme in ("file", "memory") else client
 

@@ -81,13 +81,14 @@ async def _verify(
 
 
 def _print(report: VerifyReport, url: str, *, as_json: bool) -> None:
+    from storage.printable import printable
     from storage.sizes import format_count, format_size
 
     if as_json:
         typer.echo(json.dumps({"url": url, "ok": not report.problems, **dataclasses.asdict(report)}))
         return
     for problem in report.problems:
-        typer.echo(str(problem))
+        typer.echo(printable(str(problem)))
     verdict = format_count(len(report.problems), "problem") if report.problems else "all digests agree"
     typer.echo(
         f"{url} snapshot {report.snapshot}: {verdict}; {format_count(report.num_shards, 'shard')}, "

@@ -70,7 +70,9 @@ class FetchEngine:
     ) -> None:
         bound = check_in_flight(in_flight)
         self.store = store
-        self.policy = retry or RetryPolicy()
+        self.policy = RetryPolicy.of(retry)
+        if hedge is not None and not isinstance(hedge, HedgePolicy):
+            raise ConfigurationError("hedge must be a HedgePolicy or None", got=type(hedge).__name__)
         self.counters = Counters()
         self.clock = clock
         self._gate = InFlightGate(

@@ -51,6 +51,17 @@ class RetryPolicy:
     stall_window_s: float = 8.0
     deadline_s: float = 180.0
 
+    @classmethod
+    def of(cls, given: RetryPolicy | None) -> RetryPolicy:
+        """Returns the policy that was given, or the default one for None.
+
+        Raises:
+            ConfigurationError: Something else was given.
+        """
+        if given is not None and not isinstance(given, RetryPolicy):
+            raise ConfigurationError("retry must be a RetryPolicy or None", got=type(given).__name__)
+        return given or cls()
+
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
             raise ConfigurationError("max_attempts must be at least 1", got=self.max_attempts)

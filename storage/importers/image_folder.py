@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -69,6 +70,8 @@ class ImageFolder:
         in_flight: int = 32,
         bytes_in_flight: Size = "256MiB",
     ) -> None:
+        if not isinstance(store, Store):
+            raise ConfigurationError("store must be a store, as open_store(url) returns it", got=type(store).__name__)
         if image_type not in (None, "jpeg", "image"):
             raise ConfigurationError("image_type is 'jpeg' or 'image'", got=image_type)
         if encode is not None and image_type is not None:
@@ -179,7 +182,14 @@ class ImageFolder:
     def _nothing_found(self, keys: list[str]) -> NotFound:
         endings = ", ".join(sorted(self._extensions))
         if not keys:
-            return NotFound("nothing to import: the folder is empty, or does not exist", url=self.url)
+            path = Path(self.url.removeprefix("file://")) if self.url.startswith("file://") else None
+            if path is None:
+                why = "the folder is empty, or does not exist"
+            elif path.exists():
+                why = "the folder is empty" if path.is_dir() else "this is a file; a folder is expected"
+            else:
+                why = "there is no such folder"
+            return NotFound(f"nothing to import: {why}", url=self.url)
         if any(key.startswith("manifests/") and key.endswith(".clm") for key in keys):
             return NotFound("nothing to import: this is a data set of shards already", url=self.url)
         others = Counter(_extension(key) for key in keys if "." in key.rpartition("/")[2])

@@ -181,7 +181,13 @@ class Schema:
 
     @classmethod
     def parse(cls, columns: Mapping[str, str]) -> Schema:
-        """Makes a schema of names and types, in their order."""
+        """Makes a schema of names and types, in their order.
+
+        Raises:
+            SchemaError: Not a mapping, or columns that cannot be.
+        """
+        if not isinstance(columns, Mapping):
+            raise SchemaError("columns must be a mapping of names to types", got=type(columns).__name__)
         return cls(tuple(Column(name, type_) for name, type_ in columns.items()))
 
     def to_dict(self) -> dict[str, str]:

@@ -126,7 +126,7 @@ async def commit(source: Store | FetchEngine, manifest: Manifest, *, retry: Retr
     """
     store = _engine(source).store
     try:
-        await Uploader(store=store, retry=retry or RetryPolicy()).put_once(
+        await Uploader(store=store, retry=RetryPolicy.of(retry)).put_once(
             manifest_key(manifest.snapshot), encode(manifest)
         )
     except AlreadyExists as error:

@@ -35,7 +35,7 @@ class UploadQueue:
         self, store: Store, *, in_flight: int, keep_store: bool = False, retry: RetryPolicy | None = None
     ) -> None:
         self.store = store
-        self._uploader = Uploader(store=store, retry=retry or RetryPolicy())
+        self._uploader = Uploader(store=store, retry=RetryPolicy.of(retry))
         self._in_flight = in_flight
         self._keep_store = keep_store
         self._loop = LoopThread("storage-upload")

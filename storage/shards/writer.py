@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -18,10 +18,10 @@ from storage.secrets import shortened
 from storage.shards.builder import FinishedShard, ShardBuilder
 from storage.shards.bundling import BundleGatherer
 from storage.shards.columns import Schema
+from storage.shards.commit_tokens import check_token, snapshot_of, user_metadata, with_token
 from storage.shards.cutting import ShardCutter
 from storage.shards.index import ShardIndex
 from storage.shards.manifest import BundleEntry, Manifest, ShardEntry, bundle_key, shard_key
-from storage.shards.metadata import plain_metadata
 from storage.shards.snapshots import commit, latest_snapshot, load_manifest
 from storage.shards.statistics import Statistics, fixed_facts, merge_statistics, payload_facts
 from storage.shards.upload_queue import UploadQueue
@@ -58,6 +58,9 @@ class ShardWriter:
         metadata: Free-form JSON; when appending, keys given here replace those of the parent.
         uploads_in_flight: Shards on their way at once; `write` waits beyond that. The writer holds about twice as many
             shards in memory.
+        token: Name of this commit. If the data set has a commit of this name, nothing is added: `write` ignores its
+            samples, and `manifest` is the snapshot of that commit. So a program whose commit was made, but which did
+            not learn of it, can be run again. The last 1,000 names are kept; an overwrite forgets those before it.
         retry: When to insist on an upload or a commit.
         client: As for `storage.open_store`.
         storage_options: As for `storage.open_store`.
@@ -81,6 +84,7 @@ class ShardWriter:
         overwrite: bool = False,
         metadata: Mapping[str, Any] | None = None,
         uploads_in_flight: int = 4,
+        token: str | None = None,
         retry: RetryPolicy | None = None,
         client: str = "auto",
         storage_options: Mapping[str, Any] | None = None,
@@ -94,7 +98,9 @@ class ShardWriter:
             raise ConfigurationError("shard_size must be 4 KiB to 1 GiB", got=shard_size)
         self.schema = Schema.parse(columns)
         self._append, self._overwrite = append, overwrite
-        self._metadata = plain_metadata(metadata)
+        self._metadata = user_metadata(metadata)
+        self._token = check_token(token)
+        self._repeats = False
         self._where = url
         self._opening = (client, dict(storage_options or {}))
         self._uploads_in_flight = uploads_in_flight
@@ -115,11 +121,18 @@ class ShardWriter:
         except BaseException:
             self.close()
             raise
+        if self._repeats:
+            self.close()
 
     @property
     def num_samples(self) -> int:
         """Written so far by this writer."""
         return self._num_samples
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a commit of the same token was there already, so that this writer adds nothing."""
+        return self._repeats
 
     @property
     def parent(self) -> Manifest | None:
@@ -148,6 +161,8 @@ class ShardWriter:
             StorageError: A shard could not be uploaded, in spite of retries. This sample was not written; the shard's
                 bytes are kept and sent again by the next call.
         """
+        if self._repeats:
+            return
         queue = self._writable()
         queue.check()
         with self._whole():
@@ -168,8 +183,9 @@ class ShardWriter:
         Raises:
             ConfigurationError: Not JSON.
         """
-        self._writable()
-        self._metadata = {**self._metadata, **plain_metadata(metadata)}
+        if not self._repeats:
+            self._writable()
+        self._metadata = {**self._metadata, **user_metadata(metadata)}
 
     def commit(self, *, rebase: bool = False) -> Manifest:
         """Waits for the uploads and makes everything visible at once; the writer is closed then.
@@ -231,25 +247,43 @@ class ShardWriter:
         snapshot = queue.run(latest_snapshot(queue.store))
         if snapshot is None:
             return None
-        if not self._append and not self._overwrite:
+        parent = (
+            queue.run(load_manifest(queue.store, snapshot)) if self._token or self._append or self._overwrite else None
+        )
+        self._manifest = self._committed_before(queue, parent)
+        if self._manifest is None and not self._append and not self._overwrite:
             raise AlreadyExists(
-                "there is a data set already; append to it or overwrite it",
+                "there is a data set already; add to it (append=True, --append) or replace it (overwrite=True)",
                 url=queue.store.url,
                 got=f"snapshot {snapshot}",
             )
-        parent = queue.run(load_manifest(queue.store, snapshot))
-        if self._append:
+        if self._append and parent is not None:
             self._check_same_columns(parent, queue.store.url)
         return parent
+
+    def _committed_before(self, queue: UploadQueue, newest: Manifest | None) -> Manifest | None:
+        """Returns the snapshot that this writer's token was committed in, if the newest one knows it."""
+        number = snapshot_of(newest, self._token)
+        if number is None or newest is None:
+            return None
+        self._repeats = True
+        with suppress(NotFound):  # somebody deleted that snapshot; what it added is in the newest one
+            return queue.run(load_manifest(queue.store, number))
+        return newest
 
     def _commit(self, queue: UploadQueue, *, rebase: bool) -> Manifest:
         if rebase:
             self._rebase(queue)
+            if (made := self._committed_before(queue, self._parent)) is not None:
+                return made
         manifest = self._next_manifest()
         try:
             queue.run(commit(queue.store, manifest, retry=self._retry))
         except CommitConflict:
             self._conflict = True
+            newest = queue.run(load_manifest(queue.store)) if self._token is not None else None
+            if (made := self._committed_before(queue, newest)) is not None:
+                return made
             raise
         except BaseException:
             self._in_doubt = manifest
@@ -286,13 +320,15 @@ class ShardWriter:
         base = parent if self._append else None
         first = base.num_samples if base else 0
         bundles = (replace(entry, first_sample=first + entry.first_sample) for entry in self._bundles)
+        snapshot = parent.snapshot + 1 if parent else 1
+        metadata = {**(base.metadata if base else {}), **self._metadata}
         return Manifest(
-            snapshot=parent.snapshot + 1 if parent else 1,
+            snapshot=snapshot,
             schema=self.schema.to_dict(),
             shards=(*(base.shards if base else ()), *self._shards),
             bundles=(*(base.bundles if base else ()), *bundles),
             statistics=merge_statistics(base.statistics if base else {}, self._statistics),
-            metadata={**(base.metadata if base else {}), **self._metadata},
+            metadata=with_token(metadata, self._token, snapshot),
             parent=parent.digest if parent else None,
         )
 

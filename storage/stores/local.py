@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -17,11 +16,10 @@ from pathlib import Path
 
 from storage.errors import AccessDenied, AlreadyExists, ConfigurationError, NotFound, StorageError, StoreError
 from storage.stores.protocol import GetResult, ObjectMeta, Store, check_key, check_match
+from storage.unfinished import UNFINISHED, create_unfinished, sweep_unfinished
 
 __all__ = ["LocalStore"]
 
-# Files under construction lie beside their target, because a rename is atomic within one file system only.
-_UNFINISHED = ".unfinished-"
 _LIST_PAGE_KEYS = 1000
 _MAKE_FOLDER_ATTEMPTS = 10
 
@@ -42,6 +40,7 @@ class LocalStore(Store):
             raise ConfigurationError("a local store needs a path")
         self._root = Path(path).expanduser().absolute()
         super().__init__(f"file://{self._root}")
+        self._swept: set[Path] = set()  # folders in which this store has looked for what killed writers left
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._url,)
@@ -62,8 +61,8 @@ class LocalStore(Store):
         return await asyncio.to_thread(self._stat, key)
 
     async def _put(self, key: str, data: memoryview, *, if_absent: bool) -> ObjectMeta:
-        if any(segment.startswith(_UNFINISHED) for segment in key.split("/")):
-            raise ConfigurationError(f"names that begin with {_UNFINISHED!r} are taken", url=self.url, key=key)
+        if any(segment.startswith(UNFINISHED) for segment in key.split("/")):
+            raise ConfigurationError(f"names that begin with {UNFINISHED!r} are taken", url=self.url, key=key)
         decision = _Decision()
         try:
             return await asyncio.to_thread(self._write, key, data, if_absent, decision)
@@ -103,14 +102,15 @@ class LocalStore(Store):
         target = self._root / key
         with self._translated(key, writing=True):
             self._check_inside(key, target.parent)
+            # Beside its target, because a rename is atomic within one file system only.
             file, unfinished = _create_beside(target)
             try:
-                try:
-                    _write_all(file, data)
-                    os.fsync(file)
-                    meta = self._meta(key, os.fstat(file))
-                finally:
-                    os.close(file)
+                if target.parent not in self._swept:
+                    self._swept.add(target.parent)
+                    sweep_unfinished(target.parent)
+                _write_all(file, data)
+                os.fsync(file)
+                meta = self._meta(key, os.fstat(file))
                 if target.is_dir():
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
                 with decision as stands:
@@ -120,6 +120,7 @@ class LocalStore(Store):
                         unfinished.replace(target)
             finally:
                 unfinished.unlink(missing_ok=True)
+                os.close(file)
             _sync_folder(target.parent)
             return meta
 
@@ -151,7 +152,7 @@ class LocalStore(Store):
         try:
             status = path.stat()
             with os.scandir(path) as entries:
-                found = sorted(_Entry.of(entry) for entry in entries if not entry.name.startswith(_UNFINISHED))
+                found = sorted(_Entry.of(entry) for entry in entries if not entry.name.startswith(UNFINISHED))
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
@@ -227,12 +228,10 @@ class _Decision:
 
 def _create_beside(target: Path) -> tuple[int, Path]:
     """Opens a new file in the target's folder, which a concurrent delete may be removing as empty."""
-    unfinished = target.parent / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(8)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for attempt in range(1, _MAKE_FOLDER_ATTEMPTS + 1):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(unfinished, flags, 0o666), unfinished
+            return create_unfinished(target.parent)
         except (FileNotFoundError, FileExistsError):
             # A file stands in the way, or the folder came or went under our hands.
             if attempt == _MAKE_FOLDER_ATTEMPTS or any(path.is_file() for path in target.parents):

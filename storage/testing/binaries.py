@@ -84,7 +84,7 @@ def find_tool(tool: Tool, *, build: bool = True, progress: Progress | None = Non
     """Returns the path of a program, building it first where that is allowed and needed.
 
     Any number of processes may ask at once: one builds, the others wait for it. A build that is killed leaves at most a
-    temporary folder in the cache, never half a program.
+    temporary folder in the cache, which the next build deletes, never half a program.
 
     Args:
         tool: Which one.
@@ -147,7 +147,11 @@ def _build_lock(tool: Tool, progress: Progress) -> Iterator[None]:
 
 
 def _build(tool: Tool, go: str, progress: Progress) -> None:
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=tool.path.parent) as folder:
+    prefix = f".build-{tool.path.name}-"
+    for left in tool.path.parent.iterdir():  # by a build that was killed: under the lock there is no other
+        if left.name.startswith(prefix):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=tool.path.parent) as folder:
         _go_install(tool, go, Path(folder), progress)
         built = next(path for path in Path(folder).iterdir() if os.access(path, os.X_OK))
         _check_source(tool, go, built)

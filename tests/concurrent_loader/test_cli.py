@@ -114,6 +114,12 @@ class TestIngest:
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
         assert "append" in result.stderr
         ingested(photos, data, "--append")
+        repeated = ingested(photos, data, "--append")
+        assert repeated.stdout.startswith("nothing was added: ")
+        assert "as snapshot 2" in repeated.stdout
+        assert "--again" in repeated.stdout
+        facts = json.loads(ingested(photos, data, "--append", "--json").stdout)
+        assert (facts["repeats"], facts["num_samples"], facts["dataset_num_samples"]) == (True, 0, 80)
         ingested(photos, data, "--overwrite")
         facts = json.loads(run("info", data, "--json").stdout)
         assert (facts["snapshots"], facts["num_samples"]) == ([1, 2, 3], 40)
@@ -133,6 +139,7 @@ class TestIngest:
             ("--on-error", "ignore"),
             ("--verify", "hope"),
             ("--in-flight", "0"),
+            ("--client", "boto"),
             ("--append", "--overwrite"),
             ("--storage-option", "no equals sign"),
         ],
@@ -187,7 +194,7 @@ class TestVerify:
         ingested(photos, data)
         result = run("verify", data)
         assert (result.exit_code, result.stderr) == (0, "")
-        assert "all digests agree" in result.stdout
+        assert "all digests agree; 4 shards, 1 bundle, 40 samples, " in result.stdout
         assert json.loads(run("verify", data, "--json").stdout)["ok"] is True
 
     def test_corrupt(self, photos: Path, data: Path) -> None:
@@ -296,8 +303,9 @@ def test_s3(s3_bucket: Any, photos: Path) -> None:
     result = run("ingest", "image-folder", photos, url, *flags)
     assert result.exit_code == 0, result.stderr
     assert run("verify", url, *flags, "--client", "aiobotocore").exit_code == 0
-    again = run("ingest", "image-folder", photos, url, "--append", *flags)
-    assert again.exit_code == 0, again.stderr
+    for more in ("--append", "--append"):
+        again = run("ingest", "image-folder", photos, url, more, *flags)
+        assert again.exit_code == 0, again.stderr
     assert json.loads(run("info", url, "--json", *flags).stdout)["num_samples"] == 80
 
     async def damage() -> None:

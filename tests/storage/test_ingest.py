@@ -105,6 +105,66 @@ def test_the_same_folder_makes_the_same_data_set() -> None:
     assert len(digests) == 1
 
 
+def test_the_source_is_not_the_destination(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.jpg").write_bytes(picture(1))
+    with pytest.raises(ConfigurationError, match="same folder"):
+        ingest(ImageFolder(open_store(tmp_path)), f"{tmp_path}/")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_writer_that_was_quicker_is_named(url: str) -> None:
+    def meanwhile(progress: IngestProgress) -> None:
+        if progress.num_done == 80:
+            ingest(folder(some_files()), url)
+
+    with pytest.raises(CommitConflict, match="--append"):
+        ingest(folder(some_files()), url, on_progress=meanwhile)
+
+
+class TestAppendingTheSameSource:
+    def test_adds_it_once(self, url: str) -> None:
+        source = folder(some_files()).url
+        reports = [ingest(ImageFolder(open_store(source)), url, append=True) for _ in range(3)]
+        assert [(report.repeats, report.num_samples) for report in reports] == [(False, 80), (True, 0), (True, 0)]
+        assert {report.manifest.snapshot for report in reports} == {1}
+        assert len(contents(url)) == 80
+
+    def test_unless_that_is_wanted(self, url: str) -> None:
+        source = folder(some_files()).url
+        ingest(ImageFolder(open_store(source)), url, append=True)
+        assert ingest(ImageFolder(open_store(source)), url, append=True, again=True).manifest.num_samples == 160
+        assert ingest(ImageFolder(open_store(source)), url, append=True).repeats
+        with pytest.raises(ConfigurationError, match="token"):
+            ingest(ImageFolder(open_store(source)), url, append=True, again=True, token="x")
+
+    def test_another_source_or_way_is_added(self, url: str) -> None:
+        source = folder(some_files()).url
+        ingest(ImageFolder(open_store(source)), url, append=True)
+        asyncio.run(open_store(source).put("a/0.jpg", picture(77)))
+        assert not ingest(ImageFolder(open_store(source)), url, append=True).repeats
+        assert not ingest(ImageFolder(open_store(source), shuffle_seed=1), url, append=True).repeats
+        assert asyncio.run(load_manifest(open_store(url))).num_samples == 240
+
+    def test_a_token_of_the_users_own(self, url: str) -> None:
+        for expected in (False, True):
+            assert ingest(folder(some_files()), url, token="monday").repeats is expected
+        with pytest.raises(AlreadyExists):
+            ingest(folder(some_files()), url, token="tuesday")
+
+    def test_two_at_once_add_it_once(self, url: str) -> None:
+        source = folder(some_files()).url
+        late: list[IngestReport] = []
+
+        def meanwhile(progress: IngestProgress) -> None:
+            if progress.num_done == 80 and not late:
+                late.append(ingest(ImageFolder(open_store(source)), url, append=True))
+
+        report = ingest(ImageFolder(open_store(source)), url, append=True, on_progress=meanwhile)
+        assert (late[0].repeats, report.repeats, report.num_samples) == (False, True, 0)
+        assert len(contents(url)) == 80
+
+
 class TestBadFiles:
     FILES: ClassVar = {**some_files(), "b/empty.jpg": b"", "b/cut é.jpg": picture(1)[:-99]}
 

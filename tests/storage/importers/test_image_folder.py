@@ -122,6 +122,11 @@ class TestScan:
         ):
             with pytest.raises(error, match=words):
                 await run(await folder(files))
+        (tmp_path / "file.zip").write_bytes(b"PK")
+        (tmp_path / "empty").mkdir()
+        for name, words in (("file.zip", "this is a file"), ("empty", "folder is empty"), ("gone", "no such folder")):
+            with pytest.raises(NotFound, match=words):
+                await run(LocalStore(tmp_path / name))
 
     async def test_the_identity_is_of_the_files_and_of_what_is_made_of_them(self, tmp_path: Path) -> None:
         for name in ("a/1.jpg", "b/2.jpg"):

@@ -26,6 +26,7 @@ from storage.errors import (
     StoreClosed,
 )
 from storage.fetch import RetryPolicy
+from storage.shards import commit_tokens
 from storage.shards.bundling import BundleGatherer
 from storage.shards.index import ShardIndex, verify_shard
 from storage.shards.manifest import Manifest, encode
@@ -575,3 +576,87 @@ def test_what_is_no_sample_is_a_typed_error(not_a_sample: Any, tmp_path: Path) -
             writer.write(not_a_sample)
         writer.write({"number": 2})
     assert writer.manifest.num_samples == 2
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+class TestTokens:
+    def test_a_commit_made_again_adds_nothing(self, url: str) -> None:
+        write(url, range(10))
+        for _ in range(3):
+            assert write(url, range(10, 20), append=True, token="monday").snapshot == 2
+        assert write(url, range(20, 30), append=True, token="tuesday").snapshot == 3
+        with ShardWriter(url, columns=COLUMNS, append=True, token="monday") as writer:
+            assert writer.repeats
+            writer.write({"nothing": "is looked at"})
+            writer.update_metadata({"x": 1})
+        assert (writer.num_samples, writer.manifest.snapshot) == (0, 2)
+        manifest, numbers = read(url)
+        assert numbers == list(range(30))
+        assert manifest.metadata == {"commit_tokens": {"monday": 2, "tuesday": 3}}
+
+    def test_a_lost_answer_and_a_new_process(self, url: str) -> None:
+        def losing(call: Call) -> list[Fault]:
+            return (
+                [Fail(ServerError, after=True)] if call.key.startswith("manifests/") and call.operation == "put" else []
+            )
+
+        store = FaultStore(open_store(url), losing)
+        with pytest.raises(ServerError):
+            write(store, range(10), append=True, token="monday", retry=NO_PATIENCE)
+        assert write(url, range(10), append=True, token="monday").snapshot == 1
+        assert read(url)[1] == list(range(10))
+
+    def test_of_two_at_once_one_adds(self, url: str) -> None:
+        with ShardWriter(url, columns=COLUMNS, append=True, token="monday") as ours:
+            ours.write(sample(0))
+            theirs = write(url, [0], append=True, token="monday")
+            write(url, [1], append=True)
+        assert ours.repeats
+        assert ours.manifest.digest == theirs.digest
+        assert read(url)[1] == [0, 1]
+
+    def test_rebasing_finds_it(self, url: str) -> None:
+        ours = ShardWriter(url, columns=COLUMNS, append=True, token="monday")
+        with pytest.raises(CommitConflict), ours:
+            ours.write(sample(0))
+            write(url, [1])
+        write(url, [0], append=True, token="monday")
+        assert ours.commit(rebase=True).snapshot == 2
+        assert read(url)[1] == [1, 0]
+
+    def test_without_append_it_is_no_conflict_either(self, url: str) -> None:
+        assert write(url, [0], token="a").digest == write(url, [0], token="a").digest
+        with pytest.raises(AlreadyExists):
+            write(url, [0], token="b")
+        write(url, [1], overwrite=True, token="b")
+        assert write(url, [1], overwrite=True, token="b").metadata == {"commit_tokens": {"b": 2}}
+        assert write(url, [2], append=True, token="a").snapshot == 3  # what had been overwritten is not there
+
+    def test_a_deleted_snapshot_still_counts(self, url: str) -> None:
+        write(url, [0], token="a")
+        write(url, [1], append=True)
+        asyncio.run(open_store(url).delete("manifests/0000000001.clm"))
+        assert write(url, [0], append=True, token="a").snapshot == 2
+
+    @pytest.mark.parametrize("kept", [3, [], {"a": "x", "b": True}, {"a": -1}])
+    def test_what_somebody_else_keeps_there_is_not_believed(self, url: str, kept: Any) -> None:
+        manifest = Manifest(snapshot=1, schema=COLUMNS, metadata={"commit_tokens": kept})
+        asyncio.run(open_store(url).put("manifests/0000000001.clm", encode(manifest)))
+        assert write(url, [0], append=True, token="a").metadata == {"commit_tokens": {"a": 2}}
+
+    def test_their_number_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(commit_tokens, "MAX_TOKENS", 2)
+        metadata: dict[str, Any] = {"x": 1}
+        for number in range(1, 5):
+            metadata = commit_tokens.with_token(metadata, f"{9 - number}", number)
+        assert metadata == {"x": 1, "commit_tokens": {"6": 3, "5": 4}}
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"token": ""}, {"token": "x" * 201}, {"token": "a\n"}, {"token": 3}, {"metadata": {"commit_tokens": {}}}],
+    )
+    def test_what_cannot_be_one(self, url: str, options: Any) -> None:
+        with pytest.raises(ConfigurationError, match="token"):
+            write(url, [0], **options)
