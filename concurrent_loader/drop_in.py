@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from time import perf_counter
 from types import GenericAlias
 from typing import Any
@@ -148,7 +148,7 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         )
         self._start = Start()
         self._progress: ItemProgress | StreamProgress | None = None  # of the newest iteration while it lasts
-        self._after: Places | None = None  # what the next epoch begins with
+        self._after = Start()  # where the next epoch begins, but for the generators
         self._kept: ItemParts | StreamParts | None = None  # persistent workers'
         self._default = DefaultRandomness()
         self._counts = Counts()
@@ -166,7 +166,7 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         if isinstance(self.dataset, _PIPES):
             return DataLoader.__iter__(self)
         began = perf_counter()
-        start, self._start, self._after = self._start, Start(), None
+        start, self._start, self._after = self._start, Start(), Start()
         self._check_workers(start)
         self._default.go_on()
         is_again = self._kept is not None
@@ -188,11 +188,14 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         def on_end(places: Places | None) -> None:
             if self._progress is progress:
                 self._progress = None
-                self._after = places if self.persistent_workers or not self.num_workers else None
+                if self.persistent_workers:  # they go on with their generators; others begin anew
+                    self._after = Start(seed=progress.seed, places=places)
+                elif not self.num_workers:
+                    self._after = Start(places=places)
 
         made = Iteration(
             self, batches, progress, counts=self._counts, began=began, with_workers=self.num_workers > 0,
-            on_end=on_end, close=parts.close, rest=parts.rest,
+            on_end=on_end, parts=parts,
         )  # fmt: skip
         if parts.is_announced and (is_again or isinstance(self.dataset, Stateful)):
             made.await_begun(max(1, self.num_workers))
@@ -286,7 +289,7 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         elif self._start != Start():
             start = self._start
         else:
-            start = Start(at_begin=source.randomness(), places=self._after)
+            start = replace(self._after, at_begin=source.randomness())
         return to_dict(start, epoch=source.epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -306,9 +309,8 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         source.check(start)
         if epoch is not None:
             source.set_epoch(epoch)
-        self._start, self._progress, self._after = start, None, None
-        if start.places is not None:
-            self._kept = None  # workers that have gone on elsewhere
+        self._start, self._progress, self._after = start, None, Start()
+        self._kept = None  # persistent workers have gone on elsewhere
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -334,7 +336,7 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_progress": None, "_after": None, "_kept": None, "_iterator": None}
+        return {**self.__dict__, "_progress": None, "_kept": None, "_iterator": None}
 
 
 def _is_map_style(dataset: object) -> bool:

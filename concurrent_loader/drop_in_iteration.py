@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from concurrent_loader.dataset_state import Places
+from concurrent_loader.drop_in_parts import ItemParts, StreamParts
 from concurrent_loader.served import Outcome
 from concurrent_loader.worker_places import ItemProgress, StreamProgress
 
@@ -41,8 +43,7 @@ class Iteration(Iterator[Any]):
         began: When the iteration began, in seconds of `perf_counter`.
         with_workers: Whether there are worker processes.
         on_end: Called at the end of the epoch with what the next one begins with.
-        close: Called at the end of the epoch: ends threads of this process.
-        rest: Called after an exception: lets idle threads of this process end.
+        parts: What torch's iterator was made of; its threads in this process end with the epoch.
     """
 
     def __init__(
@@ -55,8 +56,7 @@ class Iteration(Iterator[Any]):
         began: float,
         with_workers: bool,
         on_end: Callable[[Places | None], None],
-        close: Callable[[], None],
-        rest: Callable[[], None],
+        parts: ItemParts | StreamParts,
     ) -> None:
         self._loader = loader
         self._batches = batches
@@ -65,8 +65,8 @@ class Iteration(Iterator[Any]):
         self._began = began
         self._with_workers = with_workers
         self._on_end = on_end
-        self._close = close
-        self._rest = rest
+        self._parts = parts
+        self._early: deque[Outcome] = deque()  # what came while others were still beginning
         self._given: float | None = None  # when the newest batch was given away
 
     def __len__(self) -> int:
@@ -79,11 +79,16 @@ class Iteration(Iterator[Any]):
 
     def await_begun(self, num_workers: int) -> None:
         """Waits until each worker has said that it has begun; raises what went wrong there."""
-        for _ in range(num_workers):
+        begun: set[int] = set()
+        while len(begun) < num_workers:
             outcome: Outcome = next(self._batches)
-            self._progress.note(outcome)
+            if outcome.worker in begun:
+                self._early.append(outcome)
+                continue
             if outcome.error is not None:
-                outcome.error.reraise()  # type: ignore[no-untyped-call]
+                outcome.error.reraise()
+            begun.add(outcome.worker)
+            self._progress.note(outcome)
 
     def __next__(self) -> Any:
         counts, asked = self._counts, perf_counter()
@@ -91,7 +96,7 @@ class Iteration(Iterator[Any]):
         try:
             while True:
                 outcome = None
-                outcome = next(self._batches)
+                outcome = self._early.popleft() if self._early else next(self._batches)
                 if type(outcome) is not Outcome or outcome.has_batch:
                     break
                 if outcome.error is not None:
@@ -99,13 +104,13 @@ class Iteration(Iterator[Any]):
                 self._progress.note(outcome)
         except StopIteration as end:
             self._on_end(self._progress.at_end())
-            self._close()
+            self._parts.close()
             self._clear_frames(end)
             raise
         except BaseException as error:
             if not (isinstance(error, RuntimeError) and str(error).startswith("DataLoader timed out")):
                 self._progress.failed(outcome)
-            self._rest()  # the traceback keeps this object alive; threads it need not keep
+            self._parts.rest()  # the traceback keeps this object alive; threads it need not keep
             self._clear_frames(error)
             raise
         now = perf_counter()

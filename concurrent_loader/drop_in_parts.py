@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from concurrent_loader.order_source import Randomness, Start
@@ -27,9 +28,13 @@ class ItemParts:
         served: What its workers serve.
         tasks: The order.
         arguments: Further arguments of torch's loader.
+
+    Attributes:
+        items: Where items of this process come from.
     """
 
     def __init__(self, served: ServedItems, tasks: TaskSampler, arguments: Mapping[str, Any]) -> None:
+        self.items = served.items
         self._served = served
         self._tasks = tasks
         self._num_workers: int = arguments["num_workers"]
@@ -47,9 +52,8 @@ class ItemParts:
         self._tasks.start = start
         if self._stateful is not None:
             self._stateful.places = start.places
-        _worker_init(self._loader).seed = start.seed
         try:
-            return iter(self._loader)
+            return _begin(self._loader, start.seed)
         finally:
             self._tasks.start = Start()
 
@@ -68,11 +72,11 @@ class ItemParts:
 
     def close(self) -> None:
         """Ends threads of this process."""
-        self._served.items.close()
+        self.items.close()
 
     def rest(self) -> None:
         """Lets idle threads of this process end."""
-        self._served.items.rest()
+        self.items.rest()
 
 
 class StreamParts:
@@ -95,9 +99,8 @@ class StreamParts:
         """Begins an iteration."""
         places = start.places
         self._served.begin_at(places)
-        _worker_init(self._loader).seed = start.seed
         try:
-            return iter(self._loader)
+            return _begin(self._loader, start.seed)
         finally:
             self._served.begin_at(None)
 
@@ -127,9 +130,17 @@ class StreamParts:
         """Does nothing: there are no threads."""
 
 
-def _worker_init(loader: DataLoader[Outcome]) -> WorkerInit:
+def _begin(loader: DataLoader[Outcome], seed: int | None) -> Iterator[Outcome]:
+    """Begins an iteration of torch's loader, with a given base of the workers' seeds unless it is None."""
     assert isinstance(loader.worker_init_fn, WorkerInit)
-    return loader.worker_init_fn
+    loader.worker_init_fn.seed = seed
+    generator = loader.generator
+    if seed is not None:
+        loader.generator = torch.Generator()  # torch draws a base from it that nobody uses
+    try:
+        return iter(loader)
+    finally:
+        loader.generator = generator
 
 
 def _seed(start: Start, batches: Any) -> int:

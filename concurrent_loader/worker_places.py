@@ -59,12 +59,15 @@ class ItemProgress:
         tasks: Tasks of the iteration.
         places: Of the workers, if the dataset has a state.
         seed: Base of the workers' seeds.
+
+    Attributes:
+        seed: As given.
     """
 
     def __init__(self, tasks: TasksAhead, places: WorkerPlaces | None, seed: int) -> None:
         self._tasks = tasks
         self._places = places
-        self._seed = seed
+        self.seed = seed
 
     def delivered(self, outcome: Any) -> int:
         """Notes a batch that the consumer gets, plain or in an outcome; returns its number of samples."""
@@ -87,7 +90,7 @@ class ItemProgress:
     def position(self) -> Start:
         """Returns where an iteration begins that goes on after what was delivered."""
         start = self._tasks.order.position()
-        return start if self._places is None else replace(start, seed=self._seed, places=self._places.now())
+        return start if self._places is None else replace(start, seed=self.seed, places=self._places.now())
 
     def at_end(self) -> Places | None:
         """Returns what the next epoch begins with."""
@@ -127,7 +130,7 @@ class StreamProgress:
         self._start = start
         self._places = places
         self._at_iter = at_iter
-        self._seed = seed
+        self.seed = seed
         self._name = name
         self._stated_length = stated_length
         self._num_delivered = start.num_batches
@@ -156,7 +159,7 @@ class StreamProgress:
 
     def position(self) -> Start:
         """Returns where an iteration begins that goes on after what was delivered."""
-        return Start(num_batches=self._num_delivered, at_iter=self._at_iter, seed=self._seed, places=self._places.now())
+        return Start(num_batches=self._num_delivered, at_iter=self._at_iter, seed=self.seed, places=self._places.now())
 
     def at_end(self) -> Places:
         """Returns what the next epoch begins with."""
