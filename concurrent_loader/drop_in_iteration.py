@@ -86,7 +86,7 @@ class Iteration(Iterator[Any]):
                 self._early.append(outcome)
                 continue
             if outcome.error is not None:
-                outcome.error.reraise()
+                outcome.error.reraise()  # type: ignore[no-untyped-call]
             begun.add(outcome.worker)
             self._progress.note(outcome)
 
