@@ -13,7 +13,11 @@ from concurrent_loader import ConcurrentDataLoader, LoaderStateError
 from concurrent_loader.errors import WorkerCountError
 from storage.errors import ConfigurationError
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata's use of torch
+]
 
 SIZES = (3, 17, 8)
 
