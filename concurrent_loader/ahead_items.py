@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from concurrent_loader.item_fetchers import ItemFetcher, Pending, make_fetcher
-from concurrent_loader.multiprocessing_folder import own_multiprocessing_folder
 from concurrent_loader.tasks_ahead import Task
 
-__all__ = ["AheadItems", "WorkerInit"]
+__all__ = ["AheadItems"]
 
 
 class AheadItems(Dataset[Any]):
@@ -100,22 +98,3 @@ class _Ahead:
     def _is_stale(self, number: int, task: Task) -> bool:
         # The loop before was left early; or torch gave the batch to another worker after all.
         return task.iteration != self._iteration or number < task.number
-
-
-class WorkerInit:
-    """Runs first in each worker: lets ``get_worker_info().dataset`` be the user's data set, then calls the user's.
-
-    Args:
-        then: The user's ``worker_init_fn``.
-    """
-
-    def __init__(self, then: Callable[[int], Any] | None) -> None:
-        self._then = then
-
-    def __call__(self, worker_id: int) -> None:
-        own_multiprocessing_folder()  # torch hands tensors over through sockets in it
-        info = get_worker_info()
-        if info is not None and isinstance(info.dataset, AheadItems):
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # it refuses the plain way
-        if self._then is not None:
-            self._then(worker_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
 from concurrent_loader.epoch_setter import EpochSetter
 from concurrent_loader.errors import LoaderError, LoaderTimeout
 from concurrent_loader.grouping import say_if_ranks_share_shards
+from concurrent_loader.loader_iterator import LoaderIterator
 from concurrent_loader.patience import Patience, describe
 from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions, PlanState
@@ -269,9 +270,9 @@ class ConcurrentDataLoader(LoaderArguments):
         """
         if not self._place_is_given and torch.distributed.is_available() and torch.distributed.is_initialized():
             _check_place((self.rank, self.world_size), _place(None, None))
-        return self._iterate()
+        return LoaderIterator(self._iterate(), self._workers)
 
-    def _iterate(self) -> Iterator[Any]:
+    def _iterate(self) -> Generator[Any, None, None]:
         if self._started:
             self._epoch, self._step = self._epoch + 1, 0
         self._started = True
