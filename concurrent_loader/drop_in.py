@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from concurrent_loader.ahead_items import AheadItems, WorkerInit
 from concurrent_loader.choosing import refuse_native
 from concurrent_loader.drop_in_state import from_dict, inexact, to_dict
+from concurrent_loader.inline_heuristic import Findings
 from concurrent_loader.item_way import way_of
 from concurrent_loader.loader import ConcurrentDataLoader
 from concurrent_loader.order_source import BegunOrder, OrderSource, Start
@@ -134,6 +135,7 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         self._order: BegunOrder | None = None  # of the newest iteration while it lasts
         self._kept: _Parts | None = None  # persistent workers'
         self._counts = _Counts()
+        self._findings: Findings | None = None  # about the items, kept from one iteration to the next
 
     # -- iteration -------------------------------------------------------------------------------------------------
 
@@ -177,9 +179,16 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
 
     def _make_parts(self) -> _Parts:
         batched = self.batch_sampler is not None
-        items = AheadItems(self.dataset, in_flight=self.in_flight, batched=batched)
+        num_processes = max(1, self.num_workers)
+        if self._findings is None or len(self._findings.bytes) != num_processes:
+            self._findings = Findings(num_processes, is_shared=self.num_workers > 0)
+        items = AheadItems(self.dataset, in_flight=self.in_flight, batched=batched, findings=self._findings)
         sampler = TaskSampler(
-            self._source, num_workers=self.num_workers, num_items_ahead=self._num_items_ahead(), batched=batched
+            self._source,
+            num_workers=self.num_workers,
+            num_items_ahead=self._num_items_ahead(),
+            batched=batched,
+            found=self._findings.bytes,
         )
         loader: DataLoader[Any] = DataLoader(
             items,
@@ -263,7 +272,7 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_order": None, "_kept": None, "_iterator": None}
+        return {**self.__dict__, "_order": None, "_kept": None, "_findings": None, "_iterator": None}
 
 
 def _is_map_style(dataset: object) -> bool:
@@ -289,7 +298,8 @@ class _Iteration(Iterator[Any]):
         self, loader: DropInDataLoader, batches: Iterator[Any], tasks: TasksAhead, items: AheadItems, *, began: float
     ) -> None:
         self._loader = loader
-        self._batches = batches
+        self._next_batch = batches.__next__
+        self._counts = loader._counts
         self._tasks = tasks
         self._items = items
         self._began = began
@@ -299,9 +309,9 @@ class _Iteration(Iterator[Any]):
         return len(self._loader)
 
     def __next__(self) -> Any:
-        counts, asked = self._loader._counts, perf_counter()
+        asked = perf_counter()
         try:
-            batch = next(self._batches)
+            batch = self._next_batch()
         except StopIteration as end:
             self._loader._ended(self._tasks.order)
             self._items.close()
@@ -313,13 +323,12 @@ class _Iteration(Iterator[Any]):
             self._items.rest()  # the traceback keeps this object alive; threads it need not keep
             self._clear_frames(error)
             raise
-        now = perf_counter()
+        now, counts = perf_counter(), self._counts
         if self._given is None:
             counts.first_batch_s = now - self._began
-        else:
-            counts.total_s += asked - self._given
+            self._given = asked
         counts.wait_s += now - asked
-        counts.total_s += now - asked
+        counts.total_s += now - self._given
         counts.num_batches += 1
         counts.num_samples += self._tasks.delivered()
         self._given = now
