@@ -25,6 +25,7 @@ from concurrent_loader.loader import ConcurrentDataLoader
 from concurrent_loader.order_source import BegunOrder, OrderSource, Start
 from concurrent_loader.stats import LoaderStats
 from concurrent_loader.tasks_ahead import TasksAhead, TaskSampler
+from concurrent_loader.torch_iterator import next_batch_of
 from storage.errors import ConfigurationError
 
 __all__ = ["DEFAULT_IN_FLIGHT", "DropInDataLoader"]
@@ -298,7 +299,7 @@ class _Iteration(Iterator[Any]):
         self, loader: DropInDataLoader, batches: Iterator[Any], tasks: TasksAhead, items: AheadItems, *, began: float
     ) -> None:
         self._loader = loader
-        self._next_batch = batches.__next__
+        self._next_batch = next_batch_of(batches)
         self._counts = loader._counts
         self._tasks = tasks
         self._items = items
