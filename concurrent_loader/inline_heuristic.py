@@ -151,13 +151,14 @@ class Findings:
     Args:
         num_processes: Number of bytes.
         is_shared: Whether processes are to see each other's.
+        known: What they hold at first.
 
     Attributes:
         bytes: `UNKNOWN`, `COMPUTES` or `WAITS` for each process.
     """
 
-    def __init__(self, num_processes: int, *, is_shared: bool) -> None:
-        found = torch.zeros(num_processes, dtype=torch.uint8)
+    def __init__(self, num_processes: int, *, is_shared: bool, known: int = UNKNOWN) -> None:
+        found = torch.full((num_processes,), known, dtype=torch.uint8)
         self.__setstate__(found.share_memory_() if is_shared else found)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> torch.Tensor:
