@@ -8,7 +8,9 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import time
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, process_time
@@ -22,10 +24,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from benchmarks.photos import make_photos
 from concurrent_loader import ConcurrentDataLoader
 
-__all__ = ["KINDS", "NOT_INSTALLED", "epoch_times", "is_installed"]
+__all__ = ["BATCH_SIZE", "HUGGING_FACE", "KINDS", "Kind", "epoch_times", "is_installed"]
 
-NOT_INSTALLED = "not installed"
-
+BATCH_SIZE = 32
+HUGGING_FACE = "Hugging Face datasets"
 _SLOW_ITEM_S = 0.02
 
 
@@ -103,10 +105,14 @@ def spin(loops: int) -> int:
 
 def is_installed(kind: str) -> bool:
     """Says whether the packages of a kind of items are there."""
-    return not kind.startswith("Hugging Face") or find_spec("datasets") is not None
+    return kind != HUGGING_FACE or find_spec("datasets") is not None
 
 
-def _python(item_s: float, folder: Path) -> Callable[[int], Dataset[Any]]:
+def _tensors(length: int) -> Dataset[Any]:
+    return TensorDataset(torch.zeros((length, 64)), torch.zeros(length, dtype=torch.int64))
+
+
+def _python(item_s: float) -> Callable[[int], Dataset[Any]]:
     began = process_time()
     spin(2_000_000)
     loops = int(item_s * 2_000_000 / (process_time() - began))
@@ -135,46 +141,56 @@ def _hugging_face(folder: Path) -> Callable[[int], Dataset[Any]]:
     return make
 
 
-KINDS: dict[str, tuple[int, Callable[[Path], Callable[[int], Dataset[Any]]]]] = {
-    # items of an epoch in each process, and what makes the dataset once its length is known
-    "1 ms of Python": (480, lambda folder: _python(0.001, folder)),
-    "0.2 ms of Python": (2400, lambda folder: _python(0.0002, folder)),
-    "in memory": (40_000, lambda folder: MemoryItems),
-    "one slow item of 20,000": (20_000, lambda folder: lambda length: MemoryItems(length, slow=1000)),
-    "TensorDataset": (
-        40_000,
-        lambda folder: lambda length: TensorDataset(torch.zeros((length, 64)), torch.zeros(length, dtype=torch.int64)),
-    ),
-    "NumPy augmentation": (2400, lambda folder: NumpyItems),
-    "ImageFolder, JPEG": (64, _photos),
-    "Hugging Face datasets": (8000, _hugging_face),
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Items of one kind.
+
+    Attributes:
+        make: Gets a folder for files; returns what makes a dataset of a given length.
+        length: Number of items of an epoch in the loader's own process.
+        length_in_workers: Number of items of an epoch with worker processes.
+    """
+
+    make: Callable[[Path], Callable[[int], Dataset[Any]]]
+    length: int
+    length_in_workers: int
+
+
+KINDS: dict[str, Kind] = {
+    "1 ms of Python": Kind(lambda folder: _python(0.001), 480, 960),
+    "0.2 ms of Python": Kind(lambda folder: _python(0.0002), 2400, 4800),
+    "in memory": Kind(lambda folder: MemoryItems, 40_000, 8000),
+    "one slow item of 20,000": Kind(lambda folder: lambda length: MemoryItems(length, slow=1000), 20_000, 20_000),
+    "TensorDataset": Kind(lambda folder: _tensors, 40_000, 8000),
+    "NumPy augmentation": Kind(lambda folder: NumpyItems, 2400, 4800),
+    "ImageFolder, JPEG": Kind(_photos, 64, 128),
+    HUGGING_FACE: Kind(_hugging_face, 8000, 8000),
 }
 
 
 def epoch_times(
-    kind: str, num_workers: int, batch_size: int, num_rounds: int, scale: float, folder: str
+    kind: str, num_workers: int, num_rounds: int, scale: float, folder: str, batch_size: int = BATCH_SIZE
 ) -> dict[str, list[float]]:
-    """Measures alternating epochs of both loaders in this process, workers' start included.
+    """Measures alternating epochs of both loaders in this process.
 
     Args:
         kind: A key of `KINDS`.
         num_workers: Worker processes, forked.
-        batch_size: Items of a batch.
         num_rounds: Epochs of each side.
         scale: Multiplies the number of items.
         folder: For files that are made once and kept.
+        batch_size: Number of items in a batch.
 
     Returns:
-        Seconds of each epoch, by ``"torch"`` and ``"ours"``. Each epoch is of a new loader.
+        Seconds of each epoch, workers' start included, by ``"torch"`` and ``"ours"``. Each epoch is of a new loader.
     """
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
-    per_process, opened = KINDS[kind]
-    cores = min(len(multiprocessing.active_children()) + max(1, num_workers), 2)
-    length = max(batch_size, round(per_process * cores * scale))
-    if kind.startswith("one slow item"):
-        length = max(2000, round(per_process * scale))
-    dataset = opened(Path(folder))(length)
+    # torch's advice not to have more workers than cores, which both sides get
+    warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+    one = KINDS[kind]
+    length = max(batch_size, round((one.length_in_workers if num_workers else one.length) * scale))
+    dataset = one.make(Path(folder))(length)
     sides: dict[str, Any] = {"torch": DataLoader, "ours": ConcurrentDataLoader}
     taken: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(-1, num_rounds):  # the first round warms caches up and does not count
@@ -182,9 +198,7 @@ def epoch_times(
             gc.collect()
             began = perf_counter()
             loader = sides[side](dataset, batch_size=batch_size, num_workers=num_workers)
-            num_batches = 0
-            for _ in loader:
-                num_batches += 1
+            num_batches = sum(1 for _ in loader)
             took_s = perf_counter() - began
             if num_batches != -(-length // batch_size):
                 raise AssertionError(f"{side} gave {num_batches} batches of {length} items")

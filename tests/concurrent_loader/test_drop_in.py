@@ -36,7 +36,6 @@ from concurrent_loader.inline_heuristic import COMPUTES, UNKNOWN, WAITS
 from concurrent_loader.item_way import way_of
 from storage.errors import ConfigurationError
 
-
 KNOWN = st.sampled_from([UNKNOWN, COMPUTES, WAITS])
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import threading
 
 import pytest
 
+from concurrent_loader import inline_heuristic
 from concurrent_loader.inline_heuristic import (
     COMPUTES,
     SLICE_ITEMS,
@@ -21,10 +23,10 @@ class Clocks:
     """Clocks of a thread, moved by hand."""
 
     def __init__(self):
-        self.wall_s, self.cpu_s, self.num_blocked = 100.0, 5.0, 7
+        self.wall_s, self.cpu_s, self.queued_s = 100.0, 5.0, 7.0
 
-    def read(self):
-        return Reading(self.wall_s, self.cpu_s, self.num_blocked)
+    def read(self, *, with_queue):
+        return Reading(self.wall_s, self.cpu_s, self.queued_s if with_queue else 0.0)
 
     def compute(self, seconds):
         self.wall_s += seconds
@@ -32,10 +34,10 @@ class Clocks:
 
     def wait(self, seconds):
         self.wall_s += seconds
-        self.num_blocked += 1
 
     def displaced(self, seconds):
         self.wall_s += seconds
+        self.queued_s += seconds
 
 
 class Subject:
@@ -170,10 +172,30 @@ def test_what_an_earlier_iteration_found_is_believed():
     assert Subject(WAITS).heuristic.uses_threads()
 
 
-def test_the_clocks_of_this_thread_move():
-    heuristic = InlineHeuristic(UNKNOWN)
-    heuristic.begin()
-    assert not heuristic.end(1)
+def test_displaced_threads_do_not_wait_in_parts_either():
+    subject = Subject().calm()
+    subject.show(*[displaced] * 32)
+    subject.show_singles(displaced, 8)
+    assert (subject.heuristic.known, subject.heuristic.part_items) == (COMPUTES, SLICE_ITEMS)
+
+
+def test_a_wait_is_seen_by_the_clocks_of_this_thread():
+    start, lock = inline_heuristic._read_thread(with_queue=True), threading.Lock()
+    lock.acquire()
+    assert not lock.acquire(timeout=0.02)
+    end = inline_heuristic._read_thread(with_queue=True)
+    assert end.wall_s - start.wall_s >= 0.02
+    assert 0 <= end.cpu_s - start.cpu_s < end.wall_s - start.wall_s
+    assert 0 <= end.queued_s - start.queued_s <= end.wall_s - start.wall_s
+
+
+def test_a_system_without_figures_of_the_scheduler(monkeypatch, tmp_path):
+    for content in (None, b"", b"1 x 3"):
+        file = tmp_path / "schedstat"
+        if content is not None:
+            file.write_bytes(content)
+        monkeypatch.setattr(inline_heuristic, "_SCHEDULER_FILE", str(file))
+        assert inline_heuristic._read_thread(with_queue=True).queued_s == 0
 
 
 def test_findings_are_shared():
