@@ -6,6 +6,7 @@ interpreter's lock. They are got in the caller's thread, as torch does it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter, thread_time
@@ -24,9 +25,9 @@ SLICE_ITEMS: Final = 32  # items that a caller gets between two looks at the clo
 WAIT_S: Final = 250e-6  # an item that waits for less gains too little: handing it to a thread costs 30 to 60 µs
 _WAIT_SHARE = 0.5  # of the wall time; with less, the processor is what items need
 _TRIAL_ITEMS = 8  # items measured one by one before a decision
-_FIRST_TRIAL_S = 0.5
-_SCHEDULER_FILE = "/proc/thread-self/schedstat"
+_FIRST_TRIAL_S = 0.5  # after threads were first used
 _TRIAL_COST_SHARE = 0.01  # of the time that threads run, trials in the caller's thread may take
+_SCHEDULER_FILE = "/proc/thread-self/schedstat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,11 @@ def _read_thread(*, with_queue: bool) -> Reading:
     if not with_queue:
         return Reading(perf_counter(), thread_time(), 0.0)
     try:
-        with open(_SCHEDULER_FILE, "rb", buffering=0) as file:
-            queued_s = int(file.read(100).split()[1]) / 1e9
+        file = os.open(_SCHEDULER_FILE, os.O_RDONLY)
+        try:
+            queued_s = int(os.read(file, 100).split()[1]) / 1e9
+        finally:
+            os.close(file)
     except (OSError, IndexError, ValueError):  # not Linux, or a kernel without these figures
         queued_s = 0.0
     return Reading(perf_counter(), thread_time(), queued_s)
