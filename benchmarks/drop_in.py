@@ -152,9 +152,8 @@ def _run_local(load: Load, console: Console) -> dict[str, Any]:
             for num_workers in load.workers:
                 rows.append(_local_row(kind, num_workers, load, folder))
                 progress.advance()
-    ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
     return {
-        "never_slower_min": min(ratios, default=None),
+        "never_slower_min": _worst(rows),
         "local": {
             "rows": rows,
             "batch_size": BATCH_SIZE,
@@ -302,6 +301,25 @@ def _measure(bucket: str, options: dict[str, str], case: Case, side: str, load: 
     return Epoch(took_s / num_batches, first_batch_s, 1000 * cpu_s / len(seen))
 
 
+def merged(earlier: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts the figures of a part of the cases in the place of earlier ones of the same cases."""
+    both = {**earlier, **figures}
+    if "local" in earlier and "local" in figures:
+        again = {(row["kind"], row["num_workers"]) for row in figures["local"]["rows"]}
+        kept = [row for row in earlier["local"]["rows"] if (row["kind"], row["num_workers"]) not in again]
+        order = list(KINDS)
+        rows = sorted(
+            [*kept, *figures["local"]["rows"]], key=lambda row: (order.index(row["kind"]), row["num_workers"])
+        )
+        both["local"] = {**figures["local"], "rows": rows}
+        both["never_slower_min"] = _worst(rows)
+    return both
+
+
+def _worst(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    return min((row["ratio"] for row in rows if row["ratio"] is not None), default=None)
+
+
 def show(figures: Mapping[str, Any], console: Console) -> None:
     """Prints the tables."""
     if "rows" in figures:
@@ -351,7 +369,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--main", action="store_true", help="only the main case, and no local items")
     parser.add_argument("--only", choices=("remote", "local"), help="one part; the other's figures in FILE are kept")
-    parser.add_argument("--kind", nargs="+", choices=tuple(KINDS), metavar="KIND", help="only these local items")
+    parser.add_argument(
+        "--kind", nargs="+", choices=tuple(KINDS), metavar="KIND", help="only such local items; FILE keeps the rest"
+    )
     parsed = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     if parsed.rounds is not None and parsed.rounds < 1:
         parser.error("--rounds is at least 1")
@@ -360,7 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         load,
         num_rounds=parsed.rounds or load.num_rounds,
         num_local_rounds=parsed.rounds or load.num_local_rounds,
-        cases=() if parsed.only == "local" else load.cases[:1] if parsed.main else load.cases,
+        cases=() if parsed.only == "local" or parsed.kind else load.cases[:1] if parsed.main else load.cases,
         kinds=() if parsed.main or parsed.only == "remote" else tuple(parsed.kind or load.kinds),
     )
 
@@ -369,8 +389,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures = run_benchmark(load, console)
         show(figures, console)
         if parsed.json is not None:
-            if parsed.only is not None and parsed.json.exists():
-                figures = {**json.loads(parsed.json.read_text(encoding="utf-8")), **figures}
+            if (parsed.only or parsed.kind) and parsed.json.exists():
+                figures = merged(json.loads(parsed.json.read_text(encoding="utf-8")), figures)
             parsed.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
     return ends_with_one_line(run)

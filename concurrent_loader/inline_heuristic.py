@@ -127,7 +127,7 @@ class InlineHeuristic:
             if self.known == WAITS or not self._num_waits_needed:
                 self._wait(ended.wall_s, wall_s)
         else:
-            self._num_singles -= 1
+            self._num_singles = max(0, self._num_singles - num_items)  # a dataset may get whole batches only
             if not self._num_singles:
                 self.known = COMPUTES
         return self.known != before

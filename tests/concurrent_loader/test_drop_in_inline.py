@@ -126,7 +126,7 @@ def test_items_that_wait_no_longer_come_back_and_the_sampler_is_not_read_ahead(c
         items = batch if isinstance(batch, list) else [batch]
         seen += [thread for _, thread in items]
         furthest.append(len(num_read) - len(seen))
-        clocks.wall_s += 1  # a trial is due
+        clocks.wall_s += 10  # a trial is due
     assert set(seen[-600:]) == {"MainThread"}
     assert "dataset-item" in seen[:200]
     assert furthest[0] >= 16
