@@ -34,12 +34,14 @@ if TYPE_CHECKING:
         LoaderTimeout,
         TooManyDecodeErrors,
         TransformError,
+        WorkerCountError,
         WorkerDied,
     )
     from concurrent_loader.loader import ConcurrentDataLoader
     from concurrent_loader.mixture import Mixture
     from concurrent_loader.object_dataset import ObjectDataset
     from concurrent_loader.stats import LoaderStats
+    from concurrent_loader.taking_over import take_over
     from concurrent_loader.views import DatasetView
 
 __all__ = [
@@ -73,8 +75,10 @@ __all__ = [
     "ToDtype",
     "TooManyDecodeErrors",
     "TransformError",
+    "WorkerCountError",
     "WorkerDied",
     "collate",
+    "take_over",
 ]
 
 _HOMES = {
@@ -108,8 +112,10 @@ _HOMES = {
     "ToDtype": "augment",
     "TooManyDecodeErrors": "errors",
     "TransformError": "errors",
+    "WorkerCountError": "errors",
     "WorkerDied": "errors",
     "collate": "batch",
+    "take_over": "taking_over",
 }
 
 

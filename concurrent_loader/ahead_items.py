@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from concurrent_loader.inline_heuristic import Findings
 from concurrent_loader.item_fetchers import ItemFetcher, Pending, make_fetcher
 from concurrent_loader.tasks_ahead import Task
 
-__all__ = ["AheadItems", "WorkerInit"]
+__all__ = ["AheadItems"]
 
 
 class AheadItems(Dataset[Any]):
@@ -131,22 +131,3 @@ class _Ahead:
             del self._named[number]
         for number in [number for number in self._pending if is_stale(number)]:
             self._pending.pop(number).cancel()
-
-
-class WorkerInit:
-    """Runs first in each worker: lets ``get_worker_info().dataset`` be the user's data set, then calls the user's.
-
-    Args:
-        then: The user's ``worker_init_fn``.
-    """
-
-    def __init__(self, then: Callable[[int], Any] | None) -> None:
-        self._then = then
-
-    def __call__(self, worker_id: int) -> None:
-        info = get_worker_info()
-        if info is not None and isinstance(info.dataset, AheadItems):
-            info.dataset.number = worker_id
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # it refuses the plain way
-        if self._then is not None:
-            self._then(worker_id)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from time import perf_counter
 from types import GenericAlias
 from typing import Any
@@ -16,16 +14,21 @@ import torch
 import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset
 
-from concurrent_loader.ahead_items import AheadItems, WorkerInit
+from concurrent_loader.ahead_items import AheadItems
 from concurrent_loader.choosing import refuse_native
+from concurrent_loader.dataset_state import Places, Stateful
+from concurrent_loader.drop_in_iteration import Counts, Iteration
+from concurrent_loader.drop_in_parts import ItemParts, StreamParts
 from concurrent_loader.drop_in_state import from_dict, inexact, to_dict
+from concurrent_loader.errors import WorkerCountError
 from concurrent_loader.inline_heuristic import Findings
 from concurrent_loader.item_way import way_of
 from concurrent_loader.loader import ConcurrentDataLoader
-from concurrent_loader.order_source import BegunOrder, OrderSource, Start
+from concurrent_loader.order_source import DefaultRandomness, OrderSource, Start
+from concurrent_loader.served import ServedItems, ServedStream
 from concurrent_loader.stats import LoaderStats
-from concurrent_loader.tasks_ahead import TasksAhead, TaskSampler
-from concurrent_loader.torch_iterator import next_batch_of
+from concurrent_loader.tasks_ahead import TaskSampler
+from concurrent_loader.worker_places import ItemProgress, StreamProgress
 from storage.errors import ConfigurationError
 
 __all__ = ["DEFAULT_IN_FLIGHT", "DropInDataLoader"]
@@ -66,7 +69,10 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         persistent_workers: See there.
         pin_memory_device: See there.
         in_order: See there; with ``False`` and several workers only the batch in hand is got at once.
-        in_flight: Items under way at once in each process; 1 gets them one after the other, when torch would.
+        in_flight: Items under way at once in each process; 1 gets them one after the other, when torch would. Map-style
+            datasets that have a state are read so, too.
+        snapshot_every_n_steps: Number of batches after which a worker sends the state of an iterable dataset; what it
+            has made since then is read again when the loader's state is loaded. 0: only at the beginning.
 
     Raises:
         ConfigurationError: An argument of the native loader, or an impossible ``in_flight``.
@@ -76,7 +82,8 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
     """
 
     __class_getitem__: Any = classmethod(GenericAlias)
-    sampler: Any = None  # torch's, not the native loader's property
+    sampler: Any = None  # torch's, not the native loader's properties
+    batch_sampler: Any = None
 
     def __init__(
         self,
@@ -99,11 +106,18 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         pin_memory_device: str = "",
         in_order: bool = True,
         in_flight: int = DEFAULT_IN_FLIGHT,
+        snapshot_every_n_steps: int = 1,
         **native_options: Any,
     ) -> None:
         refuse_native(native_options)
         if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
             raise ConfigurationError("in_flight must be a positive integer", got=in_flight)
+        if (
+            isinstance(snapshot_every_n_steps, bool)
+            or not isinstance(snapshot_every_n_steps, int)
+            or snapshot_every_n_steps < 0
+        ):
+            raise ConfigurationError("snapshot_every_n_steps must be an integer from 0", got=snapshot_every_n_steps)
         if isinstance(dataset, str):
             raise ConfigurationError("a URL is no data set; open it with ShardDataset(url)")
         if not (isinstance(dataset, IterableDataset) or _is_map_style(dataset)):
@@ -112,6 +126,7 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
                 got=type(dataset).__name__,
             )
         self.in_flight = in_flight
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         DataLoader.__init__(
             self,
             dataset,
@@ -133,83 +148,126 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
             in_order=in_order,
         )
         self._start = Start()
-        self._order: BegunOrder | None = None  # of the newest iteration while it lasts
-        self._kept: _Parts | None = None  # persistent workers'
-        self._counts = _Counts()
+        self._progress: ItemProgress | StreamProgress | None = None  # of the newest iteration while it lasts
+        self._after = Start()  # where the next epoch begins, but for the generators
+        self._kept: ItemParts | StreamParts | None = None  # persistent workers'
+        self._default = DefaultRandomness()
+        self._counts = Counts()
         self._findings: Findings | None = None  # about the items, kept from one iteration to the next
 
     # -- iteration -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        """Begins an iteration, and with it the workers', as torch does."""
-        if not self._by_item:
+        """Begins an iteration, and with it the workers', as torch does.
+
+        Where the dataset has a state, or persistent workers go on, it waits until each worker has begun.
+
+        Raises:
+            WorkerCountError: The state that was loaded has a place for each of another number of workers.
+        """
+        if isinstance(self.dataset, _PIPES):
             return DataLoader.__iter__(self)
         began = perf_counter()
+        start, self._start, self._after = self._start, Start(), Start()
+        self._check_workers(start)
+        self._default.go_on()
+        is_again = self._kept is not None
         parts = self._kept or self._make_parts()
         if self.persistent_workers:
             self._kept = parts
-        start, self._start = self._start, Start()
-        if start.sampler is not None and (stateful := self._source.stateful) is not None:
+        source = self._source
+        if start.sampler is not None and (stateful := source.stateful) is not None:
             stateful.load_state_dict(copy.deepcopy(start.sampler))
-        parts.sampler.start = start
-        try:
-            batches = iter(parts.loader)
-        finally:
-            parts.sampler.start = Start()
-        assert parts.sampler.newest is not None
-        self._order = parts.sampler.newest.order
-        return _Iteration(self, batches, parts.sampler.newest, parts.items, began=began)
+        with source.made(start.at_begin):
+            at_iter = source.randomness()
+            batches = parts.begin(start)
+            at_first = source.randomness()
+        progress = parts.progress(start, batches, at_iter=at_iter, stated_length=self._IterableDataset_len_called)
+        if start.at_begin is not None:
+            progress.first_at(at_first)
+        self._progress = progress
 
-    def _ended(self, order: BegunOrder) -> None:
-        if self._order is order:
-            self._order = None
+        def on_end(places: Places | None) -> None:
+            if self._progress is progress:
+                self._progress = None
+                if self.persistent_workers:  # they go on with their generators; others begin anew
+                    self._after = Start(seed=progress.seed, places=places)
+                elif not self.num_workers:
+                    self._after = Start(places=places)
 
-    @property
-    def _by_item(self) -> bool:
-        """Whether the data set is asked by index; data pipes, which torch treats specially, are left to torch."""
-        return not isinstance(self.dataset, (IterableDataset, *_PIPES))
+        made = Iteration(
+            self, batches, progress, counts=self._counts, began=began, with_workers=self.num_workers > 0,
+            on_end=on_end, parts=parts,
+        )  # fmt: skip
+        if parts.is_announced and (is_again or isinstance(self.dataset, Stateful)):
+            made.await_begun(max(1, self.num_workers))
+        return made
+
+    def _check_workers(self, start: Start) -> None:
+        expected = len(start.places.workers) if start.places is not None else 0
+        if start.places is not None and expected != max(1, self.num_workers):
+            raise WorkerCountError(
+                "the state has a place in the dataset for each worker; load it into a loader with as many",
+                expected=expected,
+                got=max(1, self.num_workers),
+            )
 
     @property
     def _source(self) -> OrderSource:
         by = self.sampler if self.batch_sampler is None else self.batch_sampler
-        return OrderSource(by, self.generator)
+        return OrderSource(() if self._is_stream else by, self.generator, self._default)
+
+    @property
+    def _is_stream(self) -> bool:
+        return isinstance(self.dataset, IterableDataset)
 
     @property
     def _in_known_order(self) -> bool:
         return self.in_order or self.num_workers <= 1
 
-    def _make_parts(self) -> _Parts:
+    def _make_parts(self) -> ItemParts | StreamParts:
+        arguments: dict[str, Any] = {
+            "num_workers": self.num_workers,
+            "pin_memory": self.pin_memory,
+            "timeout": self.timeout,
+            "worker_init_fn": self.worker_init_fn,
+            "multiprocessing_context": self.multiprocessing_context,
+            "generator": self.generator,
+            "prefetch_factor": self.prefetch_factor,
+            "persistent_workers": self.persistent_workers,
+            "pin_memory_device": self.pin_memory_device,
+            "in_order": self.in_order,
+        }
+        if self._is_stream:
+            stream = ServedStream(
+                self.dataset,
+                self.collate_fn,
+                batch_size=self.batch_size,
+                drop_last=self.drop_last,
+                snapshot_every=self.snapshot_every_n_steps,
+            )
+            return StreamParts(stream, arguments)
         batched = self.batch_sampler is not None
         num_processes = max(1, self.num_workers)
         if self._findings is None or len(self._findings.bytes) != num_processes:
             self._findings = Findings(num_processes, is_shared=self.num_workers > 0)
-        items = AheadItems(self.dataset, in_flight=self.in_flight, batched=batched, findings=self._findings)
-        sampler = TaskSampler(
+        stateful = isinstance(self.dataset, Stateful)
+        in_flight = 1 if stateful else self.in_flight
+        items = AheadItems(self.dataset, in_flight=in_flight, batched=batched, findings=self._findings)
+        tasks = TaskSampler(
             self._source,
             num_workers=self.num_workers,
             num_items_ahead=self._num_items_ahead(),
             batched=batched,
             found=self._findings.bytes,
         )
-        loader: DataLoader[Any] = DataLoader(
-            items,
-            **({"batch_sampler": sampler} if batched else {"batch_size": None, "sampler": sampler}),
-            num_workers=self.num_workers,
-            collate_fn=self.collate_fn,
-            pin_memory=self.pin_memory,
-            timeout=self.timeout,
-            worker_init_fn=WorkerInit(self.worker_init_fn),
-            multiprocessing_context=self.multiprocessing_context,
-            generator=self.generator,
-            prefetch_factor=self.prefetch_factor,
-            persistent_workers=self.persistent_workers,
-            pin_memory_device=self.pin_memory_device,
-            in_order=self.in_order,
+        served = ServedItems(
+            items, self.collate_fn, batched=batched, stateful=stateful, numbered=not self._in_known_order
         )
-        return _Parts(loader, sampler, items)
+        return ItemParts(served, tasks, arguments)
 
     def _num_items_ahead(self) -> int:
-        if self.in_flight == 1 or not self._in_known_order:
+        if self.in_flight == 1 or not self._in_known_order or isinstance(self.dataset, Stateful):
             return 0
         way = way_of(self.dataset)
         by_batch = self.batch_sampler is not None and (way.batch_async or (way.batch and not way.item_async))
@@ -227,24 +285,27 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         self._source.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batch delivered last: a count, and the states of the order's random generators.
+        """Returns the position after the batch delivered last, in values that JSON keeps.
 
-        It can be loaded where the order can be found again: not for an iterable data set, nor with ``in_order=False``
-        and several workers; `load_state_dict` tells.
+        It has the number of batches, the states of the order's random generators, and what samplers, datasets and
+        iterators with a ``state_dict`` of their own say, for each worker. Data pipes have no position.
         """
-        if not self._by_item:
-            return inexact("an iterable data set has no positions")
-        if not self._in_known_order:
-            return inexact("with in_order=False batches have no order")
+        if isinstance(self.dataset, _PIPES):
+            return inexact("data pipes have no positions")
         source = self._source
-        if self._order is not None:
-            start = self._order.position()
+        if self._progress is not None:
+            start = self._progress.position()
+        elif self._start != Start():
+            start = self._start
         else:
-            start = self._start if self._start.at_iter else Start(at_iter=source.randomness(default=False))
+            start = replace(self._after, at_begin=source.randomness())
         return to_dict(start, epoch=source.epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration go on after the batch delivered last; what was delivered is not fetched again.
+        """Makes the next iteration go on after the batch delivered last.
+
+        What was delivered of a map-style dataset is not fetched again. An iterable dataset without a state is read
+        again up to there.
 
         Raises:
             LoaderStateError: The state is damaged or another loader's.
@@ -257,13 +318,24 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         source.check(start)
         if epoch is not None:
             source.set_epoch(epoch)
-        self._start, self._order = start, None
+        self._start, self._progress, self._after = start, None, Start()
+        self._kept = None  # persistent workers have gone on elsewhere
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """False; Accelerate asks this before it makes a loader of torch's from this one, in silence."""
+        warnings.warn(
+            "accelerator.prepare() puts torch's DataLoader in the place of this loader, which gets one item after the "
+            "other; to keep this one: loader = concurrent_loader.take_over(loader, accelerator)",
+            stacklevel=3,
+        )
+        return False
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
     @property
     def stats(self) -> LoaderStats:
-        """Counters so far, of map-style data sets; what happens in the data set itself is not known here."""
+        """Counters so far; what happens in the dataset itself is not known here."""
         return LoaderStats(**asdict(self._counts))
 
     def __repr__(self) -> str:
@@ -273,88 +345,8 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_order": None, "_kept": None, "_findings": None, "_iterator": None}
+        return {**self.__dict__, "_progress": None, "_kept": None, "_findings": None, "_iterator": None}
 
 
 def _is_map_style(dataset: object) -> bool:
     return hasattr(dataset, "__getitem__") or hasattr(dataset, "getitem_async")
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """A torch loader that passes tasks instead of indices."""
-
-    loader: DataLoader[Any]
-    sampler: TaskSampler
-    items: AheadItems
-
-
-class _Iteration(Iterator[Any]):
-    """One iteration; threads and workers end with it, or with its last batch.
-
-    After an exception it can be asked for the next batch, as torch's can.
-    """
-
-    def __init__(
-        self, loader: DropInDataLoader, batches: Iterator[Any], tasks: TasksAhead, items: AheadItems, *, began: float
-    ) -> None:
-        self._loader = loader
-        self._next_batch = next_batch_of(batches)
-        self._counts = loader._counts
-        self._tasks = tasks
-        self._items = items
-        self._began = began
-        self._given: float | None = None  # when the newest batch was given away
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __next__(self) -> Any:
-        asked = perf_counter()
-        try:
-            batch = self._next_batch()
-        except StopIteration as end:
-            self._loader._ended(self._tasks.order)
-            self._items.close()
-            self._clear_frames(end)
-            raise
-        except BaseException as error:
-            if not (isinstance(error, RuntimeError) and str(error).startswith("DataLoader timed out")):
-                self._tasks.failed()
-            self._items.rest()  # the traceback keeps this object alive; threads it need not keep
-            self._clear_frames(error)
-            raise
-        now, counts = perf_counter(), self._counts
-        if self._given is None:
-            counts.first_batch_s = now - self._began
-            self._given = asked
-        counts.wait_s += now - asked
-        counts.total_s += now - self._given
-        counts.num_batches += 1
-        counts.num_samples += self._tasks.delivered()
-        self._given = now
-        return batch
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self._tasks.put_back()
-
-    def _clear_frames(self, error: BaseException) -> None:
-        """Frees workers of an error that came from one.
-
-        torch raises such an error from a frame that refers to it: a cycle, which would keep the workers until it is
-        collected, and then for some seconds more, as their queues may be collected before them.
-        """
-        if self._loader.num_workers:
-            traceback.clear_frames(error.__traceback__)
-
-
-@dataclass(slots=True)
-class _Counts:
-    """What `LoaderStats` shows, of all iterations."""
-
-    num_batches: int = 0
-    num_samples: int = 0
-    first_batch_s: float = 0.0
-    wait_s: float = 0.0
-    total_s: float = 0.0

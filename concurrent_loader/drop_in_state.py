@@ -1,19 +1,24 @@
-"""The drop-in loader's position as plain values that torch.save keeps: between the loader and a checkpoint."""
+"""The drop-in loader's position as plain values that JSON and torch.save keep: between the loader and a checkpoint.
+
+What samplers, datasets and iterators give as their own states stands in it as it is.
+"""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from concurrent_loader.dataset_state import Place, Places, pack_states, unpack_state
 from concurrent_loader.errors import LoaderStateError
 from concurrent_loader.order_source import Randomness, Start
 
 __all__ = ["from_dict", "inexact", "to_dict"]
 
 _KIND = "drop-in"
-_VERSION = 1
+_VERSION = 2
 
 
 def to_dict(start: Start, *, epoch: int | None) -> dict[str, Any]:
@@ -27,10 +32,14 @@ def to_dict(start: Start, *, epoch: int | None) -> dict[str, Any]:
         "kind": _KIND,
         "version": _VERSION,
         "num_batches": start.num_batches,
+        "apart": list(start.apart),
         "epoch": epoch,
+        "at_begin": _written(start.at_begin),
         "at_iter": _written(start.at_iter),
         "at_first": _written(start.at_first),
         "sampler": start.sampler,
+        "seed": start.seed,
+        "places": _written_places(start.places),
     }
 
 
@@ -56,8 +65,19 @@ def from_dict(state: Mapping[str, Any]) -> tuple[Start, int | None, str | None]:
         )
     if "why_not" in state:
         return Start(), None, str(state["why_not"])
-    num_batches, epoch = state.get("num_batches"), state.get("epoch")
-    start = Start(_count(num_batches), _read(state.get("at_iter")), _read(state.get("at_first")), state.get("sampler"))
+    epoch, seed, apart = state.get("epoch"), state.get("seed"), state.get("apart")
+    if not isinstance(apart, list):
+        raise LoaderStateError("the state is damaged: it has no list of batches", got=apart)
+    start = Start(
+        num_batches=_count(state.get("num_batches")),
+        apart=tuple(_count(number) for number in apart),
+        at_begin=_read(state.get("at_begin")),
+        at_iter=_read(state.get("at_iter")),
+        at_first=_read(state.get("at_first")),
+        sampler=state.get("sampler"),
+        seed=None if seed is None else _count(seed),
+        places=_read_places(state.get("places")),
+    )
     return start, None if epoch is None else _count(epoch), None
 
 
@@ -68,14 +88,61 @@ def _count(value: object) -> int:
 
 
 def _written(randomness: Randomness | None) -> dict[str, Any] | None:
-    return None if randomness is None else {"default": randomness.default, "named": list(randomness.named)}
+    if randomness is None:
+        return None
+    default = randomness.default
+    return {
+        "default": None if default is None else _text(default),
+        "named": [_text(generator) for generator in randomness.named],
+    }
+
+
+def _text(generator: torch.Tensor) -> str:
+    return base64.b64encode(generator.numpy().tobytes()).decode()
 
 
 def _read(written: Any) -> Randomness | None:
     if written is None:
         return None
-    if isinstance(written, Mapping) and isinstance(named := written.get("named"), list):
-        default = written.get("default")
-        if all(isinstance(each, torch.Tensor) for each in (named if default is None else [default, *named])):
-            return Randomness(default, tuple(named))
-    raise LoaderStateError("the state is damaged: it has no states of random generators")
+    try:
+        default = written["default"]
+        return Randomness(
+            None if default is None else _tensor(default), tuple(_tensor(each) for each in written["named"])
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise LoaderStateError("the state is damaged: it has no states of random generators") from error
+
+
+def _tensor(text: str) -> torch.Tensor:
+    state = torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
+    torch.Generator().set_state(state)  # raises for what is none
+    return state
+
+
+def _written_places(places: Places | None) -> dict[str, Any] | None:
+    if places is None:
+        return None
+    workers = []
+    for place in places.workers:
+        dataset, iterator = unpack_state(place.state)
+        workers.append({"dataset": dataset, "iterator": iterator, "num_since": place.num_since, "ended": place.ended})
+    return {"workers": workers, "turn": places.turn, "epoch_ended": places.epoch_ended}
+
+
+def _read_places(written: Any) -> Places | None:
+    if written is None:
+        return None
+    try:
+        workers = tuple(
+            Place(pack_states(each["dataset"], each["iterator"]), _count(each["num_since"]), _flag(each["ended"]))
+            for each in written["workers"]
+        )
+        return Places(workers, _count(written["turn"]), _flag(written["epoch_ended"]))
+    except (KeyError, TypeError) as error:
+        raise LoaderStateError("the state is damaged: it has no places of workers") from error
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise LoaderStateError("the state is damaged: a truth value is not one", got=value)
+    return value

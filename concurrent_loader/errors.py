@@ -11,6 +11,7 @@
     │   └── DeviceMemoryError  … for want of memory
     ├── LoaderTimeout      no batch arrived in time
     ├── LoaderStateError   a saved state that does not belong to this loader
+    │   └── WorkerCountError   … because it has a place for each of another number of workers
     └── WorkerDied         a worker process ended before its work did
 
 Errors of the bytes themselves are `storage.errors.StorageError`; options that cannot work are
@@ -31,6 +32,7 @@ __all__ = [
     "LoaderTimeout",
     "TooManyDecodeErrors",
     "TransformError",
+    "WorkerCountError",
     "WorkerDied",
     "WorkerTraceback",
 ]
@@ -141,6 +143,13 @@ class LoaderStateError(LoaderError, ValueError):
     """A saved state that is damaged, or that belongs to another data set or another order."""
 
     default_stage = "state"
+
+
+class WorkerCountError(LoaderStateError, AssertionError):
+    """A saved state that has a place in a stateful dataset for each of another number of workers.
+
+    It is an ``AssertionError`` too, as torchdata's ``StatefulDataLoader`` raises one.
+    """
 
 
 class WorkerDied(LoaderError):

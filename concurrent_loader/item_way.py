@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.utils.data import StackDataset, Subset
 
+from concurrent_loader.worker_errors import no_stop_iteration
+
 __all__ = ["ItemWay", "way_of"]
 
 
@@ -22,7 +24,6 @@ class ItemWay:
         item_async: ``getitem_async`` or None.
         batch_async: ``getitems_async`` or None.
         batch: ``__getitems__`` or None.
-        item: ``__getitem__``.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -36,7 +37,14 @@ class ItemWay:
             self.batch_async = dataset.getitems_async
         # torch's own test is the attribute's truth
         self.batch: Callable[[Any], Any] | None = getattr(dataset, "__getitems__", None) or None
-        self.item: Callable[[Any], Any] = lambda index: dataset[index]
+        self._dataset = dataset
+
+    def item(self, index: Any) -> Any:
+        """Returns ``dataset[index]``."""
+        try:
+            return self._dataset[index]
+        except StopIteration as error:
+            raise no_stop_iteration(error, f"dataset[{index!r}]") from error
 
 
 _NOWHERE = 1 << 30

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from types import GenericAlias
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed
@@ -19,8 +19,10 @@ from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder
 from concurrent_loader.device import check_pinning, device_codecs, has_stage, resolve_device
 from concurrent_loader.device_batches import DeviceBatches
 from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
+from concurrent_loader.epoch_setter import EpochSetter
 from concurrent_loader.errors import LoaderTimeout
 from concurrent_loader.grouping import say_if_ranks_share_shards
+from concurrent_loader.loader_iterator import LoaderIterator
 from concurrent_loader.patience import Patience, describe
 from concurrent_loader.pipeline import END, STOP_S, Failure
 from concurrent_loader.plan import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions, PlanState
@@ -252,9 +254,9 @@ class ConcurrentDataLoader:
         """
         if not self._place_is_given and torch.distributed.is_available() and torch.distributed.is_initialized():
             _check_place((self.rank, self.world_size), _place(None, None))
-        return self._iterate()
+        return LoaderIterator(self._iterate(), self._workers)
 
-    def _iterate(self) -> Iterator[Any]:
+    def _iterate(self) -> Generator[Any, None, None]:
         if self._started:
             self._epoch, self._step = self._epoch + 1, 0
         self._started = True
@@ -339,9 +341,14 @@ class ConcurrentDataLoader:
         return self._epoch
 
     @property
-    def sampler(self) -> Self:
-        """The loader itself: scripts and frameworks call ``loader.sampler.set_epoch(epoch)``."""
-        return self
+    def sampler(self) -> EpochSetter:
+        """Sampler that passes ``set_epoch`` on to the loader: scripts and frameworks call it there."""
+        return EpochSetter(self)
+
+    @property
+    def batch_sampler(self) -> None:
+        """None, as in a torch loader without one: the order is the loader's own."""
+        return None
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration one of this epoch, from its start, or from the step that was restored for it."""

@@ -6,28 +6,18 @@ import contextlib
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from concurrent_loader.dataset_state import Places, Stateful
 from concurrent_loader.errors import LoaderStateError
 
-__all__ = ["BegunOrder", "Drawn", "OrderSource", "Randomness", "Start", "Stateful"]
+__all__ = ["BegunOrder", "DefaultRandomness", "Drawn", "OrderSource", "Randomness", "Start"]
 
 
 Drawn = tuple[torch.Tensor, ...]  # states of the generators that an order has of its own
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A sampler that can say where it is, and go there."""
-
-    def state_dict(self) -> Any:
-        """Says where."""
-
-    def load_state_dict(self, state: Any) -> None:
-        """Goes there, when it is next asked for an iterator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +42,45 @@ class Start:
 
     Attributes:
         num_batches: Delivered before; they are left out.
-        at_iter: Randomness when the sampler is asked for an iterator; None for whatever it is then.
+        apart: Numbers of batches that were delivered before earlier ones; they are left out, too.
+        at_begin: Randomness before anything of an epoch that has not begun; None for whatever it is then.
+        at_iter: Randomness when the sampler is asked for an iterator; None likewise.
         at_first: Randomness when it is asked for the first batch; None likewise.
         sampler: State of a sampler that has one; then it knows itself what to leave out.
+        seed: Base of the workers' seeds, where their places depend on it.
+        places: Where each worker begins; None for the beginning.
     """
 
     num_batches: int = 0
+    apart: tuple[int, ...] = ()
+    at_begin: Randomness | None = None
     at_iter: Randomness | None = None
     at_first: Randomness | None = None
     sampler: Any = None
+    seed: int | None = None
+    places: Places | None = None
+
+
+class DefaultRandomness:
+    """What torch's default generator would be after a resumed epoch, had the program not been interrupted.
+
+    A resumed epoch draws from the states of the checkpoint, and puts the generator back: it belongs to the program. If
+    nobody else draws from it, the next epoch goes on where the resumed one has come to.
+    """
+
+    def __init__(self) -> None:
+        self._left: torch.Tensor | None = None
+        self._reached: torch.Tensor | None = None
+
+    def note(self, *, left: torch.Tensor, reached: torch.Tensor) -> None:
+        """Notes what the generator was put back to, and what an uninterrupted program would have now."""
+        self._left, self._reached = left, reached
+
+    def go_on(self) -> None:
+        """Sets the generator to what was reached, if it is still as it was left."""
+        if self._left is not None and self._reached is not None and torch.equal(torch.get_rng_state(), self._left):
+            torch.set_rng_state(self._reached)
+        self._left = self._reached = None
 
 
 class OrderSource:
@@ -69,11 +89,15 @@ class OrderSource:
     Args:
         sampler: Gives lists of indices, or single indices.
         generator: The loader's, or None.
+        default: Where to note what torch's default generator would be.
     """
 
-    def __init__(self, sampler: Iterable[Any], generator: torch.Generator | None) -> None:
+    def __init__(
+        self, sampler: Iterable[Any], generator: torch.Generator | None, default: DefaultRandomness | None = None
+    ) -> None:
         self.sampler = sampler
         self._generator = generator
+        self._default = default or DefaultRandomness()
 
     @property
     def stateful(self) -> Stateful | None:
@@ -120,6 +144,7 @@ class OrderSource:
         try:
             yield
         finally:
+            self._default.note(left=before, reached=torch.get_rng_state())
             torch.set_rng_state(before)
 
     def check(self, start: Start) -> None:
@@ -129,7 +154,7 @@ class OrderSource:
             LoaderStateError: It has other generators, or a sampler's state where there is no such sampler.
         """
         num_generators = len(self._generators())
-        for randomness in (start.at_iter, start.at_first):
+        for randomness in (start.at_begin, start.at_iter, start.at_first):
             if randomness is not None and len(randomness.named) != num_generators:
                 raise LoaderStateError(
                     "the state is of a loader with another number of random generators",
@@ -168,7 +193,9 @@ class BegunOrder:
         self._state = start.sampler  # a sampler that was told where to go need not say so before it is there
         self._at_iter = start.at_iter or source.randomness()
         self._at_first: Randomness | None = None
-        self._num_delivered = 0
+        self._num_read = start.num_batches
+        self._num_delivered = start.num_batches  # before the first that is still to come
+        self._apart = set(start.apart)
         with source.made(start.at_iter):
             self._given = iter(source.sampler)
 
@@ -185,16 +212,32 @@ class BegunOrder:
                     next(self._given)
             return self._read()
 
-    def delivered(self) -> None:
-        """Tells that the consumer has got one more batch."""
-        self._num_delivered += 1
-        if self._states:
-            self._state = self._states.popleft()
+    def first_at(self, randomness: Randomness) -> None:
+        """Sets the randomness at the first batch, if none has been asked for."""
+        if self._at_first is None:
+            self._start = replace(self._start, at_first=randomness)
+
+    def delivered(self, number: int) -> None:
+        """Tells that the consumer has got a batch.
+
+        Args:
+            number: Number of the batch among those read in this iteration.
+        """
+        in_epoch = self._start.num_batches + number
+        for apart in self._start.apart:
+            in_epoch += apart <= in_epoch
+        self._apart.add(in_epoch)
+        while self._num_delivered in self._apart:
+            self._apart.remove(self._num_delivered)
+            self._num_delivered += 1
+            if self._states:
+                self._state = self._states.popleft()
 
     def position(self) -> Start:
         """Where an iteration begins that goes on after what was delivered."""
         return Start(
-            num_batches=self._start.num_batches + self._num_delivered,
+            num_batches=self._num_delivered,
+            apart=tuple(sorted(self._apart)),
             at_iter=self._at_iter,
             at_first=self._at_first or self._start.at_first,
             sampler=self._state,
@@ -211,10 +254,13 @@ class BegunOrder:
             self._source.set_drawn(drawn)
 
     def _read(self) -> Any:
-        batch = next(self._given)
-        if self._stateful is not None:
-            self._states.append(self._state_now())
-        return batch
+        while True:
+            batch = next(self._given)
+            if self._stateful is not None:
+                self._states.append(self._state_now())
+            self._num_read += 1
+            if self._num_read - 1 not in self._start.apart:
+                return batch
 
     def _state_now(self) -> Any:
         assert self._stateful is not None

@@ -104,19 +104,19 @@ class TasksAhead:
         self._error: Exception | None = None
         self._next_hint = [0] * num_workers
         self._num_ahead = [0] * num_workers  # items of batches named and not given yet
-        self._sizes: deque[int] = deque()  # of the batches given and not delivered
-        self._num_failed = 0
+        self._sizes: dict[int, int] = {}  # of the batches given and not delivered
+        self._failed: list[int] = []
 
     def __iter__(self) -> TasksAhead:
         return self
 
     def __next__(self) -> Any:
         number = self._number
-        if not (self._read or self._ended or self._names_ahead(number % self._num_workers)):
+        if not (self._read or self._ended) and self._computes(number % self._num_workers):
             indices = next(self.order)  # just when torch would read it
             self._drawn_given = None
             self._number += 1
-            self._sizes.append(self._weight(indices))
+            self._sizes[number] = self._weight(indices)
             return indices
         if not self._has(number):
             self._drawn_given = None  # now torch would have come to the end, too
@@ -135,19 +135,24 @@ class TasksAhead:
         self._read.popleft()
         self._drawn_given = drawn
         self._number += 1
-        self._sizes.append(self._weight(indices))
+        self._sizes[number] = self._weight(indices)
         return Task(self._iteration, number, indices, ahead)
 
-    def delivered(self) -> int:
-        """Tells that the consumer has got the next batch; returns its number of items."""
-        while self._num_failed:
-            self._num_failed -= 1
-            self._pass()
-        return self._pass()
+    def delivered(self, number: int | None = None) -> int:
+        """Tells that the consumer has got a batch; returns its number of items.
 
-    def failed(self) -> None:
-        """Tells that the next batch was an exception. It counts as delivered when the one after it is."""
-        self._num_failed += 1
+        Args:
+            number: Number of the batch; None for the first that is still to come.
+        """
+        number = self._first_left() if number is None else number
+        for failed in self._failed:
+            self._pass(failed)
+        self._failed.clear()
+        return self._pass(number)
+
+    def failed(self, number: int | None = None) -> None:
+        """Tells that a batch was an exception. It counts as delivered when the next one is."""
+        self._failed.append(self._first_left() if number is None else number)
 
     def put_back(self) -> None:
         """Sets the random generators that the order has of its own to where torch would have left them.
@@ -158,14 +163,17 @@ class TasksAhead:
         if self._drawn_given is not None:
             self.order.put_back(self._drawn_given, if_still=self._drawn_read)
 
-    def _pass(self) -> int:
-        self.order.delivered()
-        return self._sizes.popleft() if self._sizes else 0
+    def _first_left(self) -> int:
+        return next((number for number in self._sizes if number not in self._failed), self._number)
+
+    def _pass(self, number: int) -> int:
+        self.order.delivered(number)
+        return self._sizes.pop(number, 0)
 
     def _name_ahead(self, worker: int, start: int) -> tuple[tuple[int, Any], ...]:
         ahead: list[tuple[int, Any]] = []
         hint = start
-        if not self._names_ahead(worker):
+        if self._computes(worker):
             return ()
         while self._num_ahead[worker] < self._num_items_ahead and self._has(hint):
             indices, _ = self._read[hint - self._number]
@@ -175,8 +183,8 @@ class TasksAhead:
         self._next_hint[worker] = hint
         return tuple(ahead)
 
-    def _names_ahead(self, worker: int) -> bool:
-        return self._num_items_ahead > 0 and self._found[worker] != COMPUTES
+    def _computes(self, worker: int) -> bool:
+        return self._num_items_ahead > 0 and self._found[worker] == COMPUTES
 
     def _has(self, number: int) -> bool:
         """Reads on until a batch is there; says whether it is."""

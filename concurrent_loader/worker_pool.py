@@ -114,6 +114,11 @@ class WorkerPool:
 
     # -- an iteration ----------------------------------------------------------------------------------------------
 
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """The processes."""
+        return [worker.process for worker in self._workers]
+
     def begin(self, epoch: int, step: int) -> int:
         """Has all workers begin an epoch; returns the number of the run."""
         self._run += 1

@@ -13,6 +13,7 @@ import sys
 import weakref
 from dataclasses import replace
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,11 @@ class WorkerProcesses:
     def batches(self, epoch: int, start_step: int) -> ProcessBatches:
         """Returns the rest of an epoch; nothing is started yet."""
         return ProcessBatches(self, epoch, start_step)
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """All worker processes that are there, of all iterations."""
+        return [process for pool in self._pools for process in pool.processes]
 
     def acquire(self) -> WorkerPool:
         """Returns workers that are kept and idle, or new ones."""

@@ -36,6 +36,10 @@ class Points(lightning.LightningDataModule):
         batch_size = self.global_batch_size // self.trainer.world_size
         return ConcurrentDataLoader(ShardDataset(self.url), batch_size, shuffle=True, seed=0, drop_last=True)
 
+    def val_dataloader(self) -> ConcurrentDataLoader:
+        """All samples in order, each on one rank; here those of the training, for want of others."""
+        return ConcurrentDataLoader(ShardDataset(self.url), self.global_batch_size // self.trainer.world_size)
+
 
 class Classifier(lightning.LightningModule):
     """A small model."""
@@ -47,6 +51,12 @@ class Classifier(lightning.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         """One step."""
         return torch.nn.functional.cross_entropy(self.layer(batch["x"]), batch["label"])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """One step; leaves out samples that only fill up the last batch."""
+        count = len(batch["label"]) - batch.num_padded
+        correct = (self.layer(batch["x"]).argmax(1) == batch["label"])[:count].float()
+        self.log("accuracy", correct.mean(), batch_size=count, sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimizer."""

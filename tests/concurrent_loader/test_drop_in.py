@@ -336,8 +336,8 @@ class TestInFlight:
         dataset = Squares(1000)
         batches = iter(ConcurrentDataLoader(dataset, batch_size=10, in_flight=5))
         next(batches)
-        batches._items.rest()
-        while batches._items._ahead.fetcher._threads._threads:
+        batches._parts.items.rest()
+        while batches._parts.items._ahead.fetcher._threads._threads:
             threading.Event().wait(0.001)
         assert sum(dataset.asked.values()) == 20
         del batches
@@ -395,11 +395,13 @@ class TestErrors:
             next(iter(ConcurrentDataLoader(dataset, batch_size=10, in_flight=2)))
 
     @pytest.mark.parametrize("in_flight", [1, 4])
-    def test_stop_iteration_ends_the_loop_as_with_torch(self, in_flight):
+    def test_stop_iteration_does_not_end_the_loop_in_silence(self, in_flight):
         def make(cls, **more):
-            return outcomes(cls(Squares(9, failing=[4], error=StopIteration), batch_size=2, **more))
+            return cls(Squares(9, failing=[4], error=StopIteration), batch_size=2, **more)
 
-        assert make(ConcurrentDataLoader, in_flight=in_flight) == make(DataLoader)
+        assert len(list(make(DataLoader))) == 2
+        with pytest.raises(RuntimeError, match=r"dataset\[4\] raised StopIteration"):
+            list(make(ConcurrentDataLoader, in_flight=in_flight))
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
     def test_what_is_no_exception_gets_through(self, error):

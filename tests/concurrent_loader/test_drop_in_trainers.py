@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from concurrent_loader import ConcurrentDataLoader, DropInDataLoader
+from concurrent_loader import ConcurrentDataLoader, DropInDataLoader, take_over
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the trainers' own, of which there are many
 
@@ -18,6 +18,11 @@ class Numbers(Dataset):
 
     def __getitem__(self, index):
         return torch.tensor([float(index)])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (torch.tensor([float(number)]) for number in range(40))
 
 
 def make(cls=ConcurrentDataLoader):
@@ -90,20 +95,40 @@ def test_lightning_puts_its_sampler_into_one_like_it():
     assert next(batch.flatten().tolist() for batch in again) == [1, 3, 5, 7]
 
 
-def test_accelerate_takes_it_for_torchs_and_can_be_given_it_back():
-    expected = [batch.flatten().tolist() for batch in make(DataLoader)]
-    prepared = Accelerator(cpu=True).prepare(make())
-    assert [batch.flatten().tolist() for batch in prepared] == expected
-    prepared = Accelerator(cpu=True).prepare(make())
-    inner = prepared.base_dataloader
-    assert type(inner) is DataLoader  # which is why docs/drop_in.md says what to do
-    prepared.base_dataloader = ConcurrentDataLoader(
-        prepared.dataset, batch_sampler=prepared.batch_sampler, generator=prepared.generator
-    )
+def flat(batches):
+    return [batch.flatten().tolist() for batch in batches]
+
+
+def test_accelerate_says_that_it_takes_torchs():
+    with pytest.warns(UserWarning, match=r"take_over\(loader, accelerator\)"):
+        prepared = Accelerator(cpu=True).prepare(make())
+    assert type(prepared.base_dataloader) is DataLoader
+    assert flat(prepared) == flat(make(DataLoader))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_taking_over_from_accelerate(stream):
+    def loader(cls):
+        return cls(Stream(), 4, num_workers=1) if stream else make(cls)
+
+    expected = flat(loader(DataLoader))
+    prepared = take_over(loader(ConcurrentDataLoader), Accelerator(cpu=True), in_flight=7)
+    assert type(prepared.base_dataloader) is DropInDataLoader
+    assert prepared.base_dataloader.in_flight == 7
+    assert isinstance(prepared.state_dict(), dict)
     batches = iter(prepared)
     assert [next(batches).flatten().tolist() for _ in range(4)] == expected[:4]
-    state = prepared.state_dict()
-    again = make()
-    again.load_state_dict(state)
-    assert [batch.flatten().tolist() for batch in again] == expected[4:]
-    assert [batch.flatten().tolist() for batch in batches] == expected[4:]
+    again = take_over(loader(ConcurrentDataLoader), Accelerator(cpu=True))
+    again.load_state_dict(prepared.state_dict())
+    assert flat(again) == expected[4:]
+    assert flat(batches) == expected[4:]
+    assert prepared.end_of_dataloader
+
+
+def test_taking_over_from_torch():
+    taken = take_over(make(DataLoader))
+    assert type(taken) is DropInDataLoader
+    assert flat(taken) == flat(make(DataLoader))
+    taken = take_over(DataLoader(Numbers(), batch_size=None, sampler=[3, 1]))
+    assert flat(taken) == [[3], [1]]
+    assert take_over(ConcurrentDataLoader(Numbers(), 4, in_flight=9)).in_flight == 9

@@ -131,6 +131,17 @@ def test_batches_and_order_are_those_of_threads(dataset: ShardDataset, num_worke
     assert threads.state_dict() == workers.state_dict()
 
 
+def test_workers_can_be_watched(dataset: ShardDataset) -> None:
+    batches = iter(ConcurrentDataLoader(dataset, 16, num_workers=2))
+    next(batches)
+    workers = batches._workers
+    assert [worker.is_alive() for worker in workers] == [True, True]
+    assert len({worker.pid for worker in workers}) == 2
+    batches.close()
+    assert batches._workers == []
+    assert not hasattr(iter(ConcurrentDataLoader(dataset, 16)), "_workers")
+
+
 def test_without_a_transform_and_without_shuffling(dataset: ShardDataset) -> None:
     threads, workers = (ConcurrentDataLoader(dataset, 10, num_workers=number) for number in (0, 2))
     same_batches(list(threads), list(workers))

@@ -61,8 +61,19 @@ def run_rank(example: ModuleType, rank: int, world_size: int, port: int, order: 
             def on_before_optimizer_step(self, optimizer: Any) -> None:
                 note_gradients(self)
 
+            def note(self, batch: Any, batch_idx: int) -> None:
+                seen["then"][-1].append(batch.sample_ids[: len(batch.sample_ids) - batch.num_padded].tolist())
+
+            test_step = predict_step = note
+
         torch.manual_seed(0)
-        example.fit(*order["arguments"], model=Watched(), devices=world_size, **order["options"])
+        model = Watched()
+        trainer = example.fit(*order["arguments"], model=model, devices=world_size, **order["options"])
+        model.validation_step = model.note
+        seen["then"] = []
+        for name in order.get("then", []):
+            seen["then"].append([])
+            getattr(trainer, name)(model, trainer.datamodule.val_dataloader())
     Path(order["out"], f"{rank}.json").write_text(json.dumps(seen))
 
 

@@ -149,8 +149,13 @@ def test_lightning_resumes_at_every_step(points: str, reference: list[list[int]]
 def test_lightning_on_two_ranks(points: str, reference: list[list[int]], tmp_path: Path) -> None:
     """Its own sampler for distributed training stays away from the loader, which has its share of the epoch already."""
     options = {"strategy": "ddp", "callbacks": [], "enable_checkpointing": False}
-    run = {"world_size": 2, "arguments": [points, str(tmp_path / "checkpoints")], "options": options}
+    then = ["validate", "test", "predict"]
+    run = {"world_size": 2, "arguments": [points, str(tmp_path / "checkpoints")], "options": options, "then": then}
     (ranks,) = run_ranks("lightning_trainer.py", [run], tmp_path)
+    for number in range(len(then)):
+        parts = [[sample for batch in rank["then"][number] for sample in batch] for rank in ranks]
+        assert sorted(parts[0] + parts[1]) == list(range(NUM_SAMPLES))
+        assert min(len(part) for part in parts) >= NUM_SAMPLES // 2 - BATCH
     assert global_batches(ranks) == reference
     assert np.allclose(gradients(ranks), gradients_of_one_process(points, reference), atol=1e-6)
 
