@@ -9,11 +9,13 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol
 
 from concurrent_loader.inline_heuristic import COMPUTES, SLICE_ITEMS, UNKNOWN, WAIT_S, InlineHeuristic
 from concurrent_loader.item_threads import ItemThreads
 from concurrent_loader.item_way import ItemWay, way_of
+from concurrent_loader.worker_errors import no_stop_iteration
 from storage.loop_thread import LoopThread
 
 __all__ = ["ItemFetcher", "Pending", "make_fetcher"]
@@ -73,7 +75,7 @@ def make_fetcher(
     if way.item_async is not None or (batched and way.batch_async is not None):
         return _Coroutines(way, in_flight=in_flight, batched=batched)
     if in_flight == 1:
-        return _InTurn(dataset, batched=batched)
+        return _InTurn(dataset, way, batched=batched)
     return _Threads(dataset, way, in_flight=in_flight, batched=batched, known=known, tell=tell)
 
 
@@ -82,15 +84,9 @@ class _InTurn:
 
     starts_early = False
 
-    def __init__(self, dataset: Any, *, batched: bool) -> None:
-        batch = getattr(dataset, "__getitems__", None)
-        self._get: Callable[[Any], Any]
-        if not batched:
-            self._get = lambda index: dataset[index]
-        elif batch:  # torch's own test is the attribute's truth
-            self._get = batch
-        else:
-            self._get = lambda indices: [dataset[index] for index in indices]
+    def __init__(self, dataset: Any, way: ItemWay, *, batched: bool) -> None:
+        batch = getattr(dataset, "__getitems__", None)  # torch's own test is the attribute's truth
+        self._get: Callable[[Any], Any] = (batch or partial(_get_each, dataset)) if batched else way.item
 
     def get(self, indices: Any, start_others: Callable[[], None]) -> Any:
         return self._get(indices)
@@ -103,13 +99,23 @@ class _InTurn:
     def stop(self) -> None: ...
 
 
+def _get_each(dataset: Any, indices: Any) -> list[Any]:
+    items, index = [], None
+    try:
+        for index in indices:
+            items.append(dataset[index])
+    except StopIteration as error:
+        raise no_stop_iteration(error, f"dataset[{index!r}]") from error
+    return items
+
+
 class _Threads(_InTurn):
     """In threads while items wait: each item, or each batch of a dataset that takes whole batches. Else in turn."""
 
     def __init__(
         self, dataset: Any, way: ItemWay, *, in_flight: int, batched: bool, known: int, tell: Callable[[int], object]
     ) -> None:
-        super().__init__(dataset, batched=batched)
+        super().__init__(dataset, way, batched=batched)
         self._way = way
         self._batched = batched
         self._is_whole = not batched or way.batch is not None  # one call gets all of a batch
