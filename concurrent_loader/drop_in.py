@@ -46,13 +46,14 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
 
     ``ConcurrentDataLoader(dataset, …)`` makes one of these for any data set that is not this package's.
 
-    A map-style data set is asked, in each worker process (or in this one), for the items of the batch in hand and of
-    the next ones at once: in threads, or on an event loop if it has ``async def getitem_async(index)``. Everything
+    While the items of a map-style dataset wait, each worker process (or this one) gets those of the batch in hand and of
+    the next ones at once: in threads, or on an event loop if it has ``async def getitem_async(index)``. While they
+    compute, it gets them by torch's own calls, in torch's thread. Which of both is measured all the time. Everything
     else is torch's own: samplers, workers, seeds, collation, pinning, time-outs, errors. The results are the same in
     the same order, for a data set whose items depend on their index alone. An iterable data set is read as torch does.
 
     Args:
-        dataset: Map-style or iterable. Its ``__getitem__`` is called by several threads at once.
+        dataset: Map-style or iterable. Its ``__getitem__`` is called by several threads at once while items wait.
         batch_size: As for torch's, like all that are not described here.
         shuffle: See there.
         sampler: See there; it is read ahead by ``2 * in_flight`` items a worker, rounded up to batches.
