@@ -131,7 +131,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(
         "drop_in",
         "drop_in",
-        9,
+        14,
+        "never_slower_min local.rows[].kind local.rows[].ratio "
         "vanilla_batch_s ours_batch_s speedup in_flight num_workers rows[].client rows[].speedup rows[].ours_cpu_ms "
         "batch_s[].batch_s measured_latency_ms other_programs_share",
     ),

@@ -5,6 +5,9 @@ DataLoader and with ConcurrentDataLoader, all other arguments the same. Sides al
 own; the time of a batch is that of an epoch, workers' start included, by its number of batches; figures are medians.
 The first case is a blocking client, botocore, with two workers and the default ``in_flight``. On a machine with few
 cores the processor time of a request is the limit, and client, server and proxy share it: ``cpu_ms`` is the client's.
+
+A second part has datasets whose items compute or lie in memory (`benchmarks.local_items`), with 0, 2 and 4 workers:
+there nothing is to be gained. ``never_slower_min`` is the worst cell's quotient of torch's time and ours.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import resource
 import secrets
 import statistics
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +36,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.console import Bar, bar, ends_with_one_line
 from benchmarks.fresh_process import cpu_of_fresh_processes_s, in_fresh_process
+from benchmarks.local_items import BATCH_SIZE, HUGGING_FACE, KINDS, epoch_times, is_installed
 from benchmarks.machine import Bystanders, describe_machine, versions
 from benchmarks.single_objects import CLIENTS, NUM_OBJECTS, OBJECT_BYTES, key_of
 from concurrent_loader import ConcurrentDataLoader
@@ -44,6 +49,7 @@ __all__ = ["FULL", "QUICK", "Case", "Load", "main", "run_benchmark"]
 _BATCH = 32
 _BANDWIDTH_MB_S = 90
 _JITTER_PART = 3  # latency is uniform in median ± a third of it
+_PRELOAD = ("concurrent_loader.drop_in", "benchmarks.local_items", "benchmarks.single_objects")
 _EPOCH_S = 300.0  # an epoch that takes longer has hung
 
 
@@ -72,6 +78,10 @@ class Load:
         num_rounds: Of each.
         vanilla_batches: Of torch's loader in an epoch, for each of its processes.
         ours_batches: Of ours in an epoch; more, so that the start weighs as little.
+        kinds: Kinds of local items, keys of `benchmarks.local_items.KINDS`.
+        workers: Numbers of workers for each of these kinds.
+        num_local_rounds: Of each of these cells.
+        local_scale: Multiplies the number of local items.
     """
 
     latency_ms: int
@@ -79,6 +89,10 @@ class Load:
     num_rounds: int
     vanilla_batches: int
     ours_batches: int
+    kinds: tuple[str, ...] = tuple(KINDS)
+    workers: tuple[int, ...] = (0, 2, 4)
+    num_local_rounds: int = 7
+    local_scale: float = 1.0
 
 
 _MAIN = Case("botocore", 2, DEFAULT_IN_FLIGHT)
@@ -95,7 +109,9 @@ FULL = Load(
     vanilla_batches=8,
     ours_batches=120,
 )
-QUICK = Load(30, (_MAIN, Case("obstore async", 0, 64)), num_rounds=1, vanilla_batches=1, ours_batches=4)
+QUICK = Load(30, (_MAIN, Case("obstore async", 0, 64)), num_rounds=1, vanilla_batches=1, ours_batches=4,
+    kinds=("in memory", "NumPy augmentation", HUGGING_FACE), workers=(0, 1), num_local_rounds=1, local_scale=0.02,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +130,59 @@ class Epoch:
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
-    """Runs all rounds.
+    """Runs all rounds of both parts.
 
     Returns:
-        The figures, as they are written to the JSON file.
+        The figures, as they are written to the JSON file; only those of a part that has cases.
     """
+    figures = _run_remote(load, console) if load.cases else {}
+    return {**figures, **(_run_local(load, console) if load.kinds else {})}
+
+
+def _run_local(load: Load, console: Console) -> dict[str, Any]:
+    """Measures items that do not wait."""
+    machine, began = describe_machine(), perf_counter()
+    others = Bystanders()
+    rows = []
+    with (
+        tempfile.TemporaryDirectory(prefix="drop-in-") as folder,
+        bar(console, "Cells", len(load.kinds) * len(load.workers)) as progress,
+    ):
+        for kind in load.kinds:
+            for num_workers in load.workers:
+                rows.append(_local_row(kind, num_workers, load, folder))
+                progress.advance()
+    return {
+        "never_slower_min": _worst(rows),
+        "local": {
+            "rows": rows,
+            "batch_size": BATCH_SIZE,
+            "num_rounds": load.num_local_rounds,
+            "took_s": round(perf_counter() - began, 1),
+            "other_programs_share": round(others.share(also_own_s=cpu_of_fresh_processes_s()), 3),
+            "machine": machine,
+        },
+    }
+
+
+def _local_row(kind: str, num_workers: int, load: Load, folder: str) -> dict[str, Any]:
+    row = {"kind": kind, "num_workers": num_workers, "ratio": None, "torch_s": [], "ours_s": []}
+    if not is_installed(kind):
+        return {**row, "why_not": "not installed"}
+    taken: dict[str, list[float]] = in_fresh_process(
+        epoch_times,
+        (kind, num_workers, load.num_local_rounds, load.local_scale, folder),
+        what=f"{kind}, {num_workers} workers",
+        preload=_PRELOAD,
+        timeout_s=_EPOCH_S,
+    )
+    theirs, ours = ([round(took_s, 5) for took_s in taken[side]] for side in ("torch", "ours"))
+    ratio = round(statistics.median(theirs) / statistics.median(ours), 3)
+    return {**row, "ratio": ratio, "torch_s": theirs, "ours_s": ours}
+
+
+def _run_remote(load: Load, console: Console) -> dict[str, Any]:
+    """Measures objects in a bucket."""
     machine, began = describe_machine(), perf_counter()
     epochs: dict[tuple[Case, str], list[Epoch]] = {}
     with _far_bucket(load.latency_ms) as (bucket, options, latency_ms):
@@ -198,7 +262,7 @@ def _epoch(bucket: str, options: Mapping[str, str], case: Case, side: str, load:
         _measure,
         (bucket, dict(options), case, side, load),
         what=f"{side}, {case}",
-        preload=("concurrent_loader.drop_in", "benchmarks.single_objects"),
+        preload=_PRELOAD,
         timeout_s=_EPOCH_S,
     )
     progress.advance()
@@ -237,8 +301,47 @@ def _measure(bucket: str, options: dict[str, str], case: Case, side: str, load: 
     return Epoch(took_s / num_batches, first_batch_s, 1000 * cpu_s / len(seen))
 
 
+def merged(earlier: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts the figures of a part of the cases in the place of earlier ones of the same cases."""
+    both = {**earlier, **figures}
+    if "local" in earlier and "local" in figures:
+        again = {(row["kind"], row["num_workers"]) for row in figures["local"]["rows"]}
+        kept = [row for row in earlier["local"]["rows"] if (row["kind"], row["num_workers"]) not in again]
+        order = list(KINDS)
+        rows = sorted(
+            [*kept, *figures["local"]["rows"]], key=lambda row: (order.index(row["kind"]), row["num_workers"])
+        )
+        both["local"] = {**figures["local"], "rows": rows}
+        both["never_slower_min"] = _worst(rows)
+    return both
+
+
+def _worst(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    return min((row["ratio"] for row in rows if row["ratio"] is not None), default=None)
+
+
 def show(figures: Mapping[str, Any], console: Console) -> None:
-    """Prints the table."""
+    """Prints the tables."""
+    if "rows" in figures:
+        _show_remote(figures, console)
+    if "local" in figures:
+        _show_local(figures, console)
+
+
+def _show_local(figures: Mapping[str, Any], console: Console) -> None:
+    local = figures["local"]
+    table = Table(title="items that compute or lie in memory: torch's time ÷ ours", box=box.SIMPLE_HEAD)
+    for title in ("items", "workers", "torch s", "ours s", "ratio"):
+        table.add_column(title, justify="left" if title == "items" else "right", no_wrap=True)
+    for row in local["rows"]:
+        cells = [row.get("why_not", "–")] * 3
+        if row["ratio"] is not None:
+            cells = [*(f"{statistics.median(row[side]):.3f}" for side in ("torch_s", "ours_s")), f"{row['ratio']:.3f}"]
+        table.add_row(row["kind"], str(row["num_workers"]), *cells)
+    console.print(table)
+
+
+def _show_remote(figures: Mapping[str, Any], console: Console) -> None:
     table = Table(title=f"batches of {_BATCH} objects, {figures['latency_ms']} ms away", box=box.SIMPLE_HEAD)
     for title in ("client", "workers", "in flight", "torch s", "ours s", "speed-up", "items/s", "CPU ms an item"):
         table.add_column(title, justify="left" if title == "client" else "right", no_wrap=True)
@@ -261,14 +364,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drop_in", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--quick", action="store_true", help="a few batches, to see that it works")
-    parser.add_argument("--rounds", type=int, help=f"of each case (default {FULL.num_rounds}; nine minutes)")
-    parser.add_argument("--main", action="store_true", help="only the main case")
+    parser.add_argument(
+        "--rounds", type=int, help=f"of each case (default {FULL.num_rounds} and {FULL.num_local_rounds})"
+    )
+    parser.add_argument("--main", action="store_true", help="only the main case, and no local items")
+    parser.add_argument("--only", choices=("remote", "local"), help="one part; the other's figures in FILE are kept")
+    parser.add_argument(
+        "--kind", nargs="+", choices=tuple(KINDS), metavar="KIND", help="only such local items; FILE keeps the rest"
+    )
     parsed = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     if parsed.rounds is not None and parsed.rounds < 1:
         parser.error("--rounds is at least 1")
     load = QUICK if parsed.quick else FULL
     load = replace(
-        load, num_rounds=parsed.rounds or load.num_rounds, cases=load.cases[:1] if parsed.main else load.cases
+        load,
+        num_rounds=parsed.rounds or load.num_rounds,
+        num_local_rounds=parsed.rounds or load.num_local_rounds,
+        cases=() if parsed.only == "local" or parsed.kind else load.cases[:1] if parsed.main else load.cases,
+        kinds=() if parsed.main or parsed.only == "remote" else tuple(parsed.kind or load.kinds),
     )
 
     def run() -> None:
@@ -276,6 +389,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures = run_benchmark(load, console)
         show(figures, console)
         if parsed.json is not None:
+            if (parsed.only or parsed.kind) and parsed.json.exists():
+                figures = merged(json.loads(parsed.json.read_text(encoding="utf-8")), figures)
             parsed.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
     return ends_with_one_line(run)

@@ -21,6 +21,7 @@ from concurrent_loader.drop_in_iteration import Counts, Iteration
 from concurrent_loader.drop_in_parts import ItemParts, StreamParts
 from concurrent_loader.drop_in_state import from_dict, inexact, to_dict
 from concurrent_loader.errors import WorkerCountError
+from concurrent_loader.inline_heuristic import Findings
 from concurrent_loader.item_way import way_of
 from concurrent_loader.loader import ConcurrentDataLoader
 from concurrent_loader.order_source import DefaultRandomness, OrderSource, Start
@@ -45,13 +46,14 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
 
     ``ConcurrentDataLoader(dataset, …)`` makes one of these for any data set that is not this package's.
 
-    A map-style data set is asked, in each worker process (or in this one), for the items of the batch in hand and of
-    the next ones at once: in threads, or on an event loop if it has ``async def getitem_async(index)``. Everything
+    While the items of a map-style dataset wait, each worker process (or this one) gets those of the batch in hand and of
+    the next ones at once: in threads, or on an event loop if it has ``async def getitem_async(index)``. While they
+    compute, it gets them by torch's own calls, in torch's thread. Which of both is measured all the time. Everything
     else is torch's own: samplers, workers, seeds, collation, pinning, time-outs, errors. The results are the same in
     the same order, for a data set whose items depend on their index alone. An iterable data set is read as torch does.
 
     Args:
-        dataset: Map-style or iterable. Its ``__getitem__`` is called by several threads at once.
+        dataset: Map-style or iterable. Its ``__getitem__`` is called by several threads at once while items wait.
         batch_size: As for torch's, like all that are not described here.
         shuffle: See there.
         sampler: See there; it is read ahead by ``2 * in_flight`` items a worker, rounded up to batches.
@@ -152,6 +154,7 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         self._kept: ItemParts | StreamParts | None = None  # persistent workers'
         self._default = DefaultRandomness()
         self._counts = Counts()
+        self._findings: Findings | None = None  # about the items, kept from one iteration to the next
 
     # -- iteration -------------------------------------------------------------------------------------------------
 
@@ -246,11 +249,18 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
             )
             return StreamParts(stream, arguments)
         batched = self.batch_sampler is not None
+        num_processes = max(1, self.num_workers)
+        if self._findings is None or len(self._findings.bytes) != num_processes:
+            self._findings = Findings(num_processes, is_shared=self.num_workers > 0)
         stateful = isinstance(self.dataset, Stateful)
         in_flight = 1 if stateful else self.in_flight
-        items = AheadItems(self.dataset, in_flight=in_flight, batched=batched)
+        items = AheadItems(self.dataset, in_flight=in_flight, batched=batched, findings=self._findings)
         tasks = TaskSampler(
-            self._source, num_workers=self.num_workers, num_items_ahead=self._num_items_ahead(), batched=batched
+            self._source,
+            num_workers=self.num_workers,
+            num_items_ahead=self._num_items_ahead(),
+            batched=batched,
+            found=self._findings.bytes,
         )
         served = ServedItems(
             items, self.collate_fn, batched=batched, stateful=stateful, numbered=not self._in_known_order
@@ -336,7 +346,7 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_progress": None, "_kept": None, "_iterator": None}
+        return {**self.__dict__, "_progress": None, "_kept": None, "_findings": None, "_iterator": None}
 
 
 def _is_map_style(dataset: object) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from concurrent_loader.dataset_state import Places
 from concurrent_loader.drop_in_parts import ItemParts, StreamParts
 from concurrent_loader.served import Outcome
+from concurrent_loader.torch_iterator import next_batch_of
 from concurrent_loader.worker_places import ItemProgress, StreamProgress
 
 __all__ = ["Counts", "Iteration"]
@@ -60,6 +61,7 @@ class Iteration(Iterator[Any]):
     ) -> None:
         self._loader = loader
         self._batches = batches
+        self._next_outcome = next_batch_of(batches)
         self._progress = progress
         self._counts = counts
         self._began = began
@@ -81,7 +83,7 @@ class Iteration(Iterator[Any]):
         """Waits until each worker has said that it has begun; raises what went wrong there."""
         begun: set[int] = set()
         while len(begun) < num_workers:
-            outcome: Outcome = next(self._batches)
+            outcome: Outcome = self._next_outcome()
             if outcome.worker in begun:
                 self._early.append(outcome)
                 continue
@@ -96,7 +98,7 @@ class Iteration(Iterator[Any]):
         try:
             while True:
                 outcome = None
-                outcome = self._early.popleft() if self._early else next(self._batches)
+                outcome = self._early.popleft() if self._early else self._next_outcome()
                 if type(outcome) is not Outcome or outcome.has_batch:
                     break
                 if outcome.error is not None:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
-from time import perf_counter
+from functools import partial
 from typing import Any, Protocol
 
-from concurrent_loader.item_pace import ItemPace
+from concurrent_loader.inline_heuristic import COMPUTES, SLICE_ITEMS, UNKNOWN, WAIT_S, InlineHeuristic
 from concurrent_loader.item_threads import ItemThreads
 from concurrent_loader.item_way import ItemWay, way_of
+from concurrent_loader.worker_errors import no_stop_iteration
 from storage.loop_thread import LoopThread
 
 __all__ = ["ItemFetcher", "Pending", "make_fetcher"]
@@ -34,10 +34,22 @@ class Pending(Protocol):
 
 
 class ItemFetcher(Protocol):
-    """Starts batches; they are got in the order in which they were started, as many items at once as it may."""
+    """Gets batches, and starts early those that are needed later."""
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether batches that are needed later are worth starting now."""
+
+    def get(self, indices: Any, start_others: Callable[[], None]) -> Any:
+        """Gets a batch that was not started.
+
+        Args:
+            indices: Of its items.
+            start_others: Starts batches that are needed later; called as soon as that is worth while.
+        """
 
     def start(self, indices: Any) -> Pending:
-        """Starts a batch."""
+        """Starts a batch. Batches are got in the order in which they were started."""
 
     def rest(self) -> None:
         """Tells that perhaps nothing more is started."""
@@ -46,72 +58,105 @@ class ItemFetcher(Protocol):
         """Ends all that is under way, waits for it for some seconds. Idempotent."""
 
 
-def make_fetcher(dataset: Any, *, in_flight: int, batched: bool) -> ItemFetcher:
-    """Chooses how a data set's items are got.
+def make_fetcher(
+    dataset: Any, *, in_flight: int, batched: bool, known: int = UNKNOWN, tell: Callable[[int], object] = bool
+) -> ItemFetcher:
+    """Chooses how a dataset's items are got.
 
     Args:
         dataset: Map-style.
         in_flight: Items under way at once; with 1 and no coroutines everything happens in the caller's thread, and
-            so it does where items are so quick that a thread costs more.
+            so it does while items compute.
         batched: Whether indices come as batches; otherwise each "batch" is the index of one item.
+        known: What an earlier fetcher found out about the items, see `concurrent_loader.inline_heuristic`.
+        tell: Called with what this one finds out.
     """
     way = way_of(dataset)
     if way.item_async is not None or (batched and way.batch_async is not None):
         return _Coroutines(way, in_flight=in_flight, batched=batched)
     if in_flight == 1:
-        return _InTurn(way, batched=batched)
-    return _Threads(way, in_flight=in_flight, batched=batched)
+        return _InTurn(dataset, way, batched=batched)
+    return _Threads(dataset, way, in_flight=in_flight, batched=batched, known=known, tell=tell)
 
 
 class _InTurn:
-    """One after the other when they are asked for: as torch does it."""
+    """One after the other when they are asked for, by the very calls that torch makes."""
 
-    def __init__(self, way: ItemWay, *, batched: bool) -> None:
-        self._way = way
-        self._batched = batched
+    starts_early = False
+
+    def __init__(self, dataset: Any, way: ItemWay, *, batched: bool) -> None:
+        batch = getattr(dataset, "__getitems__", None)  # torch's own test is the attribute's truth
+        self._get: Callable[[Any], Any] = (batch or partial(_get_each, dataset)) if batched else way.item
+
+    def get(self, indices: Any, start_others: Callable[[], None]) -> Any:
+        return self._get(indices)
 
     def start(self, indices: Any) -> Pending:
-        return _Later(self._get, indices)
+        raise NotImplementedError("nothing is started early")
 
     def rest(self) -> None: ...
 
     def stop(self) -> None: ...
 
-    def _get(self, indices: Any) -> Any:
-        if not self._batched:
-            return self._way.item(indices)
-        if self._way.batch is not None:
-            return self._way.batch(indices)
-        return [self._way.item(index) for index in indices]
 
-
-class _Later:
-    def __init__(self, get: Callable[[Any], Any], indices: Any) -> None:
-        self._get = get
-        self._indices = indices
-
-    def result(self) -> Any:
-        return self._get(self._indices)
-
-    def cancel(self) -> None: ...
+def _get_each(dataset: Any, indices: Any) -> list[Any]:
+    items, index = [], None
+    try:
+        for index in indices:
+            items.append(dataset[index])
+    except StopIteration as error:
+        raise no_stop_iteration(error, f"dataset[{index!r}]") from error
+    return items
 
 
 class _Threads(_InTurn):
-    """Each item in a thread, or each batch where the data set takes whole batches; in turn where items are quick."""
+    """In threads while items wait: each item, or each batch of a dataset that takes whole batches. Else in turn."""
 
-    def __init__(self, way: ItemWay, *, in_flight: int, batched: bool) -> None:
-        super().__init__(way, batched=batched)
+    def __init__(
+        self, dataset: Any, way: ItemWay, *, in_flight: int, batched: bool, known: int, tell: Callable[[int], object]
+    ) -> None:
+        super().__init__(dataset, way, batched=batched)
+        self._way = way
+        self._batched = batched
+        self._is_whole = not batched or way.batch is not None  # one call gets all of a batch
         self._threads = ItemThreads(in_flight)
-        self._pace = ItemPace()
-        self._later: deque[_Quickly] = deque()  # bounded as all batches that are under way
+        self._heuristic = InlineHeuristic(known)
+        self._tell = tell
+
+    @property
+    def starts_early(self) -> bool:  # type: ignore[override]
+        return self._heuristic.uses_threads()
+
+    def get(self, indices: Any, start_others: Callable[[], None]) -> Any:
+        heuristic = self._heuristic
+        if not (self._is_whole or isinstance(indices, list)):
+            indices = list(indices)
+        num_items = len(indices) if isinstance(indices, list) else 1
+        if heuristic.is_quick and (self._is_whole or num_items <= SLICE_ITEMS):
+            began = heuristic.clock()
+            items = self._get(indices)
+            if heuristic.clock() - began >= WAIT_S * num_items:
+                heuristic.suspect()
+            return items
+        if heuristic.uses_threads():
+            pending = self.start(indices)
+            start_others()
+            return pending.result()
+        if not self._is_whole:
+            return self._get_parts(indices, start_others)
+        heuristic.begin()
+        items = self._get(indices)
+        self._ended(num_items)
+        if heuristic.uses_threads():
+            start_others()
+        return items
 
     def start(self, indices: Any) -> Pending:
-        if self._batched and self._way.batch is not None:
+        if not self._batched:
+            return self._threads.submit(self._way.item, indices)
+        if self._way.batch is not None:
             return self._threads.submit(self._way.batch, indices)
-        if self._pace.is_quick:
-            self._later.append(_Quickly(self, indices))
-            return self._later[-1]
-        return self._start(indices)
+        return _Items([self._threads.submit(self._way.item, index) for index in indices])
 
     def rest(self) -> None:
         self._threads.rest()
@@ -119,57 +164,28 @@ class _Threads(_InTurn):
     def stop(self) -> None:
         self._threads.stop(timeout_s=_END_S)
 
-    def _start(self, indices: Any) -> Pending:
-        if not self._batched:
-            return self._threads.submit(self._item, indices)
-        return _Items([self._threads.submit(self._item, index) for index in indices])
+    def _get_parts(self, indices: list[Any], start_others: Callable[[], None]) -> list[Any]:
+        """Gets a batch part by part, until one shows that the others had better be got in threads."""
+        heuristic, start = self._heuristic, 0
+        items: list[Any] = []
+        while start < len(indices):
+            part = indices[start : start + heuristic.part_items]
+            heuristic.begin()
+            items += self._get(part)
+            self._ended(len(part))
+            start += len(part)
+            if heuristic.uses_threads():
+                rest = self.start(indices[start:])
+                start_others()
+                items += rest.result()
+                break
+        return items
 
-    def _item(self, index: Any) -> Any:
-        began = perf_counter()
-        item = self._way.item(index)
-        self._pace.took(perf_counter() - began)
-        return item
-
-    def get_quickly(self, batch: _Quickly) -> Any:
-        """Gets a batch's items in turn, up to one that is not quick; from there on threads do it."""
-        self._later.remove(batch)
-        left = deque(batch.indices if self._batched else [batch.indices])
-        items = []
-        while left and self._pace.is_quick:
-            began = perf_counter()
-            items.append(self._way.item(left.popleft()))
-            self._pace.took_in_turn(perf_counter() - began)
-        rest = self._start(left) if left else None
-        if not self._pace.is_quick:
-            while self._later:
-                other = self._later.popleft()
-                other.in_threads = self._start(other.indices)
-        if not self._batched:
-            return items[0]
-        return items if rest is None else items + rest.result()
-
-    def forget(self, batch: _Quickly) -> None:
-        """Takes a batch off the list of those that may be started yet."""
-        if batch in self._later:
-            self._later.remove(batch)
-
-
-class _Quickly:
-    """A batch that is got in turn when it is asked for, or was given to threads before that after all."""
-
-    def __init__(self, fetcher: _Threads, indices: Any) -> None:
-        self.indices = indices
-        self.in_threads: Pending | None = None
-        self._fetcher = fetcher
-
-    def result(self) -> Any:
-        return self._fetcher.get_quickly(self) if self.in_threads is None else self.in_threads.result()
-
-    def cancel(self) -> None:
-        if self.in_threads is None:
-            self._fetcher.forget(self)
-        else:
-            self.in_threads.cancel()
+    def _ended(self, num_items: int) -> None:
+        if self._heuristic.end(num_items):
+            if self._heuristic.known == COMPUTES:
+                self._threads.rest()
+            self._tell(self._heuristic.known)
 
 
 class _Items:
@@ -193,11 +209,18 @@ class _Items:
 class _Coroutines:
     """All on one event loop, in a thread of its own."""
 
+    starts_early = True
+
     def __init__(self, way: ItemWay, *, in_flight: int, batched: bool) -> None:
         self._way = way
         self._batched = batched
         self._places = asyncio.Semaphore(in_flight)
         self._loop = LoopThread(name="dataset-items")
+
+    def get(self, indices: Any, start_others: Callable[[], None]) -> Any:
+        pending = self.start(indices)
+        start_others()
+        return pending.result()
 
     def start(self, indices: Any) -> Pending:
         if not self._batched:

@@ -291,6 +291,8 @@ class WorkerInit:
         own_multiprocessing_folder()  # torch hands tensors over through sockets in it
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, ServedItems | ServedStream):
+            if isinstance(info.dataset, ServedItems):
+                info.dataset.items.number = worker_id
             object.__setattr__(info, "dataset", info.dataset.dataset)  # it refuses the plain way
         if self.seed is not None:
             _seed_worker(self.seed, worker_id)

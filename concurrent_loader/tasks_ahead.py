@@ -8,10 +8,11 @@ that lie ``num_workers`` apart.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from concurrent_loader.inline_heuristic import COMPUTES
 from concurrent_loader.order_source import BegunOrder, Drawn, OrderSource, Start
 
 __all__ = ["Task", "TaskSampler", "TasksAhead"]
@@ -42,10 +43,15 @@ class TaskSampler:
         num_workers: Among which torch deals the batches out in turn; 0 counts as 1.
         num_items_ahead: Of later batches a worker is told of at least so many items, if there are any; 0 for none.
         batched: Whether the sampler gives lists of indices rather than single ones.
+        found: What is known of the items in each worker, see `concurrent_loader.inline_heuristic`. A worker whose items
+            compute is told of none ahead.
     """
 
-    def __init__(self, order: OrderSource, *, num_workers: int, num_items_ahead: int, batched: bool) -> None:
+    def __init__(
+        self, order: OrderSource, *, num_workers: int, num_items_ahead: int, batched: bool, found: Sequence[int]
+    ) -> None:
         self._order = order
+        self._found = found
         self._num_workers = max(1, num_workers)
         self._num_items_ahead = num_items_ahead
         self._batched = batched
@@ -62,21 +68,30 @@ class TaskSampler:
             num_workers=self._num_workers,
             num_items_ahead=self._num_items_ahead,
             batched=self._batched,
+            found=self._found,
         )
         return self.newest
 
 
 class TasksAhead:
-    """The tasks of one iteration, in order.
+    """The tasks of one iteration, in order; plain indices for workers whose items compute.
 
     It reads from the sampler no further than the tasks given so far name: ``num_items_ahead`` items for each worker,
     rounded up to batches. What the sampler raises is raised where torch would raise it.
     """
 
     def __init__(
-        self, order: BegunOrder, *, iteration: int, num_workers: int, num_items_ahead: int, batched: bool
+        self,
+        order: BegunOrder,
+        *,
+        iteration: int,
+        num_workers: int,
+        num_items_ahead: int,
+        batched: bool,
+        found: Sequence[int],
     ) -> None:
         self.order = order
+        self._found = found
         self._iteration = iteration
         self._num_workers = num_workers
         self._num_items_ahead = num_items_ahead
@@ -95,8 +110,14 @@ class TasksAhead:
     def __iter__(self) -> TasksAhead:
         return self
 
-    def __next__(self) -> Task:
+    def __next__(self) -> Any:
         number = self._number
+        if not (self._read or self._ended) and self._computes(number % self._num_workers):
+            indices = next(self.order)  # just when torch would read it
+            self._drawn_given = None
+            self._number += 1
+            self._sizes[number] = self._weight(indices)
+            return indices
         if not self._has(number):
             self._drawn_given = None  # now torch would have come to the end, too
             if self._error is None:
@@ -152,6 +173,8 @@ class TasksAhead:
     def _name_ahead(self, worker: int, start: int) -> tuple[tuple[int, Any], ...]:
         ahead: list[tuple[int, Any]] = []
         hint = start
+        if self._computes(worker):
+            return ()
         while self._num_ahead[worker] < self._num_items_ahead and self._has(hint):
             indices, _ = self._read[hint - self._number]
             ahead.append((hint, indices))
@@ -159,6 +182,9 @@ class TasksAhead:
             hint += self._num_workers
         self._next_hint[worker] = hint
         return tuple(ahead)
+
+    def _computes(self, worker: int) -> bool:
+        return self._num_items_ahead > 0 and self._found[worker] == COMPUTES
 
     def _has(self, number: int) -> bool:
         """Reads on until a batch is there; says whether it is."""

@@ -179,7 +179,24 @@ def _drop_in_body(figures: Figures) -> str:
         f"{figures['batch_size']} objects of {figures['object_bytes']:,} bytes. CPU time is the client's alone. Peak "
         "memory is not measured here."
     )
-    return table([*titles, "CPU ms an item, torch", "ours"], rows) + "\n\n" + note
+    told = [table([*titles, "CPU ms an item, torch", "ours"], rows), note]
+    if (local := figures.get("local")) is not None:
+        told += _local_items(local)
+    return "\n\n".join(told)
+
+
+def _local_items(local: Figures) -> list[str]:
+    """Items that do not wait: nothing is to be gained, and nothing may be lost."""
+    rows = [
+        [row["kind"], str(row["num_workers"]), ranged(row["ratio"] and median(row["torch_s"]), row["torch_s"]),
+         ranged(row["ratio"] and median(row["ours_s"]), row["ours_s"]), row["ratio"] or row.get("why_not")]
+        for row in local["rows"]
+    ]  # fmt: skip
+    intro = (
+        f"Items that compute or lie in memory, batches of {local['batch_size']}, {local['num_rounds']} alternating "
+        "epochs of each loader in one process; median (extremes)."
+    )
+    return [intro, table(["items", "workers", "torch, s an epoch", "ours, s an epoch", "torch ÷ ours"], rows)]
 
 
 def _drop_in_plot(figures: Figures, file: Path) -> None:

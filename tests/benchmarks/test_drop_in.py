@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 
-from benchmarks import drop_in
+from benchmarks import drop_in, local_items
 from benchmarks.drop_in import FULL, Case, Epoch, main
 
 
@@ -25,7 +27,42 @@ def test_options_leave_out_cases(monkeypatch):
     monkeypatch.setattr(drop_in, "run_benchmark", lambda load, console: asked.append(load))
     monkeypatch.setattr(drop_in, "show", lambda figures, console: None)
     assert main(["--main", "--rounds", "2"]) == 0
-    assert (asked[0].cases, asked[0].num_rounds) == (FULL.cases[:1], 2)
+    assert (asked[0].cases, asked[0].num_rounds, asked[0].kinds) == (FULL.cases[:1], 2, ())
+    assert main(["--only", "local"]) == 0
+    assert (asked[1].cases, asked[1].kinds, asked[1].num_local_rounds) == ((), FULL.kinds, 7)
+    assert main(["--kind", "in memory"]) == 0
+    assert (asked[2].cases, asked[2].kinds) == ((), ("in memory",))
+    assert main(["--only", "remote"]) == 0
+    assert (asked[3].cases, asked[3].kinds) == (FULL.cases, ())
+
+
+def cell(kind, ratio):
+    return {"kind": kind, "num_workers": 0, "ratio": ratio, "torch_s": [1.0], "ours_s": [1.0]}
+
+
+def test_the_cells_of_a_part_take_the_place_of_earlier_ones():
+    earlier = {"speedup": 5.0, "local": {"rows": [cell("in memory", 0.5), cell("NumPy augmentation", 1.1)]}}
+    figures = {"never_slower_min": 1.3, "local": {"rows": [cell("in memory", 1.3)], "num_rounds": 7}}
+    both = drop_in.merged(earlier, figures)
+    assert [row["ratio"] for row in both["local"]["rows"]] == [1.3, 1.1]
+    assert (both["speedup"], both["never_slower_min"], both["local"]["num_rounds"]) == (5.0, 1.1, 7)
+    assert drop_in.merged({"speedup": 5.0}, figures) == {"speedup": 5.0, **figures}
+    assert drop_in.merged({"never_slower_min": 1.3, "local": {}}, {"speedup": 6.0})["speedup"] == 6.0
+
+
+def test_a_kind_whose_package_is_missing_is_said_to_be(monkeypatch):
+    monkeypatch.setattr(drop_in, "is_installed", lambda kind: False)
+    row = drop_in._local_row("Hugging Face datasets", 2, FULL, "")
+    assert (row["ratio"], row["why_not"]) == (None, "not installed")
+    assert drop_in._worst([row, cell("in memory", 1.2)]) == 1.2
+
+
+def test_every_kind_gives_batches_on_both_sides(tmp_path, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "set_start_method", lambda *args, **kwargs: None)
+    for kind in local_items.KINDS:
+        if local_items.is_installed(kind) and "JPEG" not in kind:
+            taken = local_items.epoch_times(kind, 0, 1, 0.001, str(tmp_path))
+            assert {side: len(times) for side, times in taken.items()} == {"torch": 1, "ours": 1}
 
 
 def test_impossible_options(capsys):

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import threading
 from collections.abc import Callable, Iterator
+from unittest.mock import patch
 from uuid import uuid4
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from concurrent_loader import ShardDataset
+from concurrent_loader import ShardDataset, inline_heuristic
+from concurrent_loader.inline_heuristic import WAITS, Findings
 from storage import ShardWriter
 
 NUM_SAMPLES = 203
@@ -72,3 +75,26 @@ def baseline() -> Iterator[None]:
     yield
     assert set(threading.enumerate()) <= threads
     assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+@pytest.fixture(scope="session")
+def known_items() -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """A context in which drop-in loaders believe to know their items: `WAITS` for threads without a measurement."""
+
+    @contextlib.contextmanager
+    def known_items(known: int) -> Iterator[None]:
+        defaults = {**(Findings.__init__.__kwdefaults__ or {}), "known": known}
+        with (
+            patch.object(Findings.__init__, "__kwdefaults__", defaults),
+            patch.object(inline_heuristic, "_FIRST_TRIAL_S", 1e9),
+        ):
+            yield
+
+    return known_items
+
+
+@pytest.fixture
+def items_wait(known_items: Callable[[int], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Drop-in loaders get items in threads."""
+    with known_items(WAITS):
+        yield

@@ -32,8 +32,11 @@ from torch.utils.data import (
 )
 
 from concurrent_loader import ConcurrentDataLoader, DropInDataLoader, ShardDataset
+from concurrent_loader.inline_heuristic import COMPUTES, UNKNOWN, WAITS
 from concurrent_loader.item_way import way_of
 from storage.errors import ConfigurationError
+
+KNOWN = st.sampled_from([UNKNOWN, COMPUTES, WAITS])
 
 
 class Squares(Dataset):
@@ -155,8 +158,8 @@ def orders(draw, length):
 class TestSameAsTorch:
     @pytest.mark.usefixtures("no_leaks")
     @settings(max_examples=150)
-    @given(data=st.data(), length=st.integers(1, 60), in_flight=st.integers(1, 9), seed=st.integers(0, 3))
-    def test_same_batches_errors_and_randomness(self, data, length, in_flight, seed):
+    @given(data=st.data(), length=st.integers(1, 60), in_flight=st.integers(1, 9), seed=st.integers(0, 3), known=KNOWN)
+    def test_same_batches_errors_and_randomness(self, known_items, data, length, in_flight, seed, known):
         order = data.draw(orders(length))
         failing = data.draw(st.lists(st.integers(0, length - 1), max_size=2))
         error = data.draw(st.sampled_from([ValueError, KeyError, IndexError, OSError]))
@@ -170,11 +173,20 @@ class TestSameAsTorch:
             named = [arguments.get("generator"), getattr(arguments.get("sampler"), "generator", None)]
             return loader, [each for each in named if each is not None]
 
-        theirs, ours = both(make, seed=seed)
+        with known_items(known):
+            theirs, ours = both(make, seed=seed)
         assert ours == theirs
 
-    @given(data=st.data(), length=st.integers(1, 30), stop_after=st.integers(0, 9), in_flight=st.integers(1, 9))
-    def test_left_early_the_generators_are_where_torch_leaves_them(self, data, length, stop_after, in_flight):
+    @given(
+        data=st.data(),
+        length=st.integers(1, 30),
+        stop_after=st.integers(0, 9),
+        in_flight=st.integers(1, 9),
+        known=KNOWN,
+    )
+    def test_left_early_the_generators_are_where_torch_leaves_them(
+        self, known_items, data, length, stop_after, in_flight, known
+    ):
         order = data.draw(orders(length))
 
         def left(cls, **more):
@@ -185,7 +197,8 @@ class TestSameAsTorch:
             seen = [outcomes(loader, stop_after=stop_after) for _ in range(2)]
             return seen, [each.get_state().tolist() for each in named if each is not None]
 
-        assert left(ConcurrentDataLoader, in_flight=in_flight) == left(DataLoader)
+        with known_items(known):
+            assert left(ConcurrentDataLoader, in_flight=in_flight) == left(DataLoader)
 
     def test_left_early_a_generator_that_others_draw_from_is_left_alone(self):
         generator = torch.Generator().manual_seed(0)
@@ -260,7 +273,7 @@ class TestSameAsTorch:
         assert said[0] == said[1]
 
 
-@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.usefixtures("no_leaks", "items_wait")
 class TestInFlight:
     def test_items_of_a_batch_are_under_way_at_once(self):
         together = threading.Barrier(6)
@@ -335,7 +348,7 @@ class TestInFlight:
             ConcurrentDataLoader(Squares(3), in_flight=wrong)
 
 
-@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.usefixtures("no_leaks", "items_wait")
 class TestBugsOfTheForerunner:
     """What the first concurrent loader got wrong."""
 
@@ -374,7 +387,7 @@ class TestBugsOfTheForerunner:
         assert sizes == [5, 5, 5, 5, 3]
 
 
-@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.usefixtures("no_leaks", "items_wait")
 class TestErrors:
     def test_the_first_in_the_batch_is_raised_and_later_ones_are_not_begun(self):
         dataset = Squares(100, failing=[3, 5])
@@ -487,9 +500,10 @@ class AsyncBatched(Async):
 
 
 class TestWays:
+    @pytest.mark.parametrize("known", [UNKNOWN, COMPUTES, WAITS])
     @pytest.mark.parametrize("in_flight", [1, 3, 64])
     @pytest.mark.parametrize("make", [Batched, Async, AsyncBatched])
-    def test_all_give_the_same(self, make, in_flight):
+    def test_all_give_the_same(self, known_items, make, in_flight, known):
         for arguments in (
             {"batch_size": 4},
             {"batch_sampler": [[3], [1, 1], [2, 9]]},
@@ -498,7 +512,8 @@ class TestWays:
             torch.manual_seed(7)
             theirs = outcomes(DataLoader(Squares(30, [11]), **arguments))
             torch.manual_seed(7)
-            assert outcomes(ConcurrentDataLoader(make(30, [11]), in_flight=in_flight, **arguments)) == theirs
+            with known_items(known):
+                assert outcomes(ConcurrentDataLoader(make(30, [11]), in_flight=in_flight, **arguments)) == theirs
 
     @pytest.mark.parametrize("make", [Batched, Async])
     def test_single_items(self, make):
@@ -720,6 +735,7 @@ class TestRebuilding:
 _EXIT = """
 import sys
 from concurrent_loader import ConcurrentDataLoader
+from concurrent_loader.inline_heuristic import WAITS, Findings
 
 class Items(list):
     def __getitem__(self, index):
@@ -730,6 +746,7 @@ class Async(list):
         return index
 
 loaders = [ConcurrentDataLoader(kind(range(1000)), 4, in_flight=8) for kind in (Items, Async)]
+loaders[0]._findings = Findings(1, is_shared=False, known=WAITS)
 iterators = [iter(loader) for loader in loaders]
 print([next(batches).tolist() for batches in iterators])
 """

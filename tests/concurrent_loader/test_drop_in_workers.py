@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, get_worker_info
 
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader.inline_heuristic import COMPUTES, UNKNOWN, WAITS
 from storage import ShardWriter
 
 # From Python 3.12 on; torch's default way to start workers is fork until 3.14 changes it.
@@ -96,7 +97,7 @@ def both(arguments, make=Squares, *dataset, epochs=1, **ours):
 class TestSameAsTorch:
     @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
     @given(data=st.data())
-    def test_same_batches_and_errors_by_the_same_workers(self, data):
+    def test_same_batches_and_errors_by_the_same_workers(self, known_items, data):
         length = data.draw(st.integers(1, 40), "length")
         size, drop_last = data.draw(st.integers(1, 7), "batch_size"), data.draw(st.booleans(), "drop_last")
         num_workers = data.draw(st.integers(1, 2), "num_workers")
@@ -130,9 +131,11 @@ class TestSameAsTorch:
 
         in_flight = data.draw(st.sampled_from([1, 3, 64]), "in_flight")
         make = data.draw(st.sampled_from([Squares, Batched, Async]), "data set")
+        known = data.draw(st.sampled_from([UNKNOWN, COMPUTES, WAITS]), "known of the items")
         if make is Async and error is StopIteration:
             error = OSError  # no coroutine can raise it
-        theirs, ours = both(arguments, make, length, failing, error, epochs=1 + persistent, in_flight=in_flight)
+        with known_items(known):
+            theirs, ours = both(arguments, make, length, failing, error, epochs=1 + persistent, in_flight=in_flight)
         assert ours == theirs
 
     def test_out_of_order_every_item_comes_once(self):
@@ -206,6 +209,7 @@ def test_an_error_of_worker_init_fn():
     assert ours[0][2] == "LookupError: no place for 0"
 
 
+@pytest.mark.usefixtures("items_wait")
 def test_the_errors_tell_where_they_were_raised_and_workers_end():
     def load():
         seen = []
@@ -241,6 +245,7 @@ def set_barrier(worker_id):
     dataset.barrier = threading.Barrier(dataset.together)
 
 
+@pytest.mark.usefixtures("items_wait")
 def test_each_worker_has_items_of_several_of_its_batches_in_flight():
     loader = ConcurrentDataLoader(
         Meeting(24, 6), batch_size=2, num_workers=2, worker_init_fn=set_barrier, in_flight=6, prefetch_factor=1
@@ -262,6 +267,7 @@ class CountingFetches(Dataset):
         return index
 
 
+@pytest.mark.usefixtures("items_wait")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_every_item_is_fetched_once_an_epoch(persistent):
     dataset = CountingFetches(101)
@@ -272,6 +278,7 @@ def test_every_item_is_fetched_once_an_epoch(persistent):
     del loader
 
 
+@pytest.mark.usefixtures("items_wait")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_loop_left_early_leaves_nothing_for_the_next(persistent):
     def load(cls):
@@ -301,6 +308,7 @@ class Stuck(Squares):
         return super().__getitem__(index)
 
 
+@pytest.mark.usefixtures("items_wait")
 def test_the_time_out_is_torchs():
     batches = iter(ConcurrentDataLoader(Stuck(8, 4), batch_size=4, num_workers=1, timeout=1))
     assert next(batches)[0].tolist() == [0, 1, 2, 3]
@@ -312,6 +320,7 @@ def test_the_time_out_is_torchs():
         worker.join(30)
 
 
+@pytest.mark.usefixtures("items_wait")
 def test_a_worker_that_is_told_to_end_does_not_wait_for_what_it_has_begun_ahead():
     for indices, _, _ in ConcurrentDataLoader(Stuck(12, 8), batch_size=4, num_workers=1, prefetch_factor=1):
         assert indices.tolist() == [0, 1, 2, 3]

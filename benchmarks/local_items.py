@@ -1,0 +1,207 @@
+"""Torch datasets whose items compute or lie in memory, and the pace of both loaders over them.
+
+Nothing here waits for a network, so that a loader can only lose: what is measured is that ours does not.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from benchmarks.photos import make_photos
+from concurrent_loader import ConcurrentDataLoader
+
+__all__ = ["BATCH_SIZE", "HUGGING_FACE", "KINDS", "Kind", "epoch_times", "is_installed"]
+
+BATCH_SIZE = 32
+HUGGING_FACE = "Hugging Face datasets"
+_SLOW_ITEM_S = 0.02
+
+
+class PythonItems(Dataset[int]):
+    """Items that cost a given time of pure Python.
+
+    Args:
+        length: Number of items.
+        loops: Turns of the loop that makes one.
+    """
+
+    def __init__(self, length: int, loops: int) -> None:
+        self._length = length
+        self._loops = loops
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        return spin(self._loops)
+
+
+class MemoryItems(Dataset[tuple[Tensor, int]]):
+    """Small pictures in one tensor, with labels in a list.
+
+    Args:
+        length: Number of items.
+        slow: The index of an item that takes 20 ms, or None.
+    """
+
+    def __init__(self, length: int, slow: int | None = None) -> None:
+        self._pictures = torch.zeros((length, 3, 32, 32), dtype=torch.uint8)
+        self._labels = [number % 10 for number in range(length)]
+        self._slow = slow
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == self._slow:
+            time.sleep(_SLOW_ITEM_S)
+        return self._pictures[index], self._labels[index]
+
+
+class NumpyItems(Dataset[tuple[np.ndarray, int]]):
+    """Pictures in memory that are cropped, mirrored, shifted and normalised with NumPy.
+
+    Args:
+        length: Number of items.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._pictures = np.random.default_rng(0).integers(0, 256, (64, 96, 96, 3), dtype=np.uint8)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        top, left = np.random.randint(0, 16, 2)
+        picture = self._pictures[index % 64][top : top + 80, left : left + 80].astype(np.float32)
+        if np.random.random() < 0.5:
+            picture = picture[:, ::-1]
+        picture = (picture * np.float32(np.random.uniform(0.8, 1.2)) - 120) / 60
+        return np.ascontiguousarray(picture.transpose(2, 0, 1)), index % 10
+
+
+def spin(loops: int) -> int:
+    """Computes in pure Python."""
+    total = 0
+    for number in range(loops):
+        total += number * number
+    return total
+
+
+def is_installed(kind: str) -> bool:
+    """Says whether the packages of a kind of items are there."""
+    return kind != HUGGING_FACE or find_spec("datasets") is not None
+
+
+def _tensors(length: int) -> Dataset[Any]:
+    return TensorDataset(torch.zeros((length, 64)), torch.zeros(length, dtype=torch.int64))
+
+
+def _python(item_s: float) -> Callable[[int], Dataset[Any]]:
+    began = process_time()
+    spin(2_000_000)
+    loops = int(item_s * 2_000_000 / (process_time() - began))
+    return lambda length: PythonItems(length, loops)
+
+
+def _photos(folder: Path) -> Callable[[int], Dataset[Any]]:
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    photos = make_photos(folder, count=64)
+    transform = v2.Compose(
+        [v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    )
+    dataset = ImageFolder(str(photos.root), transform=transform)
+    return lambda length: torch.utils.data.Subset(dataset, [number % len(dataset) for number in range(length)])
+
+
+def _hugging_face(folder: Path) -> Callable[[int], Dataset[Any]]:
+    import datasets
+
+    def make(length: int) -> Dataset[Any]:
+        columns = {"values": [[float(number)] * 64 for number in range(length)], "label": list(range(length))}
+        return datasets.Dataset.from_dict(columns).with_format("torch")  # type: ignore[no-any-return]
+
+    return make
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Items of one kind.
+
+    Attributes:
+        make: Gets a folder for files; returns what makes a dataset of a given length.
+        length: Number of items of an epoch in the loader's own process.
+        length_in_workers: Number of items of an epoch with worker processes.
+    """
+
+    make: Callable[[Path], Callable[[int], Dataset[Any]]]
+    length: int
+    length_in_workers: int
+
+
+KINDS: dict[str, Kind] = {
+    "1 ms of Python": Kind(lambda folder: _python(0.001), 480, 960),
+    "0.2 ms of Python": Kind(lambda folder: _python(0.0002), 2400, 4800),
+    "in memory": Kind(lambda folder: MemoryItems, 40_000, 8000),
+    "one slow item of 20,000": Kind(lambda folder: lambda length: MemoryItems(length, slow=1000), 20_000, 20_000),
+    "TensorDataset": Kind(lambda folder: _tensors, 40_000, 8000),
+    "NumPy augmentation": Kind(lambda folder: NumpyItems, 2400, 4800),
+    "ImageFolder, JPEG": Kind(_photos, 64, 128),
+    HUGGING_FACE: Kind(_hugging_face, 8000, 8000),
+}
+
+
+def epoch_times(
+    kind: str, num_workers: int, num_rounds: int, scale: float, folder: str, batch_size: int = BATCH_SIZE
+) -> dict[str, list[float]]:
+    """Measures alternating epochs of both loaders in this process.
+
+    Args:
+        kind: A key of `KINDS`.
+        num_workers: Worker processes, forked.
+        num_rounds: Epochs of each side.
+        scale: Multiplies the number of items.
+        folder: For files that are made once and kept.
+        batch_size: Number of items in a batch.
+
+    Returns:
+        Seconds of each epoch, workers' start included, by ``"torch"`` and ``"ours"``. Each epoch is of a new loader.
+    """
+    multiprocessing.set_start_method("fork", force=True)
+    torch.set_num_threads(1)
+    # torch's advice not to have more workers than cores, which both sides get
+    warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+    one = KINDS[kind]
+    length = max(batch_size, round((one.length_in_workers if num_workers else one.length) * scale))
+    dataset = one.make(Path(folder))(length)
+    sides: dict[str, Any] = {"torch": DataLoader, "ours": ConcurrentDataLoader}
+    taken: dict[str, list[float]] = {side: [] for side in sides}
+    for number in range(-1, num_rounds):  # the first round warms caches up and does not count
+        for side in sorted(sides, reverse=number % 2 == 0):
+            gc.collect()
+            began = perf_counter()
+            loader = sides[side](dataset, batch_size=batch_size, num_workers=num_workers)
+            num_batches = sum(1 for _ in loader)
+            took_s = perf_counter() - began
+            if num_batches != -(-length // batch_size):
+                raise AssertionError(f"{side} gave {num_batches} batches of {length} items")
+            if number >= 0:
+                taken[side].append(took_s)
+    return taken
