@@ -8,7 +8,9 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,7 +30,8 @@ __all__ = ["BucketDataset"]
 
 _log = logging.getLogger(__name__)
 
-_CLOSE_S = 60.0  # longer than a pipeline waits for its threads; then only a drive that hangs is left
+_UNWIND_S = 50.0  # longer than a pipeline waits for its threads; then only a drive that hangs is left
+_CLOSE_S = 60.0  # for all of `close`
 
 
 class BucketDataset(WholeDataset):
@@ -136,7 +139,10 @@ class BucketDataset(WholeDataset):
         return other
 
     def close(self) -> None:
-        """Closes connections, files and the loop's thread. Idempotent."""
+        """Closes connections, files and the loop's thread. Idempotent.
+
+        It takes 60 s at most. What has not ended by then is left behind with a warning: it ends with the process.
+        """
         with self._opening:
             if self._closed:
                 return
@@ -154,8 +160,13 @@ class BucketDataset(WholeDataset):
 
     def __del__(self) -> None:
         # At interpreter exit the loop's daemon thread may be gone already; then there is nothing to wait for.
-        if self.__dict__.get("_pid") == os.getpid() and not self._closed and threading.main_thread().is_alive():
+        if self.__dict__.get("_pid") != os.getpid() or self._closed or not threading.main_thread().is_alive():
+            return
+        if threading.current_thread() is threading.main_thread():
             self.close()
+        else:
+            # The garbage collector runs on any thread, the loop's included, and that would wait for itself.
+            threading.Thread(target=self.close, name="dataset-close", daemon=True).start()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in self._LIVE}
@@ -215,10 +226,13 @@ class BucketDataset(WholeDataset):
         await self._read_contents(self._engine, cache)
 
     def _release(self) -> None:
+        deadline_s = monotonic() + _CLOSE_S
         try:
-            self._loop.run(self._close_all())
+            # A loop that does not answer is left behind below; one that has ended with the interpreter needs nothing.
+            with suppress(StoreClosed, TimeoutError):
+                self._loop.run(self._close_all(), timeout_s=_CLOSE_S)
         finally:
-            self._loop.close()
+            self._loop.close(max(0.0, deadline_s - monotonic()))
 
     async def _close_all(self) -> None:
         # What still reads ends first: no thread may find its shard's descriptor closed, or another file behind it.
@@ -226,7 +240,7 @@ class BucketDataset(WholeDataset):
         for task in running:
             task.cancel()
         if running:
-            _, late = await asyncio.wait(running, timeout=_CLOSE_S)
+            _, late = await asyncio.wait(running, timeout=_UNWIND_S)
             if late:
                 _log.warning(
                     "%d tasks of a data set still wait for the local drive; closing it all the same", len(late)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
+import sys
+import threading
+import weakref
+from time import monotonic
 from typing import Any, Protocol
 
 from concurrent_loader.pipeline import STOP_S, Pipeline
@@ -11,7 +16,9 @@ from concurrent_loader.waiting import Trail, Whereabouts
 from storage.errors import StoreClosed
 from storage.loop_thread import LoopThread
 
-__all__ = ["EpochBatches", "ThreadedBatches", "check_process"]
+__all__ = ["EpochBatches", "Iteration", "ThreadedBatches", "check_process"]
+
+_EXIT_S = 1.0  # for all iterations that nobody has ended when the process ends
 
 
 class EpochBatches(Protocol):
@@ -94,6 +101,58 @@ class ThreadedBatches:
     def stop(self, patience_s: float = STOP_S) -> None:
         """Ends the pipeline, and waits until its tasks and threads are gone; see `Pipeline.stop`."""
         self._pipeline.stop(self._loop, patience_s)
+
+
+class Iteration:
+    """Ends an iteration's batches: on whatever thread that happens, and with the process at the latest.
+
+    Args:
+        batches: Of the iteration, which the calling thread consumes.
+    """
+
+    def __init__(self, batches: EpochBatches) -> None:
+        self._batches = batches
+        self._consumer = threading.current_thread()
+        _iterations.add(self)
+
+    def consumed(self) -> None:
+        """Notes which thread consumes the batches."""
+        self._consumer = threading.current_thread()
+
+    def end(self, patience_s: float) -> None:
+        """Stops making batches; the consumer's thread waits for that, another one does not.
+
+        The garbage collector finalizes an iterator that is part of a reference cycle on any thread: on the dataset's
+        loop, or on a decode thread. Those would wait for themselves.
+
+        Args:
+            patience_s: As for `EpochBatches.stop`.
+        """
+        _iterations.discard(self)
+        if threading.current_thread() is self._consumer or sys.is_finalizing():
+            self._batches.stop(patience_s)
+        else:
+            threading.Thread(target=self._batches.stop, args=(patience_s,), name="loader-stop", daemon=True).start()
+
+    def end_at_exit(self, patience_s: float) -> None:
+        """Stops making batches while threads still run that could be waited for."""
+        # A daemon thread that still consumes ends with the process, without an error.
+        if self._consumer is threading.main_thread() or not self._consumer.is_alive():
+            self._batches.stop(patience_s)
+
+
+_iterations: weakref.WeakSet[Iteration] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_at_exit() -> None:
+    deadline_s = monotonic() + _EXIT_S
+    for iteration in list(_iterations):
+        iteration.end_at_exit(max(0.0, deadline_s - monotonic()))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_iterations.clear)  # the threads are the parent's
 
 
 def check_process(pid: int) -> None:

@@ -20,7 +20,7 @@ from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder
 from concurrent_loader.decode_argument import warn_of_companions
 from concurrent_loader.device import check_pinning, device_codecs, has_stage, resolve_device
 from concurrent_loader.device_batches import DeviceBatches
-from concurrent_loader.epoch_batches import EpochBatches, ThreadedBatches
+from concurrent_loader.epoch_batches import EpochBatches, Iteration, ThreadedBatches
 from concurrent_loader.epoch_setter import EpochSetter
 from concurrent_loader.errors import LoaderError, LoaderTimeout
 from concurrent_loader.grouping import say_if_ranks_share_shards
@@ -281,6 +281,7 @@ class ConcurrentDataLoader(LoaderArguments):
         wall = WallTime(self._clock)
         began = self._clock.now()
         batches = self._batches(epoch, start_step)
+        iteration = Iteration(batches)
         step, patience_s = start_step, STOP_S
         try:
             batches.start()
@@ -309,6 +310,7 @@ class ConcurrentDataLoader(LoaderArguments):
                     self._step = step
                 self._num_batches += 1
                 self._num_samples += _num_samples(item)
+                iteration.consumed()
                 try:
                     yield given
                 finally:
@@ -316,7 +318,7 @@ class ConcurrentDataLoader(LoaderArguments):
             if self._newest is me:
                 self._epoch, self._step, self._started = epoch + 1, 0, False
         finally:
-            batches.stop(patience_s)
+            iteration.end(patience_s)
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
         made = self._host_batches(epoch, start_step)

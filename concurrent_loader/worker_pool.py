@@ -10,7 +10,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import wait as wait_for_futures
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import resource_tracker
@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 
 from concurrent_loader.errors import LoaderError, WorkerDied
+from concurrent_loader.fork_server import starting
 from concurrent_loader.parcel import read_note, unpack
 from concurrent_loader.private_cache import PrivateCache
 from concurrent_loader.waiting import Whereabouts
@@ -27,7 +28,6 @@ from concurrent_loader.worker_channel import Arrival, Channel, Order, OrderKind
 from concurrent_loader.worker_job import ANY_RUN, Job, Outcome, Sealed
 from concurrent_loader.worker_program import main
 from concurrent_loader.worker_reports import WorkerReports
-from storage.errors import StoreClosed
 
 __all__ = ["WorkerPool"]
 
@@ -48,7 +48,7 @@ class _Worker:
         self.proved = False  # whether it has ever sent anything
         self.early: deque[Outcome] = deque()  # what came while something else was waited for
         try:
-            with _interrupts_blocked():
+            with _interrupts_blocked(), starting(context):
                 self.process.start()
         except BaseException:
             self.channel.close()
@@ -235,8 +235,7 @@ class WorkerPool:
         if already:
             return
         self._loop.call_soon(self._over.set)
-        with contextlib.suppress(CancelledError, StoreClosed, TimeoutError):
-            self._watch.result(_END_S + _EXIT_S)  # the loop may be ending just now
+        wait_for_futures({self._watch}, _END_S + _EXIT_S)  # the loop may be ending just now
         with self._lives:
             self._end(patience_s)
             self._release()
@@ -295,8 +294,9 @@ class WorkerPool:
             what = "a worker process was killed by a signal"
         elif not worker.proved:
             what = (
-                "a worker process ended before it could begin; its standard error says why. A script that has workers "
-                "must not start its work while it is imported: put that below if __name__ == '__main__'"
+                "a worker process ended before it could begin; its standard error says why: an import that fails there "
+                "(a file that is named like a library, such as numpy.py, hides that library), or a script that starts "
+                "its work while it is imported (put that below if __name__ == '__main__')"
             )
         else:
             what = "a worker process ended before its work did; its standard error may say why"

@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import sys
+import threading
 import weakref
 from dataclasses import replace
 from multiprocessing.context import BaseContext
@@ -248,5 +249,13 @@ def _needed_bytes(job: Job) -> int:
 
 
 def _close_all(pools: set[WorkerPool]) -> None:
+    if threading.current_thread() is threading.main_thread():
+        _close_each(pools)
+    else:
+        # The garbage collector runs on any thread, on the dataset's loop as well, which has to go on meanwhile.
+        threading.Thread(target=_close_each, args=(pools,), name="workers-close", daemon=True).start()
+
+
+def _close_each(pools: set[WorkerPool]) -> None:
     for pool in list(pools):
         pool.close()

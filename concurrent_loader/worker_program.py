@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from concurrent_loader.errors import CollateError, LoaderError
+from concurrent_loader.fork_server import restore_environment
 from concurrent_loader.parcel import Parcel, pack
 from concurrent_loader.pipeline import Failure, Pipeline
 from concurrent_loader.recipe import make_recipe
@@ -62,6 +63,7 @@ def main(sealed: Sealed, end: socket.socket, worker: int, parent_pid: int) -> No
     # Ctrl-C is for the process that the user sees; it ends its workers by hanging up.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    restore_environment()
     channel = Channel(end)
     try:
         job = sealed.open()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -36,7 +38,8 @@ class LoopThread:
 
     def __init__(self, name: str = "storage-loop") -> None:
         self._name = name
-        self._lock = threading.Lock()
+        # The garbage collector may run while this thread holds the lock, and end something that needs the lock, too.
+        self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0
@@ -45,14 +48,14 @@ class LoopThread:
 
     def after_fork_in_child(self) -> None:
         """The loop is the parent's, whose epoll set it would change by so much as ending."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         keep_for_ever((self._loop, self._thread))
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Starts a coroutine on the loop; cancelling the future cancels it there.
 
         Raises:
-            StoreClosed: After `close`, or in a forked process.
+            StoreClosed: After `close`, in a forked process, or while the interpreter ends.
             RuntimeError: The system allows this process no further thread; a later call tries again.
             OSError: Nor a further descriptor.
         """
@@ -62,7 +65,9 @@ class LoopThread:
             except BaseException:
                 coroutine.close()
                 raise
-            return asyncio.run_coroutine_threadsafe(coroutine, loop)
+            future: Future[T] = Future()
+            loop.call_soon_threadsafe(_begin, loop, coroutine, future)
+            return future
 
     def run(self, coroutine: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
         """Runs a coroutine to its end and returns its result; a KeyboardInterrupt or a time-out cancels it.
@@ -127,19 +132,21 @@ class LoopThread:
             if self._loop is not None and not self._closed and self._pid == os.getpid():
                 self._loop.call_soon_threadsafe(function, *args)
 
-    def close(self) -> None:
+    def close(self, patience_s: float = _JOIN_S) -> None:
         """Cancels what still runs, waits for it to unwind, and joins the thread. Idempotent.
 
-        What does not unwind within a minute (a drive that hangs) is left behind with its thread, a daemon.
+        Args:
+            patience_s: Longest wait, 60 s by default. A thread that takes longer (a drive hangs, a task computes) is
+                left behind with a warning. It is a daemon: it does not keep the process from ending.
         """
         with self._lock:
             loop, thread = self._loop, self._thread
             already, self._closed = self._closed, True
-        if already or loop is None or thread is None or self._pid != os.getpid():
+        if already or loop is None or thread is None or self._pid != os.getpid() or sys.is_finalizing():
             return
         loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
-            thread.join(_JOIN_S)
+            thread.join(patience_s)
             if thread.is_alive():
                 _log.warning("the event loop %r does not end; its thread is left behind", self._name)
 
@@ -154,6 +161,8 @@ class LoopThread:
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._closed:
             raise StoreClosed("the event loop is closed")
+        if sys.is_finalizing():
+            raise StoreClosed("the interpreter is ending, and the event loop's thread with it")
         if self._loop is not None and self._pid != os.getpid():
             raise StoreClosed(
                 "opened before a fork; open it again in the child, or start workers by 'spawn' or 'forkserver'"
@@ -185,6 +194,34 @@ class LoopThread:
         finally:
             asyncio.set_event_loop(None)
             loop.close()
+
+
+def _begin(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], future: Future[T]) -> None:
+    """Starts a coroutine as a task, and gives its outcome to a future.
+
+    `asyncio.run_coroutine_threadsafe` does the same, except for a future that was cancelled: it then leaves the task's
+    exception to asyncio, which reports at some later time that it was never retrieved.
+    """
+    task = loop.create_task(coroutine)
+
+    def cancel(future: Future[T]) -> None:
+        if future.cancelled():
+            with suppress(RuntimeError):  # the loop has ended, and the task with it
+                loop.call_soon_threadsafe(task.cancel)
+
+    def hand_over(task: asyncio.Task[T]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            future.cancel()
+        if not future.set_running_or_notify_cancel():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(task.result())
+
+    task.add_done_callback(hand_over)
+    future.add_done_callback(cancel)
 
 
 class _Visit(Generic[T]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import secrets
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,6 +61,13 @@ def _fork_server() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONSAFEPATH", "1")
         forkserver.ensure_running()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """Has programs that tests start heed Ctrl-C: a shell's background job ignores it, and so would its children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

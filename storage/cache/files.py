@@ -185,26 +185,39 @@ class CacheFolder:
     def begin(self, *, size: int) -> IncomingFile:
         """Starts a file of ``size`` bytes, all of them taken from the drive at once.
 
-        It is locked for as long as its writer lives, so that `sweep` can tell the dead ones.
+        The file is under its writer's lease from its first moment on, so that `sweep` can tell the dead ones; the same
+        lease keeps the published file from eviction. A file that a sweep took between its creation and its lock is
+        started again under another name.
         """
-        file_name = f"{FileKind.INCOMING.value}{secrets.token_hex(8)}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        incoming = IncomingFile(
-            file_name, self._in_folder(lambda folder: self.drive.open(file_name, flags, folder=folder))
-        )
+        while (incoming := self._begin()) is None:
+            pass
         try:
-            self.drive.lock(incoming.fd)
             self.drive.allocate(incoming.fd, size)
         except BaseException:
             self.abandon(incoming)
             raise
         return incoming
 
+    def _begin(self) -> IncomingFile | None:
+        """Creates a file and leases it; None if a sweep was faster than the lease."""
+        file_name = f"{FileKind.INCOMING.value}{secrets.token_hex(8)}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        incoming = IncomingFile(
+            file_name, self._in_folder(lambda folder: self.drive.open(file_name, flags, folder=folder))
+        )
+        try:
+            if self.drive.lock(incoming.fd, shared=True) and self.drive.status(incoming.fd).st_nlink:
+                return incoming
+        except BaseException:
+            self.abandon(incoming)
+            raise
+        self.abandon(incoming)
+        return None
+
     def publish(self, incoming: IncomingFile, name: str) -> None:
-        """Makes a file visible that is complete; its descriptor stays open, now as a reader's lease."""
+        """Makes a file visible that is complete; its descriptor stays open, as a reader's lease."""
         file_name = file_name_of(name, FileKind.SHARD)
         self._in_folder(lambda folder: self.drive.rename(incoming.file_name, file_name, folder=folder))
-        self.drive.lock(incoming.fd, shared=True)
 
     def abandon(self, incoming: IncomingFile, *, keep_open: bool = False) -> None:
         """Deletes a file that was begun; whoever has its descriptor reads on if ``keep_open``."""

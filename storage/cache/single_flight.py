@@ -87,12 +87,17 @@ async def _start(make: Callable[[], Awaitable[V]]) -> V:
 
 
 async def _unwound(task: asyncio.Task[V]) -> None:
-    """Waits until a cancelled task has ended, and only then raises a cancellation that came meanwhile."""
+    """Waits until a cancelled task has ended, and only then raises a cancellation that came meanwhile.
+
+    Nobody is left who wants to know what the task ended with, so its exception counts as retrieved.
+    """
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
             cancelled = error
+    if not task.cancelled():
+        task.exception()
     if cancelled is not None:
         raise cancelled

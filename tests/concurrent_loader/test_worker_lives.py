@@ -23,6 +23,18 @@ from concurrent_loader import ConcurrentDataLoader, ShardDataset
 for batch in ConcurrentDataLoader(ShardDataset({url!r}), 16, num_workers=1):
     print("a batch")
 """
+BROKEN = """
+import sys
+import numpy  # the real one
+from concurrent_loader import ConcurrentDataLoader, LoaderError, ShardDataset
+if __name__ == "__main__":
+    sys.path[:0] = sys.argv[2:]
+    dataset = ShardDataset(sys.argv[1])
+    try:
+        print(sum(len(batch["label"]) for batch in ConcurrentDataLoader(dataset, 16, num_workers=1)))
+    except LoaderError as error:
+        print(type(error).__name__, error)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +54,7 @@ def temporary() -> Iterator[Path]:
 
 
 @contextmanager
-def started(temporary: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def started(temporary: Path, *arguments: str, cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
     """Starts a program in a session of its own, whose temporary files are in ``temporary``."""
     process = subprocess.Popen(
         [sys.executable, "-W", "error::ResourceWarning", *arguments],
@@ -51,6 +63,7 @@ def started(temporary: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        cwd=cwd,
     )
     try:
         yield process
@@ -123,3 +136,23 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path, temporary: Path, ur
         assert (process.returncode, out) == (1, "")
         assert "WorkerDied" in err
         assert "if __name__ == '__main__'" in err.rpartition("WorkerDied")[2]
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["in the working directory", "on the search path"])
+def test_a_file_that_is_named_like_a_library(tmp_path: Path, temporary: Path, url: str, seen: bool) -> None:
+    """In the working directory of the fork server it does no harm; where the program would find it, it is named."""
+    script = tmp_path / "scripts" / "script.py"
+    script.parent.mkdir()
+    script.write_text(BROKEN)
+    shadow = tmp_path / "elsewhere" / "numpy.py"
+    shadow.parent.mkdir()
+    shadow.write_text("raise ValueError('I am not numpy')\n")
+    with started(temporary, str(script), url, *([str(shadow.parent)] if seen else []), cwd=shadow.parent) as process:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, err
+    if seen:
+        assert out.startswith("LoaderError")
+        assert "ValueError: I am not numpy" in out
+        assert str(shadow) in out
+    else:
+        assert (out, err) == ("203\n", "")

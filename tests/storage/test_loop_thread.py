@@ -50,6 +50,57 @@ def test_close_cancels_what_still_runs_and_lets_it_unwind() -> None:
     assert future.cancelled() or future.done()
 
 
+def test_close_takes_no_longer_than_its_bound_when_the_loop_computes(caplog: pytest.LogCaptureFixture) -> None:
+    go, stuck = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        stuck.set()
+        go.wait()
+
+    loop = LoopThread("computing")
+    loop.run(_double(1))
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "computing")
+    loop.call_soon(compute)
+    assert stuck.wait(10)
+    loop.close(0.01)
+    assert thread.is_alive()
+    assert "'computing' does not end; its thread is left behind" in caplog.text
+    go.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_an_error_that_comes_after_a_cancellation_is_not_complained_of(caplog: pytest.LogCaptureFixture) -> None:
+    begun = threading.Event()
+
+    async def fail_when_cancelled() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("while it unwinds")
+
+    loop = LoopThread()
+    future = loop.submit(fail_when_cancelled())
+    assert begun.wait(10)
+    future.cancel()
+    loop.run(_double(1))
+    loop.run(_double(1))  # the task has ended
+    del future
+    gc.collect()
+    loop.close()
+    assert not caplog.records
+
+
+def test_a_call_while_the_lock_is_held_does_not_hang() -> None:
+    # The garbage collector may finalize an iterator between any two instructions of the thread that holds the lock.
+    loop = LoopThread()
+    with loop._lock:
+        assert loop.run(_double(1), timeout_s=10) == 2
+        loop.call_soon(print)
+    loop.close()
+
+
 def test_a_closed_loop_refuses_work() -> None:
     loop = LoopThread()
     loop.run(_double(1))

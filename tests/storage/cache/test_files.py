@@ -208,6 +208,54 @@ class TestStrangers:
         folder.unlock_shard(OTHER, lock)
         folder.abandon(incoming)
 
+    @pytest.mark.parametrize("moment", ["open", "lock"])
+    def test_a_sweep_does_not_take_a_file_that_is_being_started(
+        self, folder: CacheFolder, open_folder: Open, moment: str
+    ) -> None:
+        # Another process opens the cache, and sweeps it, after the file's creation or just before its lock is there.
+        class Interrupted(Drive):
+            num_swept = 0
+
+            def open(self, name: str, flags: int, *, folder: int) -> int:
+                fd = super().open(name, flags, folder=folder)
+                if moment == "open":
+                    self.sweep_once()
+                return fd
+
+            def lock(self, fd: int, *, shared: bool = False, wait: bool = False) -> bool:
+                if moment == "lock" and not self.num_swept:
+                    with Path(f"/proc/self/fd/{fd}").readlink().open() as swept:  # its sweep has the lock
+                        other.drive.lock(swept.fileno())
+                        self.num_swept = 1
+                        assert not super().lock(fd, shared=shared, wait=wait)
+                    return False
+                return super().lock(fd, shared=shared, wait=wait)
+
+            def sweep_once(self) -> None:
+                if not self.num_swept:
+                    self.num_swept = other.sweep()
+
+        other, drive = folder, Interrupted()
+        interrupted = open_folder(drive=drive)
+        write(interrupted, NAME, b"data")
+        assert drive.num_swept == 1
+        assert names(folder) == [f"{NAME}.shard"]
+
+    def test_a_published_file_is_never_without_its_lease(self, folder: CacheFolder, open_folder: Open) -> None:
+        class Evicting(Drive):
+            def rename(self, name: str, new: str, *, folder: int) -> None:
+                assert not any(other.evict(file) for file in other.files())
+                super().rename(name, new, folder=folder)
+                assert not any(other.evict(file) for file in other.files())
+                readers.append(other.open(NAME, size=4))
+
+        other = folder
+        readers: list[int | None] = []
+        write(open_folder(drive=Evicting()), NAME, b"data")
+        (reader,) = readers
+        assert reader is not None
+        os.close(reader)
+
 
 class TestDeletedFolder:
     def test_it_is_made_again(self, folder: CacheFolder) -> None:

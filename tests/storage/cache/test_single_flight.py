@@ -144,3 +144,26 @@ async def test_an_error_that_nobody_is_left_to_see_is_not_complained_of(caplog: 
     del leading, following
     gc.collect()
     assert not caplog.records
+
+
+async def test_an_error_of_a_call_that_is_being_cancelled_is_not_complained_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flight: SingleFlight[str, int] = SingleFlight()
+
+    async def fail_when_cancelled() -> int:
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            raise ValueError("the store has died")
+
+    only = asyncio.create_task(flight.run("k", fail_when_cancelled))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    only.cancel()
+    await asyncio.wait({only})
+    assert only.cancelled()
+    del only
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not caplog.records
