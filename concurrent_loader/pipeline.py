@@ -43,7 +43,7 @@ from concurrent_loader.source import OpenUnit, Plan, Source
 from concurrent_loader.waiting import Journey, Trail, Whereabouts, whereabouts
 from concurrent_loader.work import make_samples
 from storage.errors import CorruptData, StorageError, StoreClosed
-from storage.loop_thread import LoopThread
+from storage.loop_thread import LoopThread, hold
 
 __all__ = ["END", "STOP_S", "Failure", "Pipeline"]
 
@@ -137,6 +137,7 @@ class Pipeline:
     async def start(self) -> None:
         """Starts making batches; whatever ends it, the consumer is told."""
         self._task = asyncio.create_task(self.run())
+        hold(self._task)
         self._task.add_done_callback(self._tell_end)
 
     def whereabouts(self) -> Whereabouts:

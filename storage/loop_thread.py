@@ -17,13 +17,25 @@ from storage.errors import StorageError, StoreClosed
 from storage.forking import keep_for_ever, tell_after_fork
 from storage.secrets import shortened
 
-__all__ = ["LoopThread"]
+__all__ = ["LoopThread", "hold"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 60.0
+
+_held: set[asyncio.Task[Any]] = set()
+
+
+def hold(task: asyncio.Task[Any]) -> None:
+    """Keeps a task alive until it ends.
+
+    An event loop has weak references to its tasks only. A task that waits for something that only it and an abandoned
+    iterator refer to would be destroyed with the iterator by the garbage collector, instead of being cancelled.
+    """
+    _held.add(task)
+    task.add_done_callback(_held.discard)
 
 
 class LoopThread:
@@ -203,6 +215,7 @@ def _begin(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], f
     exception to asyncio, which reports at some later time that it was never retrieved.
     """
     task = loop.create_task(coroutine)
+    hold(task)
 
     def cancel(future: Future[T]) -> None:
         if future.cancelled():

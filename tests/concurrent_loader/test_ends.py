@@ -142,6 +142,8 @@ def test_an_iterator_that_is_collected_on_a_thread_of_ours_ends(
 
 
 def collected_elsewhere(dataset: ShardDataset, where: str, num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    complaints: list[Any] = []  # of destroyed tasks
+    dataset.loop.run(note_complaints(complaints))
     unraisable: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     dataset[0]
@@ -158,6 +160,7 @@ def collected_elsewhere(dataset: ShardDataset, where: str, num_workers: int, mon
         gc.enable()
     wait_until(lambda: own_threads() <= {"dataset-loop"} and len(os.listdir("/proc/self/fd")) <= descriptors)
     assert not unraisable
+    assert not complaints
 
 
 def test_a_data_set_that_is_collected_on_its_own_loop_is_closed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +205,10 @@ def test_closing_a_data_set_whose_loop_computes_takes_no_longer_than_its_bound(
     assert "its thread is left behind" in caplog.text
     go.set()
     wait_until(lambda: not own_threads())
+
+
+async def note_complaints(complaints: list[Any]) -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
 
 
 async def nothing() -> None:
