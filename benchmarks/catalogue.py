@@ -160,7 +160,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(
         "scale",
         "scale",
-        5,
+        6,
         "samples[].num_samples samples[].open_s samples[].resume_s samples[].rss_added_mb shards[].num_shards "
         "shards[].samples_s nodes[].nodes nodes[].gets sample_bytes[].sample_bytes sample_bytes[].mb_s slopes load",
     ),

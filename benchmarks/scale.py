@@ -48,7 +48,7 @@ from benchmarks.growth import slopes
 from benchmarks.machine import describe_machine, versions
 from benchmarks.scale_points import OpenPoint, ReadPoint, Times, measure_opening, measure_reading
 from benchmarks.simulated_nodes import simulate_nodes
-from benchmarks.synthetic import ROW_VALUES, row_bytes, synthetic_manifest, write_manifest, write_noise, write_rows
+from benchmarks.synthetic import row_bytes, synthetic_manifest, write_manifest, write_noise, write_rows
 
 __all__ = ["FULL", "QUICK", "Load", "in_own_process", "main", "measure"]
 
@@ -137,7 +137,7 @@ FULL = Load(
     sample_sizes=(100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000),
     sample_series_bytes=200_000_000,
     most_samples=100_000,
-    row_kinds=tuple(ROW_VALUES),
+    row_kinds=("str", "json", "bytes", "float32[16]", "int32[...]"),
     rows_per_shard=(200, 2_000, 20_000),
     num_rows=20_000,
     num_rounds=5,
