@@ -17,6 +17,7 @@ import torch
 
 from concurrent_loader.errors import CollateError
 from concurrent_loader.shared_memory import empty
+from storage.public_names import PublicNames
 
 __all__ = ["Batch", "collate", "collate_columns", "to_device"]
 
@@ -24,7 +25,7 @@ _ADVICE = "make them equal in a transform (resize, crop, pad), or give the loade
 _IN_NUMPY = frozenset(torch.from_numpy(np.empty(0, dtype)).dtype for dtype in "?bhilBHILefd")
 
 
-class Batch(dict[str, Any]):
+class Batch(PublicNames, dict[str, Any]):
     """Columns of a batch, with its place in the order of samples.
 
     Attributes:
@@ -88,9 +89,6 @@ class Batch(dict[str, Any]):
                 "`for batch in loader: x, y = batch[name], batch[other]`, or `x, y = batch.values()`"
             )
         return super().__iter__()
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name.startswith("__") or not name.startswith("_")]
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{name}: {_describe(value)}" for name, value in self.items())

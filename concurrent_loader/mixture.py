@@ -18,6 +18,7 @@ from storage.cache import CacheStats
 from storage.errors import ConfigurationError
 from storage.fetch import FetchStats
 from storage.loop_thread import LoopThread
+from storage.public_names import PublicNames
 from storage.shards.columns import Schema
 from storage.sizes import Size
 
@@ -30,7 +31,7 @@ _IMAGES = frozenset({"image", "jpeg", "png", "webp", "avif", "gif"})
 _NO_SUMS = frozenset({"first_byte_p50_s", "first_byte_p95_s", "first_byte_p99_s", "limit"})
 
 
-class Mixture:
+class Mixture(PublicNames):
     """Data sets that take turns, batch by batch, or that have a fixed part of every batch.
 
     Each data set goes through its own epochs, in an order that depends on the loader's seed and on how often it has

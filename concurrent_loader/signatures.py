@@ -19,6 +19,7 @@ from concurrent_loader.broken import OnError
 from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder
 from concurrent_loader.plan import DEFAULT_SHUFFLE_WINDOW, LastBatch
 from concurrent_loader.source import LoadableDataset
+from storage.public_names import PublicNames
 from storage.sizes import Size
 
 __all__ = ["LoaderArguments", "MapStyle", "MapStyleAsync", "constructor_signature", "joint_signature"]
@@ -36,7 +37,7 @@ class MapStyleAsync(Protocol):
     async def getitem_async(self, index: Any, /) -> Any: ...
 
 
-class LoaderArguments:
+class LoaderArguments(PublicNames):
     """Declares the constructor of `ConcurrentDataLoader`, and shows the signature of each class derived from it."""
 
     @overload
@@ -105,10 +106,6 @@ class LoaderArguments:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
             cls.__signature__ = constructor_signature(cls.__init__)  # type: ignore[attr-defined]
-
-    def __dir__(self) -> list[str]:
-        """Returns the public names, and those with two underscores."""
-        return [name for name in super().__dir__() if name.startswith("__") or not name.startswith("_")]
 
 
 def constructor_signature(init: Callable[..., object]) -> inspect.Signature:

@@ -20,6 +20,7 @@ from storage.cache import CacheStats
 from storage.errors import ConfigurationError, SchemaError
 from storage.fetch import FetchStats
 from storage.loop_thread import LoopThread
+from storage.public_names import PublicNames
 from storage.shards.columns import ColumnKind, Schema
 from storage.sizes import Size
 
@@ -29,7 +30,7 @@ Indices = npt.NDArray[np.int64]
 Values = npt.NDArray[Any] | list[Any]
 
 
-class Selectable(ABC):
+class Selectable(PublicNames, ABC):
     """Samples in a fixed order that can be indexed, loaded, and selected from.
 
     Every selection is a `DatasetView`: it copies nothing and opens nothing, keeps the data set's order, and can be

@@ -14,6 +14,7 @@ import numpy as np
 from storage.errors import AlreadyExists, CommitConflict, ConfigurationError, NotFound, SchemaError, StoreClosed
 from storage.fetch.retry import RetryPolicy
 from storage.hidden_arguments import hides_secrets
+from storage.public_names import PublicNames
 from storage.secrets import shortened
 from storage.shards.builder import FinishedShard, ShardBuilder
 from storage.shards.bundling import BundleGatherer
@@ -35,7 +36,7 @@ _MIN_SHARD_BYTES = 4 << 10
 _MAX_SHARD_BYTES = 1 << 30
 
 
-class ShardWriter:
+class ShardWriter(PublicNames):
     """Writes a data set, or a further snapshot of one.
 
     ::

@@ -17,7 +17,7 @@ import pytest
 
 import concurrent_loader
 import storage
-from concurrent_loader import Batch, ConcurrentDataLoader, DropInDataLoader
+from concurrent_loader import Batch, ConcurrentDataLoader, DropInDataLoader, Mixture, ShardDataset
 from concurrent_loader.signatures import LoaderArguments, constructor_signature
 
 ROOT = Path(__file__).parents[2]
@@ -208,6 +208,13 @@ def test_dir_of_a_package_is_what_it_offers(package: Any) -> None:
     assert dir(package) == sorted(package.__all__)
 
 
-def test_dir_of_an_object_is_what_it_offers() -> None:
-    for thing in (ConcurrentDataLoader([1, 2, 3]), Batch({"a": 1})):
+def test_dir_of_an_object_is_what_it_offers(tmp_path: Path) -> None:
+    with storage.ShardWriter(str(tmp_path), columns={"label": "int64"}) as writer:
+        writer.write({"label": 1})
+    dataset = ShardDataset(str(tmp_path))
+    things = (
+        writer, dataset, dataset.subset([0]), Mixture([dataset, dataset], weights=[1, 1]),
+        ConcurrentDataLoader(dataset), ConcurrentDataLoader([1, 2, 3]), Batch({"a": 1}),
+    )  # fmt: skip
+    for thing in things:
         assert [name for name in dir(thing) if re.match(r"_(?!_)", name)] == []

@@ -52,11 +52,12 @@ def by_component() -> bytes:
     """Makes a sequential JPEG with one scan for each component, as `jpegtran -scans` does."""
     whole = encoded("RGB", "JPEG", (16, 16), subsampling=0)
     start = whole.index(b"\xff\xda")
-    codes = (0x00, 0x11, 0x11)  # numbers of the Huffman tables
+    # For each component the numbers of its Huffman tables, and four blocks of a zero DC and an end of block.
+    components = ((0x00, b"\x28\xa2\x8a"), (0x11, b"\0\0"), (0x11, b"\0\0"))
     scans = b""
-    for number, code in enumerate(codes, 1):
+    for number, (code, empty_blocks) in enumerate(components, 1):
         header = b"\xff\xda" + struct.pack(">HBBBBBB", 8, 1, number, code, 0, 63, 0)
-        scans += header + bytes(8) + b"\x3f"
+        scans += header + empty_blocks
     return whole[:start] + scans + b"\xff\xd9"
 
 
