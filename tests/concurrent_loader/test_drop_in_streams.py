@@ -261,3 +261,32 @@ def test_workers_can_be_watched():
 def test_snapshot_every_n_steps_is_a_number(every):
     with pytest.raises(ConfigurationError, match="snapshot_every_n_steps must be an integer from 0"):
         ConcurrentDataLoader(Plain(), snapshot_every_n_steps=every)
+
+
+def examples(shards):
+    for shard in shards:
+        for number in range(7):
+            yield {"id": 100 * shard + number}
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_hugging_faces_iterable_dataset(num_workers):
+    datasets = pytest.importorskip("datasets")
+
+    def make():
+        dataset = datasets.IterableDataset.from_generator(examples, gen_kwargs={"shards": [1, 2, 3, 4]})
+        return ConcurrentDataLoader(dataset, 3, num_workers=num_workers)
+
+    loader = make()
+    whole, states = [], []
+    for batch in loader:
+        whole.append(batch["id"].tolist())
+        states.append(loader.state_dict())
+    assert sorted(number for batch in whole for number in batch) == [
+        100 * shard + number for shard in (1, 2, 3, 4) for number in range(7)
+    ]
+    for number in (1, 4, len(whole)):
+        again = make()
+        again.load_state_dict(json.loads(json.dumps(states[number - 1])))
+        assert [batch["id"].tolist() for batch in again] == whole[number:]
