@@ -24,6 +24,7 @@ _TORCH_ONLY = {
     "in_flight": "it belongs to the data set: ShardDataset(…, in_flight=…)",
     "in_order": "batches always come in order",
     "pin_memory_device": "leave it out: device= says where batches go",
+    "snapshot_every_n_steps": "leave it out: a state is a few numbers, of any step",
     "prefetch_factor": "prefetch_batches= says how many batches are made ahead",
 }
 # Arguments of the native loader that torch's does not have.

@@ -169,8 +169,8 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         if isinstance(self.dataset, _PIPES):
             return DataLoader.__iter__(self)
         began = perf_counter()
+        self._check_workers(self._start)
         start, self._start, self._after = self._start, Start(), Start()
-        self._check_workers(start)
         self._default.go_on()
         is_again = self._kept is not None
         parts = self._kept or self._make_parts()
@@ -182,8 +182,11 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
         with source.made(start.at_begin):
             at_iter = source.randomness()
             batches = parts.begin(start)
+            if self._is_stream and start.at_first is not None:
+                source.set_drawn(start.at_first.named)  # the workers' seeds were drawn in the program before
             at_first = source.randomness()
-        progress = parts.progress(start, batches, at_iter=at_iter, stated_length=self._IterableDataset_len_called)
+        now = Start(at_iter=at_iter, at_first=at_first)
+        progress = parts.progress(start, batches, now=now, stated_length=self._IterableDataset_len_called)
         if start.at_begin is not None:
             progress.first_at(at_first)
         self._progress = progress

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from concurrent_loader.order_source import Randomness, Start
+from concurrent_loader.order_source import Start
 from concurrent_loader.served import Outcome, ServedItems, ServedStream, WorkerInit, as_it_is
 from concurrent_loader.tasks_ahead import TaskSampler
 from concurrent_loader.worker_places import ItemProgress, StatefulTasks, StreamProgress, WorkerPlaces
@@ -57,8 +57,8 @@ class ItemParts:
         finally:
             self._tasks.start = Start()
 
-    def progress(self, start: Start, batches: Any, *, at_iter: Randomness, stated_length: int | None) -> ItemProgress:
-        """Returns the progress of the iteration begun last."""
+    def progress(self, start: Start, batches: Any, *, now: Start, stated_length: int | None) -> ItemProgress:
+        """Returns the progress of the iteration begun last, as ``start`` says, with the randomness ``now``."""
         assert self._tasks.newest is not None
         places = None
         if self._stateful is not None:
@@ -104,8 +104,8 @@ class StreamParts:
         finally:
             self._served.begin_at(None)
 
-    def progress(self, start: Start, batches: Any, *, at_iter: Randomness, stated_length: int | None) -> StreamProgress:
-        """Returns the progress of the iteration begun last."""
+    def progress(self, start: Start, batches: Any, *, now: Start, stated_length: int | None) -> StreamProgress:
+        """Returns the progress of the iteration begun last, as ``start`` says, with the randomness ``now``."""
         newest = self._served.newest
         places = WorkerPlaces(
             start.places,
@@ -117,7 +117,7 @@ class StreamParts:
         return StreamProgress(
             start,
             places,
-            at_iter=start.at_iter or at_iter,
+            now=now,
             seed=_seed(start, batches),
             name=name,
             stated_length=stated_length,

@@ -109,7 +109,7 @@ def _read(written: Any) -> Randomness | None:
         return Randomness(
             None if default is None else _tensor(default), tuple(_tensor(each) for each in written["named"])
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise LoaderStateError("the state is damaged: it has no states of random generators") from error
 
 

@@ -111,7 +111,7 @@ class StreamProgress:
     Args:
         start: Where the iteration began.
         places: Of the workers.
-        at_iter: Randomness when it began.
+        now: Randomness when it began, and after that.
         seed: Base of the workers' seeds.
         name: Of the dataset, for a warning.
         stated_length: Number of samples that the dataset has stated; None if it was not asked.
@@ -122,14 +122,15 @@ class StreamProgress:
         start: Start,
         places: WorkerPlaces,
         *,
-        at_iter: Randomness,
+        now: Start,
         seed: int,
         name: str,
         stated_length: int | None,
     ) -> None:
         self._start = start
         self._places = places
-        self._at_iter = at_iter
+        self._at_iter = start.at_iter or now.at_iter
+        self._at_first = start.at_first or now.at_first
         self.seed = seed
         self._name = name
         self._stated_length = stated_length
@@ -159,7 +160,13 @@ class StreamProgress:
 
     def position(self) -> Start:
         """Returns where an iteration begins that goes on after what was delivered."""
-        return Start(num_batches=self._num_delivered, at_iter=self._at_iter, seed=self.seed, places=self._places.now())
+        return Start(
+            num_batches=self._num_delivered,
+            at_iter=self._at_iter,
+            at_first=self._at_first,
+            seed=self.seed,
+            places=self._places.now(),
+        )
 
     def at_end(self) -> Places:
         """Returns what the next epoch begins with."""

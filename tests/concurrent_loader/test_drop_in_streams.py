@@ -169,6 +169,7 @@ def test_saved_after_any_batch_the_rest_is_the_same(kind, num_workers, every):
         whole.append(batch.tolist())
         states.append(json.dumps(loader.state_dict()))
     assert len(whole) >= 10
+    second = lists(loader)
     for number in (1, 4, len(whole) - 1, len(whole)):
         again = make()
         again.load_state_dict(json.loads(states[number - 1]))
@@ -178,6 +179,8 @@ def test_saved_after_any_batch_the_rest_is_the_same(kind, num_workers, every):
             assert next(batches).tolist() == whole[number]
             assert json.loads(json.dumps(again.state_dict())) == json.loads(states[number])
         assert lists(batches) == whole[number + 1 :]
+        if num_workers:  # else an iterator draws from the program's generator
+            assert lists(again) == second
 
 
 @pytest.mark.parametrize("kind", [OfDataset, OfIterator, OfItems])
@@ -242,9 +245,10 @@ def test_another_number_of_workers(kind):
     next(iter(loader))
     other = ConcurrentDataLoader(kind(), num_workers=3)
     other.load_state_dict(loader.state_dict())
-    with pytest.raises(WorkerCountError, match=r"as many .*expected=2, got=3") as caught:
-        iter(other)
-    assert isinstance(caught.value, LoaderStateError)
+    for _ in range(2):  # and it does not begin anew the second time
+        with pytest.raises(WorkerCountError, match=r"as many .*expected=2, got=3") as caught:
+            iter(other)
+        assert isinstance(caught.value, LoaderStateError)
 
 
 def test_workers_can_be_watched():
@@ -257,3 +261,32 @@ def test_workers_can_be_watched():
 def test_snapshot_every_n_steps_is_a_number(every):
     with pytest.raises(ConfigurationError, match="snapshot_every_n_steps must be an integer from 0"):
         ConcurrentDataLoader(Plain(), snapshot_every_n_steps=every)
+
+
+def examples(shards):
+    for shard in shards:
+        for number in range(7):
+            yield {"id": 100 * shard + number}
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_hugging_faces_iterable_dataset(num_workers):
+    datasets = pytest.importorskip("datasets")
+
+    def make():
+        dataset = datasets.IterableDataset.from_generator(examples, gen_kwargs={"shards": [1, 2, 3, 4]})
+        return ConcurrentDataLoader(dataset, 3, num_workers=num_workers)
+
+    loader = make()
+    whole, states = [], []
+    for batch in loader:
+        whole.append(batch["id"].tolist())
+        states.append(loader.state_dict())
+    assert sorted(number for batch in whole for number in batch) == [
+        100 * shard + number for shard in (1, 2, 3, 4) for number in range(7)
+    ]
+    for number in (1, 4, len(whole)):
+        again = make()
+        again.load_state_dict(json.loads(json.dumps(states[number - 1])))
+        assert [batch["id"].tolist() for batch in again] == whole[number:]
