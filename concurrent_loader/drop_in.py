@@ -46,8 +46,8 @@ class DropInDataLoader(DataLoader[Any], ConcurrentDataLoader):  # type: ignore[m
 
     ``ConcurrentDataLoader(dataset, …)`` makes one of these for any data set that is not this package's.
 
-    While the items of a map-style dataset wait, each worker process (or this one) gets those of this batch and of the
-    next ones at once: in threads, or on an event loop if it has ``async def getitem_async(index)``. While they
+    While the items of a map-style dataset wait, each worker process (or this one) gets those of the batch in hand and
+    of the next ones at once: in threads, or on an event loop if it has ``async def getitem_async(index)``. While they
     compute, it gets them by torch's own calls, in torch's thread. Which of both is measured all the time. Everything
     else is torch's own: samplers, workers, seeds, collation, pinning, time-outs, errors. The results are the same in
     the same order, for a data set whose items depend on their index alone. An iterable data set is read as torch does.
