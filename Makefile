@@ -11,6 +11,11 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	"$$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& command -v "$$python" && break; done)
 
+# For `make test-313`: one that runs, and is 3.13; pyenv has a `python3.13` on PATH that may not.
+PYTHON313 ?= $(shell for python in python3.13 "$$HOME"/.pyenv/versions/3.13.*/bin/python; do \
+	"$$python" -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 13))' 2>/dev/null \
+	&& command -v "$$python" && break; done)
+
 VENV := .venv
 BIN := $(VENV)/bin
 DEPENDENCIES := $(VENV)/.dependencies
@@ -20,18 +25,30 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find storage concurrent_load
 ARGS ?=
 # Test processes at once. Many tests wait for a server or for a child process, so one more than there are cores.
 JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+# What needs no server, no worker processes and no other program.
+NOT_FAST := stores/* testing/* commands/* test_worker* test_drop_in* test_process* test_ranks* test_ends* test_cli* \
+	test_ingest* test_never_hang* test_forking* test_private_cache* test_head_start* test_in_place* test_kernel* \
+	test_fused* test_killed* test_model* test_sharing*
+FAST := tests/storage tests/concurrent_loader $(NOT_FAST:%=--ignore-glob='*/%')
 
-.PHONY: help demo test test-gpu check bench bench-smoke soak lock clean
+.PHONY: help demo test test-fast test-313 test-gpu check bench bench-smoke soak lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*##/\t/' | expand -t 14
 
 demo: $(WHEEL)  ## train from a bucket and from the local drive, side by side (ARGS="--latency 0" …)
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
 test: $(WHEEL)  ## all tests, against the wheel (ARGS="-k cache" JOBS=1 …)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
+
+test-fast: $(WHEEL)  ## the tests that need no server and no worker processes, against the wheel
+	$(BIN)/pytest --numprocesses $(JOBS) --dist worksteal -m 'not s3' $(FAST) $(ARGS)
+
+test-313:  ## the same on Python 3.13, in an environment of its own; skipped where there is none (PYTHON313=…)
+	@if [[ -n "$(PYTHON313)" ]]; then $(MAKE) VENV=.venv/python3.13 PYTHON="$(PYTHON313)" test-fast; \
+	else echo "make test-313: skipped, for no Python 3.13 that runs was found; PYTHON313=… names one"; fi
 
 # Where there is no GPU that is an error and no success: somebody wanted to know whether the device stage works.
 test-gpu: $(WHEEL)  ## the tests that need a GPU, against the wheel
