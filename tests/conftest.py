@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -48,6 +48,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if fixture in needed and not session.config.option.collectonly:
             with suppress(ToolUnavailable):  # the fixture will tell, and knows what follows
                 find_tool(tool, progress=reporter.write_line if reporter else None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, object, object]:
+    """Escapes what is not UTF-8 in logs and messages: pytest-xdist cannot send it from process to process."""
+    return _escaped((yield))
+
+
+def _escaped(value: object) -> object:
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case dict():
+            return {key: _escaped(each) for key, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(_escaped, value))
+        case _:
+            return value
 
 
 @pytest.fixture(scope="session", autouse=True)
