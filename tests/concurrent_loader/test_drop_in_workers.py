@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import random
-import signal
+import re
+import subprocess
+import sys
 import threading
 import traceback
 
@@ -329,18 +330,30 @@ def test_a_worker_that_is_told_to_end_does_not_wait_for_what_it_has_begun_ahead(
     assert worker.exitcode == 0  # torch would have killed it after five seconds
 
 
-class Deadly(Squares):
+_DEADLY = """
+import os, signal
+from concurrent_loader import ConcurrentDataLoader
+
+class Deadly(list):
     def __getitem__(self, index):
         if index == 5:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
+        return index
+
+try:
+    list(ConcurrentDataLoader(Deadly(range(8)), batch_size=2, num_workers=1))
+except (RuntimeError, ConnectionError) as error:
+    print(type(error).__name__, error)
+"""
 
 
 def test_a_worker_that_dies_is_reported_as_with_torch():
-    with pytest.raises(
-        RuntimeError, match=r"DataLoader worker \(pid.* is killed by signal: Killed|exited unexpectedly"
-    ):
-        list(ConcurrentDataLoader(Deadly(8), batch_size=2, num_workers=1))
+    # In a process of its own: torch's handler of SIGCHLD may raise a second time, wherever the program is by then.
+    done = subprocess.run([sys.executable, "-c", _DEADLY], capture_output=True, text=True, timeout=100, check=False)
+    # torch lets through what it was doing when the worker died, reading from it for instance
+    assert re.match(
+        r"RuntimeError DataLoader worker \(pid.* (is killed by signal: Killed|exited unex)|Conn", done.stdout
+    )
 
 
 def test_tensors_come_in_shared_memory():
