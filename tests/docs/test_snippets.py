@@ -29,6 +29,7 @@ ELSEWHERE = (
     "CommitConflict",
     'device="cuda"',
     "accelerator",
+    "transformers",
     "http_faults",
     "files, ",
 )
