@@ -36,7 +36,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device | None:
         return _cuda().resolve_cuda(wanted)  # type: ignore[no-any-return]
     if wanted.type != "cpu":
         try:
-            torch.zeros(1, device=wanted).cpu()
+            torch.zeros(1, device=wanted)
         except (RuntimeError, NotImplementedError, AssertionError, ImportError) as error:
             raise ConfigurationError(
                 "this device cannot be used here; leave device= out for batches on the CPU",

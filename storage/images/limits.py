@@ -30,7 +30,7 @@ _LZW_DENSITY = 2731  # a code of 12 bits for a run of 4096 pixels
 
 
 def decoding_bytes(header: ImageHeader) -> int:
-    """Returns an upper bound of the memory in bytes that decoding the whole image takes."""
+    """Returns an upper bound of the memory in bytes that decoding the whole image takes, but for some megabytes."""
     per_pixel = _SCANS_MEMORY + 2 * header.num_channels if header.several_scans else _MEMORY[header.format]
     return per_pixel * header.num_pixels
 

@@ -32,7 +32,7 @@ def test_what_decode_cannot_be_names_the_form(decode: Any, words: str, image_url
         ConcurrentDataLoader(dataset, decode=decode)
 
 
-@pytest.mark.parametrize("device", ["xpu", "mps", "hpu:0", "meta", "nothing"])
+@pytest.mark.parametrize("device", ["xpu", "mps", "hpu:0", "nothing"])
 def test_a_device_that_is_not_here_is_an_error(device: str, image_url: str) -> None:
     with ShardDataset(image_url) as dataset, pytest.raises(ConfigurationError, match="device"):
         ConcurrentDataLoader(dataset, device=device)

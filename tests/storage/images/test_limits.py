@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from storage.importers.lossless_encoding import to_lossless
 from storage.shards.columns import Column
 
 PROGRAM = Path(__file__).with_name("bomb_program.py")
-NOISE_BYTES = 4_000_000
+FIXED_BYTES = 8_000_000  # strips, tables of the libraries: whatever the size of the image
 
 
 def encoded(mode: str, file_format: str, size: tuple[int, int] = (37, 21), **options: Any) -> bytes:
@@ -154,23 +155,25 @@ def test_the_memory_allowed_grows_with_max_pixels() -> None:
 
 def program(task: str) -> Any:
     command = [sys.executable, "-W", "ignore", str(PROGRAM), task]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    # What is freed goes back at once: by default glibc keeps blocks of up to 32 MB for later.
+    surroundings = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=surroundings)
     return json.loads(done.stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_no_library_takes_more_memory_than_foreseen() -> None:
     taken = program("memory")
-    assert len(taken) > 100
-    assert {way: sizes for way, sizes in taken.items() if sizes[0] > sizes[1] + NOISE_BYTES} == {}
+    assert len(taken) > 70
+    assert {way: sizes for way, sizes in taken.items() if sizes[0] > sizes[1] + FIXED_BYTES} == {}
     # The test would notice: most of what is foreseen for Pillow and Pillow's WebP is really taken.
-    assert taken["webp, pillow RGB"][0] > 0.6 * taken["webp, pillow RGB"][1]
+    assert taken["webp turned, pillow RGB"][0] > 0.6 * taken["webp turned, pillow RGB"][1]
     assert taken["png, pillow UNCHANGED"][0] > 0.6 * taken["png, pillow UNCHANGED"][1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 def test_too_little_memory_is_a_decode_error() -> None:
     said = program("limited")
-    assert len(said) == 21
+    assert len(said) == 17
     # libwebp does not say why it failed.
     assert {name: what for name, what in said.items() if "not enough memory" not in what and "webp" not in what} == {}
