@@ -106,7 +106,7 @@ class TestSameAsTorch:
         drawn = data.draw(st.integers(1, 40), "drawn with replacement")
         kind = data.draw(st.sampled_from(["shuffle", "in turn", "replacement", "batches", "single"]), "order")
         failing = data.draw(st.lists(st.integers(0, length - 1), max_size=1), "failing")
-        error = data.draw(st.sampled_from([ValueError, KeyError, StopIteration]), "error")
+        error = data.draw(st.sampled_from([ValueError, KeyError, OSError]), "error")
         persistent = data.draw(st.booleans(), "persistent_workers")
         prefetch_factor = data.draw(st.none() | st.integers(1, 3), "prefetch_factor")
         collate = data.draw(st.sampled_from([None, as_list]), "collate_fn")
@@ -133,8 +133,6 @@ class TestSameAsTorch:
         in_flight = data.draw(st.sampled_from([1, 3, 64]), "in_flight")
         make = data.draw(st.sampled_from([Squares, Batched, Async]), "data set")
         known = data.draw(st.sampled_from([UNKNOWN, COMPUTES, WAITS]), "known of the items")
-        if make is Async and error is StopIteration:
-            error = OSError  # no coroutine can raise it
         with known_items(known):
             theirs, ours = both(arguments, make, length, failing, error, epochs=1 + persistent, in_flight=in_flight)
         assert ours == theirs
