@@ -32,10 +32,10 @@ def an_entry(number: int, *, num_chunks: int = 1, key: str | None = None) -> Sha
         key=shard_key(digest) if key is None else key,
         size=size,
         num_samples=number,
-        tail_start=size - 1024,
+        tail_start=size - 1024 - number,
         digest=digest,
         chunk_digests=tuple(2**64 - 1 - number - chunk for chunk in range(num_chunks)),
-        payload_bytes=size - 2048,
+        payload_bytes=size - 2048 - number,
     )
 
 
@@ -127,7 +127,7 @@ def test_digests_are_checked_one_by_one(digests: list[str]) -> None:
 
 def test_the_first_bad_shard_is_named() -> None:
     row = (an_entry(1), replace(an_entry(2), num_samples=10**9), replace(an_entry(3), num_samples=10**9))
-    with pytest.raises(FormatError, match="more samples than bytes") as caught:
+    with pytest.raises(FormatError, match="more samples than fit") as caught:
         encode(Manifest(snapshot=1, schema={"x": "int8"}, shards=row))
     assert (caught.value.shard, caught.value.got) == (row[1].key, 10**9)
 
