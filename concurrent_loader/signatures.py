@@ -97,6 +97,7 @@ class LoaderArguments(PublicNames):
         pin_memory_device: str = "",
         in_order: bool = True,
         in_flight: int = 64,
+        snapshot_every_n_steps: int = 1,
     ) -> None: ...
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
