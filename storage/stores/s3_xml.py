@@ -32,7 +32,7 @@ def read_document(body: bytes) -> S3Document:
     """Reads a document, in memory proportional to its length.
 
     Raises:
-        ProtocolViolation: The bytes are not well-formed XML in UTF-8, declare a document type (entities are declared
+        ProtocolViolation: The bytes are not well-formed XML, declare a document type (entities are declared
             there), or nest elements more than 16 deep.
     """
     names: list[str] = []
