@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from storage.errors import DeadlineExceeded, ProtocolViolation, StorageError, TruncatedBody
+from storage.errors import ConfigurationError, DeadlineExceeded, ProtocolViolation, StorageError, TruncatedBody
 from storage.stores.answers import MAX_ERROR_BYTES, MAX_PAGE_BYTES, connection_failed, too_long
 
 __all__ = ["HttpAnswer", "HttpConnection"]
@@ -64,6 +64,7 @@ class HttpConnection:
                 result, which may hold a session token, is in no variable.
 
         Raises:
+            ConfigurationError: The URL's host cannot be a host's name.
             ConnectionFailed: There is no connection, or it ended before the answer.
             DeadlineExceeded: There was no connection within ``connect_s``, or no whole answer within 120 s.
             TruncatedBody: The body is shorter than announced.
@@ -119,10 +120,13 @@ class HttpConnection:
     async def _ask(self, request: Callable[[], bytes]) -> tuple[asyncio.StreamReader, int, int, dict[str, str]]:
         if self._streams is None:
             parts = urlsplit(self._url)
-            async with asyncio.timeout(self._connect_s):
-                self._streams = await asyncio.open_connection(
-                    parts.hostname, parts.port or (80 if self._tls is None else 443), ssl=self._tls
-                )
+            try:
+                async with asyncio.timeout(self._connect_s):
+                    self._streams = await asyncio.open_connection(
+                        parts.hostname, parts.port or (80 if self._tls is None else 443), ssl=self._tls
+                    )
+            except UnicodeError as error:  # an empty label, or one of more than 63 characters
+                raise ConfigurationError("the host's name is invalid", got=parts.hostname) from error
         reader, writer = self._streams
         writer.write(request())
         for _ in range(_MAX_INTERIM):

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import gc
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storage.errors import (
     AccessDenied,
@@ -16,6 +19,7 @@ from storage.errors import (
     ConnectionFailed,
     DeadlineExceeded,
     ProtocolViolation,
+    StorageError,
     Throttled,
     TruncatedBody,
 )
@@ -312,6 +316,50 @@ async def test_odd_keys_survive(quoted):
         body = page(*(key.replace("&", "&amp;") for key in keys))
     async with Server(lambda _: plain(body)) as server, server.opened() as store:
         assert await listed(store) == keys
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+async def test_a_host_that_cannot_be(host):
+    async with open_store("s3://bucket", endpoint_url=f"http://{host}", anonymous=True, region="x") as store:
+        with pytest.raises(ConfigurationError, match=r"host's name|obstore cannot"):
+            await listed(store)
+
+
+PARTS = [
+    b"HTTP/1.1 200 OK\r\n",
+    b"HTTP/1.0 403 No\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n",
+    b"Content-Length: 5\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b": \r\n",
+    b"\r\n",
+    b"5\r\n",
+    b"0\r\n",
+    page("a"),
+    page("a", token="1"),
+    b"<Error><Code>ExpiredToken</Code></Error>",
+]
+
+
+@given(st.lists(st.sampled_from(PARTS) | st.binary(max_size=20), max_size=12).map(b"".join))
+def test_whatever_a_server_answers_is_a_listing_or_an_error_of_ours(answer):
+    class Silent:
+        write = staticmethod(len)
+        transport = SimpleNamespace(abort=lambda: None)
+
+    async def connect(*_, **__):
+        reader = asyncio.StreamReader()
+        reader.feed_data(answer)
+        reader.feed_eof()
+        return reader, Silent
+
+    async def list_here():
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(StorageError):
+            patch.setattr(asyncio, "open_connection", connect)
+            async with open_store("s3://bucket", endpoint_url="http://127.0.0.1:9", anonymous=True) as store:
+                assert await listed(store) in (["a"], [])
+
+    asyncio.run(list_here())
 
 
 async def test_a_prefix_that_is_no_unicode():
