@@ -28,6 +28,8 @@ from storage.stores.sigv4 import signed_headers
 
 __all__ = ["S3Listing"]
 
+# Some gateways refuse requests without a user agent.
+_HEADERS = "accept-encoding: identity\r\nuser-agent: concurrent-loader\r\n"
 _SIZE = re.compile(r"[0-9]{1,19}")
 
 
@@ -92,7 +94,7 @@ class S3Listing:
                 )
             )
             lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-            return f"GET {path}?{query} HTTP/1.1\r\n{lines}accept-encoding: identity\r\n\r\n".encode("latin-1")
+            return f"GET {path}?{query} HTTP/1.1\r\n{lines}{_HEADERS}\r\n".encode("latin-1")
 
         answer = await connection.get(request)
         if answer.status == 200:

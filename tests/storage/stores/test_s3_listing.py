@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import ssl
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from urllib.parse import parse_qs, quote, urlsplit
@@ -25,7 +26,10 @@ from storage.errors import (
 )
 from storage.stores import http_connection
 from storage.stores.aws_settings import AwsSettings
+from storage.stores.location import Location
 from storage.stores.opening import open_store
+from storage.stores.options import S3Options
+from storage.stores.s3_listing import S3Listing
 
 TOKEN = "session-token-of-the-test"
 
@@ -356,8 +360,9 @@ def test_whatever_a_server_answers_is_a_listing_or_an_error_of_ours(answer):
     async def list_here():
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(StorageError):
             patch.setattr(asyncio, "open_connection", connect)
-            async with open_store("s3://bucket", endpoint_url="http://127.0.0.1:9", anonymous=True) as store:
-                assert await listed(store) in (["a"], [])
+            options = S3Options(endpoint_url="http://127.0.0.1:9", anonymous=True)
+            found = [meta.key async for meta in S3Listing(Location.parse("s3://bucket"), options, None).list("")]
+            assert found in (["a"], [])
 
     asyncio.run(list_here())
 
@@ -402,6 +407,25 @@ async def test_the_server_has_a_certificate_that_is_trusted(tls, tls_certificate
                 assert server.heads == []
             else:
                 assert await listed(store) == ["a"]
+
+
+def test_where_the_system_has_no_certificates_botocores_are_trusted(monkeypatch, tmp_path):
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    listing = S3Listing(Location.parse("s3://bucket"), S3Options(region="eu-west-1"), None)
+    context = listing._make_tls()
+    assert context.cert_store_stats()["x509_ca"] > 50
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+
+
+async def test_a_bundle_that_holds_no_certificates(monkeypatch, tmp_path):
+    (tmp_path / "bundle.pem").write_text("nothing")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "bundle.pem"))
+    async with open_store("s3://bucket", endpoint_url="https://127.0.0.1:9", anonymous=True, region="x") as store:
+        with pytest.raises(ConfigurationError):
+            await listed(store)
 
 
 async def test_behind_a_proxy_listings_are_refused_as_all_else(monkeypatch):
