@@ -19,6 +19,7 @@ from storage.errors import (
     InvalidRange,
     NotFound,
     ObjectChanged,
+    ProtocolViolation,
     ServerError,
     StorageError,
     StoreError,
@@ -26,6 +27,8 @@ from storage.errors import (
 )
 
 __all__ = [
+    "MAX_ERROR_BYTES",
+    "MAX_PAGE_BYTES",
     "NO_BUCKET",
     "connection_failed",
     "is_redirect",
@@ -33,9 +36,13 @@ __all__ = [
     "parse_time",
     "redirect",
     "refusal",
+    "too_long",
     "wrong_region",
 ]
 
+MAX_ERROR_BYTES = 64 << 10
+# A page has 1,000 keys of 1,024 bytes at most, each byte perhaps written as an XML entity, and its markup.
+MAX_PAGE_BYTES = 16 << 20
 _CLOCK = "this machine's clock is off, so the store refuses its signatures"
 _SET_CLOCK = "set it, by `timedatectl set-ntp true` or chrony"
 _MISSIGNED, _REDIRECTED = "the region is wrong", "the region or endpoint is wrong"
@@ -155,6 +162,11 @@ def wrong_region(region: str | None, *, what: str = _REDIRECTED, got: int | str 
         else "give the option region=... with the bucket's region, or the endpoint_url that serves it"
     )
     return ConfigurationError(f"{what}: {advice}", got=got)
+
+
+def too_long(limit: int) -> ProtocolViolation:
+    """Returns the error for a success whose body is longer than a limit in bytes."""
+    return ProtocolViolation("the answer is longer than any to this request", expected=limit)
 
 
 def is_redirect(status: int) -> bool:

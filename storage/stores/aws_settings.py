@@ -10,15 +10,32 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 from storage.checked_url import endpoint_error, text_error
 from storage.errors import ConfigurationError
 from storage.stores.options import S3Options
 
-__all__ = ["AwsSettings"]
+__all__ = ["DEFAULT_REGION", "AwsSettings", "BucketAddress"]
 
+DEFAULT_REGION = "us-east-1"
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 _PROFILES = ("AWS_DEFAULT_PROFILE", "AWS_PROFILE")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketAddress:
+    """Where requests for a bucket go.
+
+    Attributes:
+        server_url: ``https://endpoint`` in path style, otherwise ``https://bucket.endpoint``.
+        bucket_url: The bucket's URL: in path style ``https://endpoint/bucket``.
+        path_style: Whether the bucket stands in the path.
+    """
+
+    server_url: str
+    bucket_url: str
+    path_style: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,23 @@ class AwsSettings:
             if error is not None:
                 return error
         return None if self.region is None else text_error(self.region, name="AWS_REGION (or region in a profile)")
+
+    def address(self, bucket: str, *, path_style: bool | None) -> BucketAddress:
+        """Returns where requests for a bucket go.
+
+        Args:
+            bucket: Name of the bucket.
+            path_style: See `S3Options`.
+        """
+        endpoint = (self.endpoint_url or f"https://s3.{self.region or DEFAULT_REGION}.amazonaws.com").rstrip("/")
+        if path_style is None:
+            # A bucket's name with a dot in it fits no wildcard certificate.
+            path_style = self.endpoint_url is not None or "." in bucket
+        if path_style:
+            return BucketAddress(endpoint, f"{endpoint}/{bucket}", True)
+        parts = urlsplit(endpoint)
+        server_url = parts._replace(netloc=f"{bucket}.{parts.netloc}").geturl()
+        return BucketAddress(server_url, server_url, False)
 
     def certificates(self, *, url: str) -> bytes | None:
         """Reads the certificates to trust; None for the system's.

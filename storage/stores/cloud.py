@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import importlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import obstore
 import obstore.store
@@ -20,14 +17,15 @@ from storage.hidden_arguments import hides_secrets
 from storage.log_redaction import silence_secrets
 from storage.secrets import reveal
 from storage.stores.answers import NO_BUCKET, may_have_expired, wrong_region
-from storage.stores.aws_settings import AwsSettings
+from storage.stores.aws_settings import DEFAULT_REGION, AwsSettings
 from storage.stores.credential_source import CredentialSource, Held
 from storage.stores.location import Location
-from storage.stores.obstore_words import Redirected, UnnameableKey, is_panic, translate
+from storage.stores.obstore_words import Redirected, is_panic, translate
 from storage.stores.options import AzureOptions, CloudOptions, GoogleOptions, S3Options, parse_options
 from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
 from storage.stores.redirect_guard import credential_hosts, environment_proxy, redirect_guard
+from storage.stores.s3_listing import S3Listing
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -66,7 +64,7 @@ class CloudStore(Store):
 
     An S3 object larger than ``multipart_bytes`` goes up by `S3Store`, because obstore can neither give up a cancelled
     upload (measured with 0.12: its parts stay in the bucket) nor complete one on the condition that the key is free.
-    `S3Store` lists S3 buckets, too, because obstore bounds neither the pages of a listing nor their number.
+    `S3Listing` lists S3 buckets, because obstore bounds neither the pages of a listing nor their number.
     """
 
     @hides_secrets
@@ -86,6 +84,7 @@ class CloudStore(Store):
             else None
         )
         self._botocore: S3Store | None = None
+        self._listing: S3Listing | None = None
         self._idle_connections = self._options.max_connections
         self._fresh: CloudStore | None = None
 
@@ -149,8 +148,7 @@ class CloudStore(Store):
             pages = self._list_folders(prefix)
         else:
             # obstore reads a page whole, however long a server makes it, and follows a repeated token for ever.
-            s3 = await asyncio.to_thread(importlib.import_module, "storage.stores.s3")
-            pages = s3.S3Store(self._url, self._options, source=self._source).list_and_close(prefix)
+            pages = self._s3_listing(self._options).list(prefix)
         async with contextlib.aclosing(pages):
             async for meta in pages:
                 yield meta
@@ -160,23 +158,13 @@ class CloudStore(Store):
         # obstore lists folders only: list the innermost one around the prefix, begin shortly before what is wanted,
         # and stop behind it.
         folder = wanted.rpartition("/")[0]
-        last = ""
         with self._translated(None):
             pages = obstore.list(
                 self._client(), folder or None, offset=_shortly_before(wanted), chunk_size=_LIST_PAGE_KEYS
             )
         while True:
-            try:
-                with self._translated(None):
-                    page = await anext(aiter(pages), None)
-            except UnnameableKey:
-                if not isinstance(self._options, S3Options):
-                    raise
-                # obstore gives up the whole listing for one such key; botocore names it.
-                async for meta in self._by_botocore()._list(prefix):
-                    if meta.key.encode() > last.encode():
-                        yield meta
-                return
+            with self._translated(None):
+                page = await anext(aiter(pages), None)
             if page is None:
                 return
             for entry in page:
@@ -187,8 +175,7 @@ class CloudStore(Store):
                     continue
                 if entry["size"] == 0 and await self._is_folder_marker(full):
                     continue
-                last = self._location.relative(full)
-                yield _meta(last, entry)
+                yield _meta(self._location.relative(full), entry)
 
     async def _is_folder_marker(self, full_key: str) -> bool:
         """Whether a listed empty object is really called ``key/``: obstore cuts the slash off."""
@@ -238,6 +225,13 @@ class CloudStore(Store):
 
             self._botocore = S3Store(self._url, self._options, source=self._source)
         return self._botocore
+
+    def _s3_listing(self, options: S3Options) -> S3Listing:
+        self._client()  # refuses what is refused for every other call: a proxy of the environment, a fork
+        if self._listing is None:
+            keep_alive = self._idle_connections > 0
+            self._listing = S3Listing(self._location, options, self._source, keep_alive=keep_alive)
+        return self._listing
 
     def _client(self) -> Any:
         global _runtime_pid
@@ -293,7 +287,7 @@ class CloudStore(Store):
                 config, provider, kind = _azure_config(options), None, obstore.store.AzureStore
             case _:
                 raise AssertionError(options)
-        client_options |= self._guard(str(config.get("endpoint") or config.get("base_url") or ""), config)
+        client_options |= self._guard(str(config.get("endpoint") or config.get("base_url") or ""))
         try:
             return kind(
                 self._location.bucket,
@@ -305,15 +299,12 @@ class CloudStore(Store):
         except (BaseError, ValueError) as error:
             raise ConfigurationError("obstore does not take these options", url=self.url) from error
 
-    def _guard(self, endpoint: str, config: dict[str, Any]) -> dict[str, Any]:
+    def _guard(self, endpoint: str) -> dict[str, Any]:
         """Returns the client options that keep requests at the endpoint."""
-        options, bucket = self._options, self._location.bucket
+        options = self._options
         match options:
             case _ if endpoint:
                 url = endpoint
-            case S3Options():
-                host = f"s3.{config['region']}.amazonaws.com"
-                url = f"https://{bucket}.{host}" if config["virtual_hosted_style_request"] else f"https://{host}"
             case AzureOptions():
                 account = options.account_name or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
                 url = f"https://{f'{account}.' if account else ''}blob.core.windows.net"
@@ -334,21 +325,15 @@ class CloudStore(Store):
         settings = AwsSettings.resolve(options, url=self.url)
         if options.verify_tls and (certificates := settings.certificates(url=self.url)) is not None:
             client_options["root_certificate"] = certificates
-        bucket, endpoint = self._location.bucket, settings.endpoint_url
-        # A bucket's name with a dot in it fits no wildcard certificate.
-        path_style = (endpoint is not None or "." in bucket) if options.path_style is None else options.path_style
-        config: dict[str, Any] = {
-            "region": settings.region or "us-east-1",
-            "virtual_hosted_style_request": not path_style,
+        address = settings.address(self._location.bucket, path_style=options.path_style)
+        return {
+            "region": settings.region or DEFAULT_REGION,
+            "virtual_hosted_style_request": not address.path_style,
             "skip_signature": options.anonymous,
-        }
-        if endpoint is not None:
-            if not path_style:  # obstore wants the bucket in the endpoint then
-                parts = urlsplit(endpoint)
-                endpoint = parts._replace(netloc=f"{bucket}.{parts.netloc}").geturl()
             # Both, because obstore lets the environment's AWS_ENDPOINT_URL_S3 win over the first.
-            config |= {"endpoint": endpoint, "aws_endpoint_url_s3": endpoint}
-        return config
+            "endpoint": address.server_url,
+            "aws_endpoint_url_s3": address.server_url,
+        }
 
     async def _close(self) -> None:
         self._made = None

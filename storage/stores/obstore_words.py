@@ -23,7 +23,7 @@ from storage.errors import (
 from storage.stores.answers import connection_failed, is_redirect, parse_time, refusal, wrong_region
 from storage.stores.redirect_guard import NOWHERE
 
-__all__ = ["Redirected", "UnnameableKey", "is_panic", "translate"]
+__all__ = ["Redirected", "is_panic", "translate"]
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -52,10 +52,6 @@ _URI = re.compile(r"https?://[^/\s]+")
 
 class Redirected(ConfigurationError):
     """The bucket is elsewhere; obstore does not say where, though the answer may have."""
-
-
-class UnnameableKey(StoreError):
-    """A listing met a key that obstore cannot hold, and ended."""
 
 
 def is_panic(error: BaseException) -> bool:
@@ -94,7 +90,7 @@ def translate(error: BaseException, *, writing: bool) -> StorageError:
         case PreconditionError():
             return ObjectChanged("the object is another one now")
         case InvalidPathError():
-            return UnnameableKey("an object lies here under a key that obstore cannot name", got=_bad_key(words))
+            return StoreError("an object lies here under a key that obstore cannot name", got=_bad_key(words))
         case _ if any(violation in words for violation in _VIOLATIONS):
             return ProtocolViolation("the answer is not one to this request")
         case _ if kind == "Timeout":

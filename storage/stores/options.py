@@ -92,7 +92,7 @@ class CloudOptions:
         multipart_bytes: Objects larger than this go up in parts.
         part_bytes: Size of a part, at least 5 MiB (S3's minimum).
         parts_in_flight: Parts of one object uploaded at a time.
-        list_page_keys: Keys a page of a listing, at most 1,000; obstore always asks for full pages.
+        list_page_keys: Keys a page of a listing, at most 1,000; for S3 only.
     """
 
     endpoint_url: str | None = None

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -42,7 +42,7 @@ from storage.stores.options import S3Options
 from storage.stores.pieces import Pieces
 from storage.stores.protocol import GetResult, ObjectMeta, Store
 from storage.stores.s3_body import BodyPieces
-from storage.stores.s3_entries import list_entries
+from storage.stores.s3_entries import list_objects
 from storage.stores.s3_http import GuardedSession, keep_region
 from storage.stores.signing_keys import SigningKeys
 
@@ -176,22 +176,19 @@ class S3Store(Store):
 
     async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
         client = await self._client()
-        request = {
+        request: dict[str, Any] = {
             "Bucket": self._location.bucket,
             "Prefix": self._location.full(prefix),
             "MaxKeys": self._options.list_page_keys,
         }
-        async for entry in list_entries(client, request, self._translated):
-            if entry["Key"].endswith("/") and entry["Size"] == 0:
-                continue
-            key = self._location.relative(entry["Key"])
-            yield ObjectMeta(key, entry["Size"], entry.get("ETag"), entry.get("LastModified"))
 
-    async def list_and_close(self, prefix: str) -> AsyncGenerator[ObjectMeta, None]:
-        """Lists as `_list`, for a store of which nothing else is wanted."""
-        async with self:
-            async for meta in self._list(prefix):
-                yield meta
+        async def read_page(token: str | None) -> Mapping[str, Any]:
+            more = {} if token is None else {"ContinuationToken": token}
+            page: Mapping[str, Any] = await client.list_objects_v2(**request, **more)
+            return page
+
+        async for meta in list_objects(read_page, self._location, request["Prefix"], self._translated):
+            yield meta
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

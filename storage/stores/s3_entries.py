@@ -1,27 +1,34 @@
-"""The entries of an S3 listing, page by page, from a server that may not tell the truth."""
+"""The objects of an S3 listing, page by page, from a server that may not tell the truth."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 from storage.errors import ProtocolViolation
+from storage.stores.location import Location
+from storage.stores.protocol import ObjectMeta
 
-__all__ = ["list_entries"]
+__all__ = ["list_objects"]
 
 # S3 may answer with pages that are empty and not the last, but not with this many in a row.
 _MAX_EMPTY_PAGES = 1000
 
 
-async def list_entries(
-    client: Any, request: Mapping[str, Any], translated: Callable[[None], AbstractContextManager[None]]
-) -> AsyncIterator[Mapping[str, Any]]:
-    """Yields the entries of all pages.
+async def list_objects(
+    read_page: Callable[[str | None], Awaitable[Mapping[str, Any]]],
+    location: Location,
+    prefix: str,
+    translated: Callable[[None], AbstractContextManager[None]],
+) -> AsyncGenerator[ObjectMeta, None]:
+    """Yields the objects of all pages, without folder markers.
 
     Args:
-        client: aiobotocore's.
-        request: Arguments of ``list_objects_v2``; they must name a ``Prefix``.
+        read_page: Function that returns a page in the form of botocore's ``list_objects_v2``. It takes the page's
+            continuation token; None for the first page.
+        location: The store's.
+        prefix: Start of the keys, as the bucket knows them.
         translated: Makes a context in which the client's errors become `storage.errors`.
 
     Raises:
@@ -29,28 +36,30 @@ async def list_entries(
             one; a page that is not the last has no continuation token; a thousand pages in a row are empty. So a
             listing ends, whatever the server answers: a token that is repeated brings keys that were there.
     """
-    token: dict[str, str] = {}
+    token: str | None = None
     last = b""
     num_empty = 0
     while True:
         with translated(None):
-            page = await client.list_objects_v2(**request, **token)
+            page = await read_page(token)
             entries = page.get("Contents", ())
             for entry in entries:
                 key = entry["Key"].encode(errors="surrogateescape")
                 _ = entry["Size"]
-                if key <= last or not entry["Key"].startswith(request["Prefix"]):
+                if key <= last or not entry["Key"].startswith(prefix):
                     raise ProtocolViolation("a listing's keys are not in order, or not below its prefix")
                 last = key
         for entry in entries:
-            yield entry
+            if not (entry["Key"].endswith("/") and entry["Size"] == 0):
+                key = location.relative(entry["Key"])
+                yield ObjectMeta(key, entry["Size"], entry.get("ETag"), entry.get("LastModified"))
         if not page.get("IsTruncated"):
             return
         num_empty = 0 if entries else num_empty + 1
-        if not page.get("NextContinuationToken") or num_empty > _MAX_EMPTY_PAGES:
-            with translated(None):
+        following = page.get("NextContinuationToken")
+        with translated(None):
+            if not following or num_empty > _MAX_EMPTY_PAGES:
                 raise ProtocolViolation("a listing does not say how it goes on")
-        if token.get("ContinuationToken") == page["NextContinuationToken"]:
-            with translated(None):
+            if following == token:
                 raise ProtocolViolation("a listing repeats its continuation token")
-        token = {"ContinuationToken": page["NextContinuationToken"]}
+        token = following

@@ -7,14 +7,9 @@ from typing import Any
 import aiohttp
 from aiobotocore.httpsession import AIOHTTPSession
 
-from storage.errors import ProtocolViolation
-from storage.stores.answers import is_redirect, redirect
+from storage.stores.answers import MAX_ERROR_BYTES, MAX_PAGE_BYTES, is_redirect, redirect, too_long
 
-__all__ = ["MAX_ERROR_BYTES", "MAX_PAGE_BYTES", "GuardedSession", "keep_region", "read_bounded"]
-
-MAX_ERROR_BYTES = 64 << 10
-# A page has 1,000 keys of 1,024 bytes at most, each byte perhaps written as an XML entity, and its markup.
-MAX_PAGE_BYTES = 16 << 20
+__all__ = ["GuardedSession", "keep_region", "read_bounded"]
 
 
 class GuardedSession(AIOHTTPSession):  # type: ignore[misc]
@@ -79,7 +74,7 @@ async def read_bounded(answer: aiohttp.ClientResponse, *, most: int | None = Non
                 return b""
             if most is not None:
                 return b"".join((*chunks, chunk))[:most]
-            raise ProtocolViolation("the answer is longer than any to this request", expected=limit)
+            raise too_long(limit)
         chunks.append(chunk)
     return b"".join(chunks)
 

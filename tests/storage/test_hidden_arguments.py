@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -206,6 +207,33 @@ def test_the_frames_would_have_shown_it(log, monkeypatch):
 
     error = failure_of(unprotected, "nobody there", "auto", monkeypatch)
     assert any(SECRET in text for text in shown_by(error, log))
+
+
+async def test_nor_does_a_listing_that_is_interrupted(log):
+    """What is no error of a store keeps its frames."""
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader, writer):
+        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
+            await reader.readuntil(b"\r\n\r\n")
+            asked.set()
+            await reader.read()
+        ended.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        case = Case(options=keys(endpoint_url=f"http://127.0.0.1:{port}"))
+        listing = asyncio.create_task(through_listing(case, "obstore"))
+        await asked.wait()
+        listing.cancel()
+        try:
+            await listing
+        except asyncio.CancelledError as error:
+            interrupted = error
+        await ended.wait()
+    texts = shown_by(interrupted, log)
+    assert any("_read_page" in text for text in texts), "the frames are shown"
+    assert not any(canary in text for canary in CANARIES for text in texts)
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ CALLS = {
     "delete": lambda store: store.delete("key"),
     "list": listed,
 }
-# obstore lists by aiobotocore; its own errors it reads whole (see docs/stores.md).
+# With obstore only S3 listings are bounded; it reads errors whole (see docs/stores.md).
 BOUNDED = [
     *(("aiobotocore", call) for call in CALLS),
     ("obstore", "list"),

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from storage.errors import ConfigurationError
 from storage.stores.cloud import CloudStore
@@ -150,29 +144,6 @@ async def test_no_redirect_is_followed(name, verb):
                 assert server.heads, (status, place)
                 assert TOKEN not in str(caught.value)
                 assert other.heads == [], (status, place)
-
-
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory):
-    """A server's, with a certificate that nobody knows."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "nobody")])
-    now = datetime.now(UTC)
-    signed = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    path.write_bytes(private + signed.public_bytes(serialization.Encoding.PEM))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(path)
-    return context
 
 
 @pytest.mark.parametrize("client", ["obstore", "aiobotocore"])
