@@ -183,12 +183,12 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("client", ["aiobotocore", "obstore"])
-@pytest.mark.parametrize("name", HEADERS)
-@pytest.mark.parametrize("call", READS)
+@pytest.mark.parametrize(
+    ("call", "name"),  # only a Content-Range can hold a huge total
+    [(call, name) for call in READS for name in HEADERS if name != "huge" or call == "get_range"],
+)
 async def test_headers_that_make_no_sense_are_worth_another_attempt(client, call, name):
     total = b"1" + b"0" * 26 if name == "huge" else b"5"
-    if name == "huge" and call != "get_range":
-        pytest.skip("only a Content-Range has such a total")
     facts = FACTS.replace(b"Wed, 21 Oct 2015", b"some day") if name == "bad date" else FACTS
 
     def reply(head):
