@@ -25,13 +25,9 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find storage concurrent_load
 ARGS ?=
 # Test processes at once. Many tests wait for a server or for a child process, so one more than there are cores.
 JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
-# What needs no server, no worker processes and no other program.
-NOT_FAST := stores/* testing/* commands/* test_worker* test_drop_in* test_process* test_ranks* test_ends* test_cli* \
-	test_ingest* test_never_hang* test_forking* test_private_cache* test_head_start* test_in_place* test_kernel* \
-	test_fused* test_killed* test_model* test_sharing*
-FAST := tests/storage tests/concurrent_loader $(NOT_FAST:%=--ignore-glob='*/%')
+PYTEST = $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help demo test test-fast test-313 test-gpu check bench bench-smoke soak lock clean
+.PHONY: help demo test test-fast test-long test-all test-313 test-gpu check docs bench bench-smoke soak dist lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -40,13 +36,20 @@ help:  ## this list
 demo: $(WHEEL)  ## train from a bucket and from the local drive, side by side (ARGS="--latency 0" …)
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
-test: $(WHEEL)  ## all tests, against the wheel (ARGS="-k cache" JOBS=1 …)
-	$(BIN)/pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
+test: $(WHEEL)  ## the whole behaviour, with servers and worker processes, against the wheel (ARGS="-k cache" JOBS=1 …)
+	$(PYTEST) -m 'not long' $(ARGS)
 
-test-fast: $(WHEEL)  ## the tests that need no server and no worker processes, against the wheel
-	$(BIN)/pytest --numprocesses $(JOBS) --dist worksteal -m 'not s3' $(FAST) $(ARGS)
+# Fast tests do not wait, and each process more imports everything once more.
+test-fast: JOBS := $(shell getconf _NPROCESSORS_ONLN)
+test-fast: $(WHEEL)  ## the tests in one process without a server, with few examples of each property: two minutes
+	$(PYTEST) -m fast --hypothesis-profile=fast $(ARGS)
 
-test-313:  ## the same on Python 3.13, in an environment of its own; skipped where there is none (PYTHON313=…)
+test-long: $(WHEEL)  ## the tests that take very long, or need root, an emulator or terraform
+	$(PYTEST) -m long $(ARGS)
+
+test-all: test test-long test-313 bench-smoke  ## all of these, and every benchmark with tiny sizes
+
+test-313:  ## the fast tests on Python 3.13, in an environment of its own; skipped where there is none (PYTHON313=…)
 	@if [[ -n "$(PYTHON313)" ]]; then $(MAKE) VENV=.venv/python3.13 PYTHON="$(PYTHON313)" test-fast; \
 	else echo "make test-313: skipped, for no Python 3.13 that runs was found; PYTHON313=… names one"; fi
 
@@ -56,11 +59,15 @@ test-gpu: $(WHEEL)  ## the tests that need a GPU, against the wheel
 	|| { echo "make test-gpu: no CUDA device can be used here; nothing was tested" >&2; exit 2; }
 	$(BIN)/pytest -m gpu $(ARGS)
 
-check: $(DEPENDENCIES)  ## format, lint, types, layers
+check: $(DEPENDENCIES)  ## format, lint, types, layers, and the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) docs
+
+docs: $(DEPENDENCIES)  ## the documentation, in docs/_build/html/index.html; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going --quiet -b html docs docs/_build/html
 
 bench: $(WHEEL)  ## half an hour of benchmarks, and the report (ARGS="--only tail cache" …)
 	$(BIN)/python -m benchmarks.suite $(ARGS)
@@ -70,6 +77,17 @@ bench-smoke: $(WHEEL)  ## every benchmark with tiny sizes: does it still run? (A
 
 soak: $(WHEEL)  ## half an hour of bad weather, every sample compared (ARGS="--minutes 5 --json out.json" …)
 	$(BIN)/python -m benchmarks.soak $(ARGS)
+
+# The wheel is built from the source distribution, which so is tried as well; on Linux auditwheel puts libjpeg-turbo in.
+dist: $(DEPENDENCIES)  ## a source distribution and a wheel for publishing, in dist/, checked
+	rm -rf build dist *.egg-info
+	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	if [[ "$$(uname)" == Linux ]]; then \
+		PATH="$$PWD/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist/repaired dist/*.whl \
+		&& rm dist/*.whl && mv dist/repaired/*.whl dist/ && rmdir dist/repaired; fi
+	rm -rf build *.egg-info
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python .ci/check_dist.py dist
 
 # -- the environment ---------------------------------------------------------------------------------------------------
 
@@ -85,14 +103,16 @@ $(DEPENDENCIES): constraints.txt | $(BIN)/python
 
 # Built with the pinned setuptools, in a clean folder: setuptools would put what is left of an old build into the wheel.
 $(WHEEL): $(SOURCES) $(DEPENDENCIES)
-	@rm -rf build dist *.egg-info
-	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --no-build-isolation --wheel-dir dist .
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-index --no-deps --force-reinstall dist/*.whl
+	@rm -rf build $(VENV)/wheels *.egg-info
+	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --no-build-isolation \
+		--wheel-dir $(VENV)/wheels .
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-index --no-deps --force-reinstall \
+		$(VENV)/wheels/*.whl
 	@rm -rf build *.egg-info
 	@# The benchmarks run from this folder, and find the package here first: native modules, if there are any, as well.
 	@rm -f concurrent_loader/*/*.so storage/*/*.so
 	@cp $(VENV)/lib/python*/site-packages/concurrent_loader/decode/*.so concurrent_loader/decode/ 2>/dev/null || true
-	@cp $(VENV)/lib/python*/site-packages/storage/lossless/*.so storage/lossless/ 2>/dev/null || true
+	@cp $(VENV)/lib/python*/site-packages/concurrent_loader/storage/lossless/*.so storage/lossless/ 2>/dev/null || true
 	@touch $@
 
 lock:  ## constraints.txt anew from pyproject.toml, newest versions (needs uv)
@@ -103,6 +123,6 @@ lock:  ## constraints.txt anew from pyproject.toml, newest versions (needs uv)
 	sed -E -e '/^ *# +via -r /d' -e '/^ *# +-r /d' "$$locked" >constraints.txt
 
 clean:  ## what can be made again, .venv included; built servers stay in the user's cache
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f concurrent_loader/*/*.so storage/*/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -66,7 +66,7 @@ class TorchBatches:
 
         Args:
             url: ``s3://bucket/prefix``; the class is the folder below it.
-            options: Endpoint and credentials, named as `storage.open_store` names them.
+            options: Endpoint and credentials, named as `concurrent_loader.storage.open_store` names them.
             decoded: Whether pictures are decoded and augmented, or delivered as bytes.
             batch_size: Pictures a batch.
             num_workers: Worker processes.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from storage.testing import LocalS3, ToolUnavailable, local_s3, measure_latency, toxiproxy
+from concurrent_loader.storage.testing import LocalS3, ToolUnavailable, local_s3, measure_latency, toxiproxy
 
 __all__ = ["Bucket", "open_bucket"]
 
@@ -27,7 +27,7 @@ class Bucket:
 
     Attributes:
         name: The bucket's.
-        direct: Options for `storage.open_store` that lead straight to the server, for set-up.
+        direct: Options for `concurrent_loader.storage.open_store` that lead straight to the server, for set-up.
         remote: Options that lead through the latency; the same as ``direct`` where none is applied.
         server: What the server is.
         latency: What was applied and what was measured, in words.

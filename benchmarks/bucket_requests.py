@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from storage.testing.http_faults import Exchange
+from concurrent_loader.storage.testing.faults.http_proxy import Exchange
 
 __all__ = ["Requests"]
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -27,13 +26,13 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.machine import describe_machine, versions
+from benchmarks.output import present
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
-from storage import ShardWriter
-from storage.cache import DiskShardCache, UseSchedule
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.cache import DiskShardCache, UseSchedule
 
 __all__ = ["FULL", "QUICK", "Load", "Row", "main", "measure", "optimum"]
 
@@ -77,7 +76,7 @@ class Row:
 class _UnscheduledCache(DiskShardCache):
     """Does not listen to the plan; without it the least recently used file is evicted."""
 
-    async def follow(self, make_schedule: Callable[[], UseSchedule]) -> None:
+    async def set_schedule(self, make_schedule: Callable[[], UseSchedule]) -> None:
         await asyncio.sleep(0)
 
 
@@ -198,17 +197,6 @@ def optimum(trace: Sequence[Sequence[int]], sizes: Sequence[int], *, budget_byte
     return [hits[end - len(row) : end] for row, end in zip(trace, ends, strict=True)]
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    table = Table(title="Hit rate of the second and third epochs, and bytes fetched ÷ bytes read")
-    table.add_column("budget", justify="right")
-    for policy in POLICIES:
-        table.add_column(policy, justify="right")
-    for budget in BUDGETS:
-        cells = [row for row in rows if row.budget == budget]
-        table.add_row(f"{budget:.0%}", *(f"{row.hit_rate:.1%}  {row.bytes_ratio:.2f}" for row in cells))
-    return table
-
-
 def _run(load: Load, file: Path | None) -> None:
     console = Console()
     with (
@@ -216,15 +204,13 @@ def _run(load: Load, file: Path | None) -> None:
         bar(console, "cache", len(BUDGETS) * len(POLICIES)) as progress,
     ):
         rows = measure(load, Path(folder), on_round=progress.advance)
-    console.print(_table(rows))
-    if file is not None:
-        report = {
-            "rows": [asdict(row) for row in rows],
-            "load": asdict(load),
-            "machine": describe_machine(),
-            "versions": versions(),
-        }
-        file.write_text(json.dumps(report, indent=2) + "\n")
+    report = {
+        "rows": [asdict(row) for row in rows],
+        "load": asdict(load),
+        "machine": describe_machine(),
+        "versions": versions(),
+    }
+    present("cache", report, console, file)
 
 
 def main(arguments: list[str] | None = None) -> int:

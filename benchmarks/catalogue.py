@@ -1,7 +1,7 @@
 """All benchmarks: what is run, with which arguments, for how long, and which keys its JSON has.
 
 `benchmarks.suite` runs those that fit into half an hour, `benchmarks.smoke` all of them with tiny sizes, and
-`benchmarks.report_page` makes a section of each. A new benchmark is a line here and a section there.
+`benchmarks.report_page` makes a section of each. A new benchmark is a line here and a section in report.md.jinja.
 """
 
 from __future__ import annotations

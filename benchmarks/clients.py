@@ -1,35 +1,55 @@
-"""Which S3 client should `storage.open_store` take? Every client, through our own stores, against one local server.
+"""Which S3 client should `concurrent_loader.storage.open_store` take? Every client, through our own stores, against one
+local server.
 
     python -m benchmarks.clients [--json FILE] [--quick]
 
-Small objects at 32 in flight and 8 MiB ranges at 16 in flight; rounds alternate between the clients, so that a busy
-machine is busy for all of them; medians, and the CPU time that the client cost this process (the server is another).
+Small objects at 32 in flight and 8 MiB ranges at 16 in flight, the ranges over ``https://`` as well; rounds alternate
+between the clients, so that a busy machine is busy for all of them; medians, and the CPU time that the client cost this
+process (the server is another). No store of ours speaks S3 by obstore: it is measured bare, without the checks and the
+renewal of credentials that a store adds.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import secrets
+import ssl
 import statistics
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import obstore
+import obstore.store
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.console import bar
 from benchmarks.machine import describe_machine, versions
-from storage.stores import Store, open_store
-from storage.testing import local_s3
+from benchmarks.output import present
+from concurrent_loader.storage.stores import Store, open_store
+from concurrent_loader.storage.testing import local_s3
+from concurrent_loader.storage.testing.servers.errors import ServerFailed
+from concurrent_loader.storage.testing.servers.local_s3 import new_credentials
+from concurrent_loader.storage.testing.servers.processes import SupervisedProcess
+from concurrent_loader.storage.testing.servers.programs import find_program
+from concurrent_loader.storage.testing.servers.startup import free_port
 
-__all__ = ["Cost", "Figures", "main", "measure", "summarise"]
+__all__ = ["Cost", "Figures", "main", "measure", "measure_https", "summarise"]
 
-CLIENTS = {"obstore": "obstore", "aiobotocore": "aiobotocore", "s3fs": "fsspec"}
+CLIENTS = {"native": "native", "obstore": None, "aiobotocore": "aiobotocore", "s3fs": "fsspec"}
+HTTPS_CLIENTS = ("native", "obstore", "aiobotocore")
 SMALL_BYTES = 58_000
 RANGE_BYTES = 8 << 20
 SMALL_IN_FLIGHT = 32
@@ -67,12 +87,16 @@ class Figures:
         small_cpu_ms: CPU time of one of them.
         ranges_gb_per_s: GB a second in ranges of 8 MiB.
         ranges_cpu_s_per_gb: CPU time of a GB.
+        https_gb_per_s: The same ranges over ``https://``; None where they were not measured.
+        https_cpu_s_per_gb: CPU time of a GB over ``https://``.
     """
 
     small_per_s: float
     small_cpu_ms: float
     ranges_gb_per_s: float
     ranges_cpu_s_per_gb: float
+    https_gb_per_s: float | None = None
+    https_cpu_s_per_gb: float | None = None
 
 
 def summarise(small: list[Cost], ranges: list[Cost], load: Load) -> Figures:
@@ -87,49 +111,103 @@ def summarise(small: list[Cost], ranges: list[Cost], load: Load) -> Figures:
 
 
 async def measure(
-    url: str, options: dict[str, str], load: Load, *, on_round: Callable[[], object] = lambda: None
+    url: str, options: Mapping[str, str], load: Load, *, on_round: Callable[[], object] = lambda: None
 ) -> dict[str, Figures]:
     """Fills a bucket, lets every client read it in turn, and sums up."""
-    small: dict[str, list[Cost]] = {name: [] for name in CLIENTS}
-    ranges: dict[str, list[Cost]] = {name: [] for name in CLIENTS}
+    async with open_store(url, client="native", **options) as store:
+        data = secrets.token_bytes(SMALL_BYTES)
+        await asyncio.gather(*(store.put(f"small/{number:05d}", data) for number in range(load.num_keys)))
+        await store.put("large", secrets.token_bytes(_num_blocks(load) * RANGE_BYTES))
+    small, ranges = await _rounds(url, options, load, tuple(CLIENTS), load.num_small, on_round)
+    return {name: summarise(small[name], ranges[name], load) for name in CLIENTS}
+
+
+async def measure_https(
+    url: str, options: Mapping[str, str], load: Load, *, on_round: Callable[[], object] = lambda: None
+) -> dict[str, tuple[float, float]]:
+    """Reads the ranges of a bucket that `measure` has filled; returns GB a second and CPU s a GB of each client."""
+    _, ranges = await _rounds(url, {**options, "verify_tls": False}, load, HTTPS_CLIENTS, 1, on_round)
+    found = {name: summarise(ranges[name], ranges[name], load) for name in HTTPS_CLIENTS}
+    return {name: (each.ranges_gb_per_s, each.ranges_cpu_s_per_gb) for name, each in found.items()}
+
+
+async def _rounds(
+    url: str,
+    options: Mapping[str, Any],
+    load: Load,
+    clients: tuple[str, ...],
+    num_small: int,
+    on_round: Callable[[], object],
+) -> tuple[dict[str, list[Cost]], dict[str, list[Cost]]]:
+    small: dict[str, list[Cost]] = {name: [] for name in clients}
+    ranges: dict[str, list[Cost]] = {name: [] for name in clients}
     async with AsyncExitStack() as stack:
-        stores = {
-            name: await stack.enter_async_context(open_store(url, client=client, **options))
-            for name, client in CLIENTS.items()
+        readers = {
+            name: _obstore_readers(url, options)
+            if (client := CLIENTS[name]) is None
+            else _readers(await stack.enter_async_context(open_store(url, client=client, **options)))
+            for name in clients
         }
-        num_blocks = await _fill(stores["obstore"], load)
         for number in range(load.num_rounds + 1):
-            for name in _rotated(list(CLIENTS), number):
-                read_small, read_range = _readers(stores[name], load.num_keys, num_blocks)
-                small_cost = await _timed(read_small, load.num_small, SMALL_IN_FLIGHT)
-                range_cost = await _timed(read_range, load.num_ranges, RANGES_IN_FLIGHT)
+            for name in _rotated(list(clients), number):
+                read, read_range = readers[name]
+                small_cost = await _timed(partial(_small, read, load), num_small, SMALL_IN_FLIGHT)
+                range_cost = await _timed(partial(_large, read_range, load), load.num_ranges, RANGES_IN_FLIGHT)
                 if number:  # the first round makes clients and connections
                     small[name].append(small_cost)
                     ranges[name].append(range_cost)
                 on_round()
-    return {name: summarise(small[name], ranges[name], load) for name in CLIENTS}
+    return small, ranges
 
 
-async def _fill(store: Store, load: Load) -> int:
-    """Puts the objects; returns how many ranges the large one has."""
-    data = secrets.token_bytes(SMALL_BYTES)
-    num_blocks = min(load.num_ranges, 16)
-    await asyncio.gather(*(store.put(f"small/{number:05d}", data) for number in range(load.num_keys)))
-    await store.put("large", secrets.token_bytes(num_blocks * RANGE_BYTES))
-    return num_blocks
+def _num_blocks(load: Load) -> int:
+    """How many ranges the large object has."""
+    return min(load.num_ranges, 16)
 
 
-def _readers(
-    store: Store, num_keys: int, num_blocks: int
-) -> tuple[Callable[[int], Awaitable[int]], Callable[[int], Awaitable[int]]]:
-    async def read_small(number: int) -> int:
-        return len((await store.get(f"small/{number % num_keys:05d}")).data)
+def _small(read: Callable[[str], Awaitable[int]], load: Load, number: int) -> Awaitable[int]:
+    return read(f"small/{number % load.num_keys:05d}")
 
-    async def read_range(number: int) -> int:
-        start = number % num_blocks * RANGE_BYTES
-        return len((await store.get_range("large", start, start + RANGE_BYTES)).data)
 
-    return read_small, read_range
+def _large(read: Callable[[str, int], Awaitable[int]], load: Load, number: int) -> Awaitable[int]:
+    return read("large", number % _num_blocks(load) * RANGE_BYTES)
+
+
+Readers = tuple[Callable[[str], Awaitable[int]], Callable[[str, int], Awaitable[int]]]
+
+
+def _readers(store: Store) -> Readers:
+    async def read(key: str) -> int:
+        return len((await store.get(key)).data)
+
+    async def read_range(key: str, start: int) -> int:
+        return len((await store.get_range(key, start, start + RANGE_BYTES)).data)
+
+    return read, read_range
+
+
+def _obstore_readers(url: str, options: Mapping[str, Any]) -> Readers:
+    endpoint_url = options["endpoint_url"]
+    client = obstore.store.S3Store(
+        url.removeprefix("s3://"),
+        endpoint=endpoint_url,
+        region=options["region"],
+        access_key_id=options["access_key_id"],
+        secret_access_key=options["secret_access_key"],
+        virtual_hosted_style_request=False,
+        client_options={
+            "allow_http": endpoint_url.startswith("http://"),
+            "allow_invalid_certificates": not options.get("verify_tls", True),
+        },
+    )
+
+    async def read(key: str) -> int:
+        return len(memoryview(await (await obstore.get_async(client, key)).bytes_async()))
+
+    async def read_range(key: str, start: int) -> int:
+        return len(memoryview(await obstore.get_range_async(client, key, start=start, end=start + RANGE_BYTES)))
+
+    return read, read_range
 
 
 async def _timed(read: Callable[[int], Awaitable[int]], num_requests: int, in_flight: int) -> Cost:
@@ -151,21 +229,69 @@ def _rotated(names: list[str], by: int) -> list[str]:
     return names[by:] + names[:by]
 
 
-def _table(figures: dict[str, Figures]) -> Table:
-    table = Table(title="S3 clients, one process, one local server (medians)")
-    table.add_column("client", no_wrap=True)
-    for title in ("58 KB objects/s", "CPU ms each", "8 MiB ranges GB/s", "CPU s a GB", "÷ obstore"):
-        table.add_column(title, justify="right")
-    for name, found in figures.items():
-        table.add_row(
-            name,
-            f"{found.small_per_s:,.0f}",
-            f"{found.small_cpu_ms:.2f}",
-            f"{found.ranges_gb_per_s:.2f}",
-            f"{found.ranges_cpu_s_per_gb:.2f}",
-            f"{found.small_per_s / figures['obstore'].small_per_s:.2f}",
-        )
-    return table
+@contextmanager
+def _https_server(data_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
+    """Starts MinIO over TLS, with a certificate of its own, on the data of another one that has ended.
+
+    Returns:
+        The options of a store.
+    """
+    keys = new_credentials()
+    _write_certificate(folder / "certs")
+    program = find_program(
+        ("minio",),
+        data_dir=data_dir,
+        home=folder,
+        access_key_id=keys.access_key,
+        secret_access_key=keys.secret_key,
+        build=True,
+        progress=None,
+    )
+    port = free_port()
+    process = SupervisedProcess(
+        program.command(port), environment=program.environment, log=folder / "server.log", remove=folder
+    )
+    try:
+        deadline_s = time.monotonic() + 30
+        while not _accepts(port):
+            if process.wait(0.05) or time.monotonic() > deadline_s:
+                raise ServerFailed(f"the server over https:// did not start: {process.log_text()}")
+        yield {
+            "endpoint_url": f"https://127.0.0.1:{port}",
+            "access_key_id": keys.access_key,
+            "secret_access_key": keys.secret_key,
+            "region": "us-east-1",
+        }
+    finally:
+        process.stop()
+
+
+def _accepts(port: int) -> bool:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    ready = f"https://127.0.0.1:{port}/minio/health/ready"
+    try:
+        with urllib.request.urlopen(ready, context=context, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _write_certificate(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "benchmark")])
+    now = datetime.now(UTC)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    (folder / "private.key").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    (folder / "public.crt").write_bytes(signed.public_bytes(pem))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -178,22 +304,26 @@ def main(arguments: list[str] | None = None) -> None:
     load = QUICK if options.quick else FULL
     console = Console()
     machine = describe_machine()
-    with local_s3() as server, bar(console, "clients", (load.num_rounds + 1) * len(CLIENTS)) as progress:
-        name = f"clients-{secrets.token_hex(6)}"
-        server.make_bucket(name)
-        figures = asyncio.run(measure(f"s3://{name}", server.storage_options(), load, on_round=progress.advance))
-    console.print(_table(figures))
-    if file is not None:
-        report = {
-            "clients": {name: asdict(found) for name, found in figures.items()},
-            "load": asdict(load)
-            | {"small_bytes": SMALL_BYTES, "range_bytes": RANGE_BYTES}
-            | {"small_in_flight": SMALL_IN_FLIGHT, "ranges_in_flight": RANGES_IN_FLIGHT},
-            "server": server.kind,
-            "machine": machine,
-            "versions": versions(),
-        }
-        file.write_text(json.dumps(report, indent=2) + "\n")
+    num_measured = (load.num_rounds + 1) * (len(CLIENTS) + len(HTTPS_CLIENTS))
+    with TemporaryDirectory() as folder, bar(console, "clients", num_measured) as progress:
+        data_dir, url = Path(folder) / "data", f"s3://clients-{secrets.token_hex(6)}"
+        with local_s3(kinds=("minio",), data_dir=data_dir) as server:
+            server.make_bucket(url.removeprefix("s3://"))
+            figures = asyncio.run(measure(url, server.storage_options(), load, on_round=progress.advance))
+        with _https_server(data_dir, Path(folder) / "https") as tls_options:
+            over_https = asyncio.run(measure_https(url, tls_options, load, on_round=progress.advance))
+    for name, (gb_per_s, cpu_s_per_gb) in over_https.items():
+        figures[name] = replace(figures[name], https_gb_per_s=gb_per_s, https_cpu_s_per_gb=cpu_s_per_gb)
+    report = {
+        "clients": {name: asdict(found) for name, found in figures.items()},
+        "load": asdict(load)
+        | {"small_bytes": SMALL_BYTES, "range_bytes": RANGE_BYTES}
+        | {"small_in_flight": SMALL_IN_FLIGHT, "ranges_in_flight": RANGES_IN_FLIGHT},
+        "server": server.kind,
+        "machine": machine,
+        "versions": versions(),
+    }
+    present("clients", report, console, file)
 
 
 if __name__ == "__main__":

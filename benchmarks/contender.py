@@ -20,12 +20,12 @@ class ShardBatches:
 
     Args:
         url: Of the data set.
-        options: Endpoint and credentials, for `storage.open_store`.
+        options: Endpoint and credentials, for `concurrent_loader.storage.open_store`.
         decoded: Whether pictures are decoded and augmented, or delivered as bytes.
         batch_size: Pictures a batch.
         seed: Of the order.
         cache_dir: Keeps the shards; None keeps them in memory while they are needed.
-        client: As for `storage.open_store`.
+        client: As for `concurrent_loader.storage.open_store`.
     """
 
     def __init__(

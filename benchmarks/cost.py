@@ -29,29 +29,28 @@ import argparse
 import asyncio
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.access import Access, ChunkSizes, Measured, Workload, computed, scaled
 from benchmarks.bucket_requests import Requests
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.machine import describe_machine, versions
+from benchmarks.output import present
 from benchmarks.peer_access import peer_accesses
 from benchmarks.prices import PRICES, PRICES_AS_OF
 from benchmarks.synthetic import noise, write_noise
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, ShardDataset
-from storage.errors import ConfigurationError
-from storage.shards.layout import CHUNK_BYTES
-from storage.sizes import parse_size
-from storage.stores import open_store
-from storage.testing import HttpFaults, LocalS3, http_faults, local_s3
+from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
+from concurrent_loader.storage.sizes import parse_size
+from concurrent_loader.storage.stores import open_store
+from concurrent_loader.storage.testing import HttpFaults, LocalS3, http_faults, local_s3
 
 __all__ = ["FULL", "QUICK", "Load", "main", "measure"]
 
@@ -168,24 +167,6 @@ def priced(access: Access, num_epochs: int) -> dict[str, Any]:
     return {**asdict(access), "run": asdict(run), "usd": usd}
 
 
-def _show(rows: Sequence[dict[str, Any]], workload: Workload, console: Console) -> None:
-    title = f"{workload.num_samples:,} samples of {workload.sample_bytes:,} bytes, {workload.num_epochs} epochs"
-    requests = Table(title=title, box=box.SIMPLE_HEAD)
-    for name in ("", "", "GETs, 1st", "GETs, later", "GETs, run", "TB, run"):
-        requests.add_column(name, justify="right" if name else "left")
-    for row in rows:
-        gets = (f"{row[part]['gets']:,}" for part in ("first_epoch", "later_epoch", "run"))
-        requests.add_row(row["system"], row["kind"], *gets, f"{row['run']['bytes'] / 1e12:,.2f}")
-    console.print(requests)
-    dollars = Table(title=f"US dollars a run, list prices of {PRICES_AS_OF}: check them", box=box.SIMPLE_HEAD)
-    dollars.add_column("")
-    for price in PRICES:
-        dollars.add_column(price.store, justify="right")
-    for row in rows:
-        dollars.add_row(row["system"], *(_dollars(row["usd"][price.store]["run"]) for price in PRICES))
-    console.print(dollars)
-
-
 def _dollars(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.4f}"
 
@@ -202,20 +183,18 @@ def _run(load: Load, workload: Workload, sizes: ChunkSizes, peers: Path | None, 
         measured = measure(load, workload.sample_bytes, server, Path(folder), on_side=progress.advance)
     ours = [scaled(one, workload, per_object="object" in one.system) for one in measured]
     rows = [priced(access, workload.num_epochs) for access in (*ours, *seen, *computed(workload, sizes))]
-    _show(rows, workload, console)
-    if file is not None:
-        report = {
-            "workload": asdict(workload),
-            "measured": [asdict(one) for one in measured],
-            "rows": rows,
-            "prices_as_of": PRICES_AS_OF,
-            "prices": [asdict(price) for price in PRICES],
-            "chunk_sizes": asdict(sizes),
-            "server": server.kind,
-            "machine": machine,
-            "versions": versions(),
-        }
-        file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    report = {
+        "workload": asdict(workload),
+        "measured": [asdict(one) for one in measured],
+        "rows": rows,
+        "prices_as_of": PRICES_AS_OF,
+        "prices": [asdict(price) for price in PRICES],
+        "chunk_sizes": asdict(sizes),
+        "server": server.kind,
+        "machine": machine,
+        "versions": versions(),
+    }
+    present("cost", report, console, file)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
-import json
 import random
 import statistics
 import sys
@@ -27,14 +26,13 @@ import numpy as np
 import torch
 import torchvision.io  # noqa: F401 - registers the operators
 from PIL import Image
-from rich import box as boxes
 from rich.console import Console
-from rich.table import Table
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as v2
 
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.machine import Bystanders, describe_machine, versions
+from benchmarks.output import present
 from benchmarks.photos import CLASSES, open_photograph
 from concurrent_loader.augment import RandomResizedCrop, uniforms
 from concurrent_loader.decode import Decoder, available_backends, has_native_crop, make_crop_decoder, make_decoder
@@ -301,24 +299,6 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
     }
 
 
-def show(figures: dict[str, Any], console: Console) -> None:
-    """Prints the table."""
-    table = Table(title="images/s and core", box=boxes.SIMPLE_HEAD)
-    sets = list(figures["mean_bytes"])
-    for title in ("recipe", *sets):
-        table.add_column(title, justify="left" if title == "recipe" else "right")
-    found = {(row["recipe"], row["set"]): row["images_s_core"] for row in figures["rows"]}
-    for recipe in dict.fromkeys(recipe for recipe, _ in found):
-        figures_of = (found[recipe, name] for name in sets)
-        table.add_row(recipe, *("not installed" if figure is None else f"{figure:,.0f}" for figure in figures_of))
-    console.print(table)
-    console.print(
-        f"over torchvision.io + v2: {figures['ratio_110kb']:.2f} (110 KB), {figures['ratio_35kb']:.2f} (35 KB), "
-        f"{figures['ratio_large']:.2f} (2000×1500); two threads {figures['two_thread_scaling']:.2f}; "
-        f"mean error {figures['mean_error']:.2f} gray levels"
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__)
@@ -329,9 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> None:
         console = Console()
         figures = run_benchmark(QUICK if options.quick else FULL, console)
-        show(figures, console)
-        if options.json is not None:
-            options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        present("decode", figures, console, options.json)
 
     return ends_with_one_line(run)
 

@@ -45,7 +45,7 @@ class Options:
         latency_ms: To the first byte; 0 for none.
         num_rounds: Epochs from each side but the raw objects; the one of median speed is shown.
         seed: Of photographs, order and weights.
-        client: For the shards, as for `storage.open_store`.
+        client: For the shards, as for `concurrent_loader.storage.open_store`.
         command: As it was typed.
     """
 
@@ -132,7 +132,10 @@ def _train(options: Options, photos: PhotoFolder, prefix: str, bucket: Bucket, c
                 shutil.rmtree(cache, ignore_errors=True)
             with bar(console, f"{name}, round {number + 1}", request.limit or photos.count) as progress:
                 epochs[name].append(run_epoch(request, on_progress=progress.reach))
-    return [Row(name, _median(epochs[name]), note) for name, _, note in sides]
+    return [
+        Row(name, _median(epochs[name]), note, tuple(epoch.samples_per_s for epoch in epochs[name]))
+        for name, _, note in sides
+    ]
 
 
 def _median(epochs: Sequence[Epoch]) -> Epoch:
@@ -208,7 +211,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     parser.add_argument("--latency", type=int, default=30, help="ms to the first byte; 0 for none (default 30)")
     parser.add_argument("--rounds", type=int, default=3, help="epochs from each side; the median is shown (default 3)")
     parser.add_argument("--seed", type=int, default=0, help="of photographs, order and weights (default 0)")
-    parser.add_argument("--client", default="auto", help="for the shards: auto, obstore, aiobotocore, fsspec")
+    parser.add_argument("--client", default="auto", help="for the shards: auto, native, aiobotocore, fsspec")
     parsed = parser.parse_args(arguments)
     if parsed.images < 1 or parsed.objects < 1 or parsed.rounds < 1 or parsed.latency < 0:
         parser.error("--images, --objects and --rounds are at least 1, --latency is at least 0")

@@ -7,7 +7,10 @@ The first case is a blocking client, botocore, with two workers and the default 
 cores the processor time of a request is the limit, and client, server and proxy share it: ``cpu_ms`` is the client's.
 
 A second part has datasets whose items compute or lie in memory (`benchmarks.local_items`), with 0, 2 and 4 workers:
-there nothing is to be gained. ``never_slower_min`` is the worst cell's quotient of torch's time and ours.
+there nothing is to be gained. ``never_slower_min`` is the worst cell's median quotient of torch's time and ours,
+``never_slower_cpu_min`` that of the CPU times. In each round torch has two turns, before
+and after ours, whose mean counts. ``torch_to_itself_min`` and ``torch_to_itself_cpu_min`` are the worst quotients of
+those two: this machine cannot tell anything above them from 1.
 """
 
 from __future__ import annotations
@@ -36,20 +39,26 @@ from torch.utils.data import DataLoader
 
 from benchmarks.console import Bar, bar, ends_with_one_line
 from benchmarks.fresh_process import cpu_of_fresh_processes_s, in_fresh_process
-from benchmarks.local_items import BATCH_SIZE, HUGGING_FACE, KINDS, epoch_times, is_installed
+from benchmarks.local_items import BATCH_SIZE, HUGGING_FACE, KINDS, SIDES, epoch_times, is_installed
 from benchmarks.machine import Bystanders, describe_machine, versions
 from benchmarks.single_objects import CLIENTS, NUM_OBJECTS, OBJECT_BYTES, key_of
 from concurrent_loader import ConcurrentDataLoader
-from concurrent_loader.drop_in import DEFAULT_IN_FLIGHT
-from storage.stores import open_store
-from storage.testing import local_s3, measure_latency, toxiproxy
+from concurrent_loader.map_style.loader import DEFAULT_IN_FLIGHT
+from concurrent_loader.storage.stores import open_store
+from concurrent_loader.storage.testing import local_s3, measure_latency, toxiproxy
 
 __all__ = ["FULL", "QUICK", "Case", "Load", "main", "run_benchmark"]
 
 _BATCH = 32
 _BANDWIDTH_MB_S = 90
 _JITTER_PART = 3  # latency is uniform in median ± a third of it
-_PRELOAD = ("concurrent_loader.drop_in", "benchmarks.local_items", "benchmarks.single_objects")
+_WORST = {
+    "never_slower_min": "ratio",
+    "never_slower_cpu_min": "cpu_ratio",
+    "torch_to_itself_min": "to_itself",
+    "torch_to_itself_cpu_min": "cpu_to_itself",
+}
+_PRELOAD = ("concurrent_loader.map_style.loader", "benchmarks.local_items", "benchmarks.single_objects")
 _EPOCH_S = 300.0  # an epoch that takes longer has hung
 
 
@@ -91,7 +100,7 @@ class Load:
     ours_batches: int
     kinds: tuple[str, ...] = tuple(KINDS)
     workers: tuple[int, ...] = (0, 2, 4)
-    num_local_rounds: int = 7
+    num_local_rounds: int = 21
     local_scale: float = 1.0
 
 
@@ -153,7 +162,7 @@ def _run_local(load: Load, console: Console) -> dict[str, Any]:
                 rows.append(_local_row(kind, num_workers, load, folder))
                 progress.advance()
     return {
-        "never_slower_min": _worst(rows),
+        **_worst(rows),
         "local": {
             "rows": rows,
             "batch_size": BATCH_SIZE,
@@ -166,19 +175,32 @@ def _run_local(load: Load, console: Console) -> dict[str, Any]:
 
 
 def _local_row(kind: str, num_workers: int, load: Load, folder: str) -> dict[str, Any]:
-    row = {"kind": kind, "num_workers": num_workers, "ratio": None, "torch_s": [], "ours_s": []}
+    row: dict[str, Any] = {"kind": kind, "num_workers": num_workers}
     if not is_installed(kind):
-        return {**row, "why_not": "not installed"}
-    taken: dict[str, list[float]] = in_fresh_process(
+        return {**row, **dict.fromkeys(_WORST.values()), "why_not": "not installed"}
+    taken: dict[str, list[tuple[float, float]]] = in_fresh_process(
         epoch_times,
         (kind, num_workers, load.num_local_rounds, load.local_scale, folder),
         what=f"{kind}, {num_workers} workers",
         preload=_PRELOAD,
         timeout_s=_EPOCH_S,
     )
-    theirs, ours = ([round(took_s, 5) for took_s in taken[side]] for side in ("torch", "ours"))
-    ratio = round(statistics.median(theirs) / statistics.median(ours), 3)
-    return {**row, "ratio": ratio, "torch_s": theirs, "ours_s": ours}
+    for number, unit in enumerate(("s", "cpu_s")):
+        sides = {side: [round(epoch[number], 5) for epoch in taken[side]] for side in SIDES}
+        rounds = list(zip(*sides.values(), strict=True))
+        ratio = _quotient([((torch + again) / 2, ours) for torch, ours, again in rounds])
+        row["ratio" if unit == "s" else "cpu_ratio"] = ratio
+        itself = _quotient([(torch, again) for torch, _, again in rounds])
+        row["to_itself" if unit == "s" else "cpu_to_itself"] = itself
+        row |= {f"{side}_{unit}": times for side, times in sides.items()}
+    return row
+
+
+def _quotient(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Computes the median quotient; None if an epoch was too short for the CPU clock, which counts ticks."""
+    if any(divisor == 0 for _, divisor in pairs):
+        return None
+    return round(statistics.median(time / divisor for time, divisor in pairs), 3)
 
 
 def _run_remote(load: Load, console: Console) -> dict[str, Any]:
@@ -312,12 +334,14 @@ def merged(earlier: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, 
             [*kept, *figures["local"]["rows"]], key=lambda row: (order.index(row["kind"]), row["num_workers"])
         )
         both["local"] = {**figures["local"], "rows": rows}
-        both["never_slower_min"] = _worst(rows)
+        both |= _worst(rows)
     return both
 
 
-def _worst(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    return min((row["ratio"] for row in rows if row["ratio"] is not None), default=None)
+def _worst(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    return {
+        name: min((row[of] for row in rows if row.get(of) is not None), default=None) for name, of in _WORST.items()
+    }
 
 
 def show(figures: Mapping[str, Any], console: Console) -> None:
@@ -331,12 +355,16 @@ def show(figures: Mapping[str, Any], console: Console) -> None:
 def _show_local(figures: Mapping[str, Any], console: Console) -> None:
     local = figures["local"]
     table = Table(title="items that compute or lie in memory: torch's time ÷ ours", box=box.SIMPLE_HEAD)
-    for title in ("items", "workers", "torch s", "ours s", "ratio"):
+    for title in ("items", "workers", "torch s", "ours s", "ratio", "(to itself)", "CPU ratio", "(to itself)"):
         table.add_column(title, justify="left" if title == "items" else "right", no_wrap=True)
     for row in local["rows"]:
-        cells = [row.get("why_not", "–")] * 3
+        cells = [row.get("why_not", "–")] * 6
         if row["ratio"] is not None:
-            cells = [*(f"{statistics.median(row[side]):.3f}" for side in ("torch_s", "ours_s")), f"{row['ratio']:.3f}"]
+            cells = [f"{statistics.median(row[side]):.3f}" for side in ("torch_s", "ours_s")]
+            cells += [
+                "–" if row[name] is None else f"{row[name]:.3f}"
+                for name in ("ratio", "to_itself", "cpu_ratio", "cpu_to_itself")
+            ]
         table.add_row(row["kind"], str(row["num_workers"]), *cells)
     console.print(table)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from benchmarks.harness import run_command
 from benchmarks.photos import PhotoFolder
-from storage.errors import CorruptData, NotFound
-from storage.shards.snapshots import load_manifest
-from storage.stores import open_store
+from concurrent_loader.storage.errors import CorruptData, NotFound
+from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
+from concurrent_loader.storage.stores import open_store
 
 __all__ = ["has_shards", "ingest", "ingest_command", "put_objects", "shown"]
 
@@ -29,7 +29,7 @@ def put_objects(
     Args:
         photos: The folder.
         url: ``s3://bucket/prefix``; keys below it are ``class/file.jpg``.
-        options: For `storage.open_store`.
+        options: For `concurrent_loader.storage.open_store`.
         on_object: Called for each photograph that is in place, for a progress bar.
 
     Returns:
@@ -100,7 +100,7 @@ def ingest(photos: PhotoFolder, url: str, options: Mapping[str, str]) -> None:
     command = ingest_command(photos, url, options["endpoint_url"])
     # The command beside this interpreter, whether or not its environment is activated or the package installed.
     program = Path(sys.executable).with_name(command[0])
-    start = [str(program)] if program.exists() else [sys.executable, "-m", "concurrent_loader.cli"]
+    start = [str(program)] if program.exists() else [sys.executable, "-m", "concurrent_loader.cli.app"]
     environment = {
         "AWS_ACCESS_KEY_ID": options["access_key_id"],
         "AWS_SECRET_ACCESS_KEY": options["secret_access_key"],

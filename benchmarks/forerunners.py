@@ -46,7 +46,6 @@ from time import perf_counter
 from typing import Any
 
 from rich.console import Console
-from rich.markdown import Markdown
 
 from benchmarks.bucket import Bucket, open_bucket
 from benchmarks.committed import committed_or
@@ -55,7 +54,6 @@ from benchmarks.delivery import digest_of
 from benchmarks.figures import Delivered, check_same_samples
 from benchmarks.filling import put_objects
 from benchmarks.forerunners_figures import compared, heat_map, layer_rows, remote_share, sequential_rows, speedups
-from benchmarks.forerunners_report import markdown
 from benchmarks.fresh_process import cpu_of_fresh_processes_s, in_fresh_process
 from benchmarks.in_flight_map import Cell, CellEpoch, measure_cell
 from benchmarks.layers import CASES, Case, Epoch, measure_layer
@@ -64,8 +62,8 @@ from benchmarks.photo_places import Where, order_of
 from benchmarks.photos import CLASSES, PhotoFolder, make_photos
 from benchmarks.published import DIFFERENCES
 from benchmarks.sequential import READERS, Reading, measure_reading
-from storage import ShardWriter
-from storage.fetch import InFlight
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.fetch import InFlight
 
 __all__ = ["FULL", "QUICK", "Load", "main", "run_benchmark"]
 
@@ -276,7 +274,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> None:
         console = Console()
         figures = run_benchmark(load, console)
-        console.print(Markdown(markdown(figures)))
+        for row in figures["compared"]:
+            console.print(
+                f"{row['forerunner']}: {row['what']}: theirs {row['theirs']}; ours {row['ours']}", markup=False
+            )
         if options.json is not None:
             options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 

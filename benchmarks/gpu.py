@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import statistics
 import sys
 import tempfile
@@ -30,9 +29,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from PIL import Image
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -43,11 +40,12 @@ from benchmarks.bucket import open_bucket
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.filling import ingest
 from benchmarks.machine import Bystanders, cpu_of_tree_s, describe_machine, num_cores, versions
+from benchmarks.output import present
 from benchmarks.photos import CLASSES, PhotoFolder, make_photos, replicate_photos
 from benchmarks.training import decode_rgb
 from concurrent_loader import Batch, ConcurrentDataLoader, RandomResizedCrop, ShardDataset
 from concurrent_loader.device import DeferredDecoder, DeviceBackend, DeviceStage, open_backend, resolve_device
-from concurrent_loader.stats import StageClock
+from concurrent_loader.stats.loader_stats import StageClock
 
 __all__ = ["FULL", "NO_GPU", "QUICK", "Event", "Load", "Run", "figures_of", "main", "run_benchmark", "time_steps"]
 
@@ -378,28 +376,6 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
         }
 
 
-def show(figures: dict[str, Any], console: Console) -> None:
-    """Prints the tables."""
-    table = Table(title=f"{figures['device']}: decoding, images/s", box=box.SIMPLE_HEAD)
-    for title in ("what", "path", "batch", "images/s"):
-        table.add_column(title)
-    for row in figures["decode"]:
-        table.add_row(row["what"], row["path"], str(row["batch_size"]), f"{row['images_s']:,.0f}")
-    console.print(table)
-    training = figures["training"]
-    table = Table(title="training ResNet-50 in bf16", box=box.SIMPLE_HEAD)
-    for title in ("side", "images/s", "GPU waits", "CPU s / 1,000", "first batch"):
-        table.add_column(title)
-    for row in training["rows"]:
-        table.add_row(
-            row["side"], f"{row['images_s']:,.0f}", f"{row['gpu_wait_share']:.1%}", f"{row['cpu_s_per_1000']:.2f}",
-            f"{row['first_batch_s']:.2f} s",
-        )  # fmt: skip
-    console.print(table)
-    for name, target in training["targets"].items():
-        console.print(f"{name}: {training[name]} (target {target})")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
@@ -415,9 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> None:
         console = Console()
         figures = run_benchmark(QUICK if options.quick else FULL, console)
-        show(figures, console)
-        if options.json is not None:
-            options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        present("gpu", figures, console, options.json)
 
     return ends_with_one_line(run)
 

@@ -21,7 +21,7 @@ from benchmarks.photo_places import Where, order_of
 from benchmarks.photos import CLASSES
 from benchmarks.timed_photos import Samples, TimedPhotosAsync, collate_timed
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset
-from storage.fetch import InFlight
+from concurrent_loader.storage.fetch import InFlight
 
 __all__ = ["Cell", "CellEpoch", "measure_cell"]
 

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import json
 import secrets
 import statistics
 import sys
@@ -22,15 +21,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.inflight_figures import (
     Cell,
     Cycles,
-    Row,
     best_fixed,
     converged_after_s,
     limit_per_s,
@@ -40,9 +36,10 @@ from benchmarks.inflight_figures import (
     rows,
 )
 from benchmarks.machine import Bystanders, describe_machine, versions
-from storage.fetch import FetchEngine, InFlight
-from storage.stores import open_store
-from storage.testing import local_s3, measure_latency, toxiproxy
+from benchmarks.output import present
+from concurrent_loader.storage.fetch import FetchEngine, InFlight
+from concurrent_loader.storage.stores import open_store
+from concurrent_loader.storage.testing import local_s3, measure_latency, toxiproxy
 
 __all__ = ["FULL", "QUICK", "Load", "main", "run_benchmark"]
 
@@ -382,34 +379,6 @@ def _figures(
     }
 
 
-def show(figures: Mapping[str, object], console: Console) -> None:
-    """Prints the tables."""
-    table = Table(title="requests in flight", box=box.SIMPLE_HEAD)
-    for title in ("kind", "latency ms", "in flight", "per s", "possible", "ratio", "CPU ms"):
-        table.add_column(title, justify="left" if title == "kind" else "right")
-    found = figures["rows"]
-    assert isinstance(found, list)
-    for made in found:
-        row = Row(**made)
-        table.add_row(
-            row.kind,
-            str(row.latency_ms),
-            str(row.in_flight),
-            f"{row.per_s:,.1f}",
-            f"{row.limit_per_s:,.1f}",
-            f"{row.ratio:.2f}",
-            f"{row.cpu_ms:.2f}",
-        )
-    console.print(table)
-    autos = figures["auto"]
-    assert isinstance(autos, list)
-    for auto in autos:
-        console.print(
-            f"auto, {auto['kind']} at {auto['latency_ms']} ms: {auto['ratio']:.2f} of the best fixed number, "
-            f"near it after {auto['converge_s']:.2g} s, limit {auto['limits']}"
-        )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.inflight", description=__doc__)
@@ -420,9 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> None:
         console = Console()
         figures = run_benchmark(QUICK if parsed.quick else FULL, console)
-        show(figures, console)
-        if parsed.json is not None:
-            parsed.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        present("inflight", figures, console, parsed.json)
 
     return ends_with_one_line(run)
 

@@ -46,7 +46,7 @@ from benchmarks.timed_photos import (
 )
 from benchmarks.training import INPUT_SIZE, Trainer, augmentation
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, ShardDataset
-from storage.stores import open_store
+from concurrent_loader.storage.stores import open_store
 
 __all__ = ["CASES", "Case", "Epoch", "Layer", "Place", "measure_layer"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import resource
 import time
 import warnings
 from collections.abc import Callable
@@ -24,7 +25,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from benchmarks.photos import make_photos
 from concurrent_loader import ConcurrentDataLoader
 
-__all__ = ["BATCH_SIZE", "HUGGING_FACE", "KINDS", "Kind", "epoch_times", "is_installed"]
+__all__ = ["BATCH_SIZE", "HUGGING_FACE", "KINDS", "SIDES", "Kind", "epoch_times", "is_installed"]
+
+# torch's loader twice: how far it is from itself is what the machine cannot tell apart.
+SIDES = {"torch": DataLoader, "ours": ConcurrentDataLoader, "torch_again": DataLoader}
 
 BATCH_SIZE = 32
 HUGGING_FACE = "Hugging Face datasets"
@@ -163,15 +167,15 @@ KINDS: dict[str, Kind] = {
     "one slow item of 20,000": Kind(lambda folder: lambda length: MemoryItems(length, slow=1000), 20_000, 20_000),
     "TensorDataset": Kind(lambda folder: _tensors, 40_000, 8000),
     "NumPy augmentation": Kind(lambda folder: NumpyItems, 2400, 4800),
-    "ImageFolder, JPEG": Kind(_photos, 64, 128),
+    "ImageFolder, JPEG": Kind(_photos, 64, 512),
     HUGGING_FACE: Kind(_hugging_face, 8000, 8000),
 }
 
 
 def epoch_times(
     kind: str, num_workers: int, num_rounds: int, scale: float, folder: str, batch_size: int = BATCH_SIZE
-) -> dict[str, list[float]]:
-    """Measures alternating epochs of both loaders in this process.
+) -> dict[str, list[tuple[float, float]]]:
+    """Measures alternating epochs of both loaders, torch's twice, in this process.
 
     Args:
         kind: A key of `KINDS`.
@@ -182,7 +186,7 @@ def epoch_times(
         batch_size: Number of items in a batch.
 
     Returns:
-        Seconds of each epoch, workers' start included, by ``"torch"`` and ``"ours"``. Each epoch is of a new loader.
+        Seconds and CPU seconds of each epoch, workers included, by the names of `SIDES`. Each epoch is of a new loader.
     """
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
@@ -191,17 +195,22 @@ def epoch_times(
     one = KINDS[kind]
     length = max(batch_size, round((one.length_in_workers if num_workers else one.length) * scale))
     dataset = one.make(Path(folder))(length)
-    sides: dict[str, Any] = {"torch": DataLoader, "ours": ConcurrentDataLoader}
-    taken: dict[str, list[float]] = {side: [] for side in sides}
+    taken: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
     for number in range(-1, num_rounds):  # the first round warms caches up and does not count
-        for side in sorted(sides, reverse=number % 2 == 0):
+        for side in SIDES:  # ours between torch's two turns, so that a drift of the machine's pace cancels out
             gc.collect()
-            began = perf_counter()
-            loader = sides[side](dataset, batch_size=batch_size, num_workers=num_workers)
+            cpu_before, began = _cpu_s(), perf_counter()
+            loader: Any = SIDES[side](dataset, batch_size=batch_size, num_workers=num_workers)
             num_batches = sum(1 for _ in loader)
-            took_s = perf_counter() - began
+            took_s, cpu_s = perf_counter() - began, _cpu_s() - cpu_before
             if num_batches != -(-length // batch_size):
                 raise AssertionError(f"{side} gave {num_batches} batches of {length} items")
             if number >= 0:
-                taken[side].append(took_s)
+                taken[side].append((took_s, cpu_s))
     return taken
+
+
+def _cpu_s() -> float:
+    """Returns the processor time of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)  # `os.times` counts ticks of 10 ms

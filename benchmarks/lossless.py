@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
-import json
 import statistics
 import sys
 import time
@@ -24,17 +23,16 @@ import numpy.typing as npt
 import torch
 import zstandard
 from PIL import Image
-from rich import box as boxes
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.l3_scheme import decode_l3, encode_l3
 from benchmarks.lossless_gpu import GPU_KEYS, measure_on_gpu
 from benchmarks.machine import Bystanders, describe_machine, versions
+from benchmarks.output import present
 from benchmarks.photos import CLASSES, open_photograph
 from concurrent_loader.decode import Backend, make_decoder
-from storage.lossless import decode, encode, has_native_lossless
+from concurrent_loader.storage.lossless import decode, encode, has_native_lossless
 
 __all__ = ["main", "run_benchmark"]
 
@@ -314,27 +312,6 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
     }
 
 
-def show(figures: dict[str, Any], console: Console) -> None:
-    """Prints the tables."""
-    for name in dict.fromkeys(row["set"] for row in figures["rows"]):
-        table = Table(title=name, box=boxes.SIMPLE_HEAD)
-        for title in ("codec", "bits/pixel", "÷ PNG", "encode MPix/s", "decode MPix/s"):
-            table.add_column(title, justify="left" if title == "codec" else "right")
-        for row in figures["rows"]:
-            if row["set"] != name:
-                continue
-            keys = ("bits_per_pixel", "vs_png", "encode_mpix_s", "decode_mpix_s")
-            cells = [f"{row[key]:,.2f}" if key in row else "" for key in keys]
-            table.add_row(row["codec"], *(["not installed", "", "", ""] if row.get("missing") else cells))
-        console.print(table)
-    console.print(
-        f"ours over PNG: size {figures['size_vs_png']:.3f} (pack {figures['size_pack_vs_png']:.3f}), decoding "
-        f"{figures['decode_vs_png']:.2f} times as fast as {figures['best_png']} (pack "
-        f"{figures['decode_pack_vs_png']:.2f}); encoding {figures['encode_mpix_s']:.0f} MPix/s; a crop of 512² takes "
-        f"{figures['crop_vs_full']:.3f} of all"
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lossless", description=__doc__)
@@ -345,9 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> None:
         console = Console()
         figures = run_benchmark(QUICK if options.quick else FULL, console)
-        show(figures, console)
-        if options.json is not None:
-            options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        present("lossless", figures, console, options.json)
 
     return ends_with_one_line(run)
 

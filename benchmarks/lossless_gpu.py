@@ -22,8 +22,8 @@ from PIL import Image
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.decode import make_decoder
 from concurrent_loader.lossless import decode_batch
-from storage import ShardWriter
-from storage.lossless import encode
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.lossless import encode
 
 __all__ = ["GPU_KEYS", "epoch_by_loader", "measure_on_gpu"]
 

@@ -20,8 +20,8 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         step: What is done with them: trained on, only decoded and augmented, or taken as bytes.
         location: Folder or URL.
         num_classes: Of the data set.
-        storage_options: For the two sides that live in a bucket, named as for `storage.open_store`.
-        client: For shards, as for `storage.open_store`.
+        storage_options: For the two sides that live in a bucket, named as for `concurrent_loader.storage.open_store`.
+        client: For shards, as for `concurrent_loader.storage.open_store`.
         cache_dir: For shards.
         batch_size: Pictures a batch.
         num_workers: Worker processes of torch's DataLoader.

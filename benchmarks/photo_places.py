@@ -20,7 +20,7 @@ class Where:
         labels: Their classes.
         local_shards: Shards on the local drive.
         bucket: Its name.
-        options: That lead to it by way of the latency, as for `storage.open_store`.
+        options: That lead to it by way of the latency, as for `concurrent_loader.storage.open_store`.
         objects: Prefix of the pictures in the bucket.
         shards: Prefix of the shards in the bucket.
     """

@@ -25,7 +25,6 @@ if __name__ == "__main__":
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -37,9 +36,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -47,10 +44,11 @@ from torchvision.transforms import v2
 
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.machine import Bystanders, describe_machine, num_cores, versions
+from benchmarks.output import present
 from benchmarks.photos import CLASSES, PhotoFolder, make_photos
 from benchmarks.training import INPUT_SIZE, Trainer, decode_rgb
 from concurrent_loader import ConcurrentDataLoader, RandomResizedCrop, ShardDataset
-from storage import ShardWriter
+from concurrent_loader.storage import ShardWriter
 
 __all__ = ["FULL", "QUICK", "Epoch", "Load", "Pipeline", "changes", "main", "run_benchmark"]
 
@@ -273,23 +271,6 @@ def _prepared(load: Load, console: Console) -> Iterator[tuple[PhotoFolder, str]]
         yield photos, shards
 
 
-def show(figures: dict[str, Any], console: Console) -> None:
-    """Prints the table."""
-    table = Table(title=f"Device: {figures['device']}", box=box.SIMPLE_HEAD)
-    for title in ("augmentations", "source", "augmented on", "epoch", "images/s", "waiting", "augmenting"):
-        table.add_column(title, justify="right" if title in ("epoch", "images/s", "waiting", "augmenting") else "left")
-    for row in figures["rows"]:
-        table.add_row(
-            row["operations"], row["source"], row["place"], f"{row['epoch_s']:.2f} s", f"{row['images_s']:,.0f}",
-            f"{row['waiting_share']:.1%}", f"{row['augmenting_share']:.1%}",
-        )  # fmt: skip
-    console.print(table)
-    for name, theirs in ZOLNOURI.items():
-        ours = ", ".join(f"{figures[f'{name}_change_{operations}']:+.0%} ({operations})" for operations in OPERATIONS)
-        what = "shards" if name == "reader" else "shards and device augmentation"
-        console.print(f"{what} over files and CPU augmentation: {ours}; Zolnouri et al.: {theirs:+.0%}")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipelines", description=__doc__)
@@ -300,9 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> None:
         console = Console()
         figures = run_benchmark(QUICK if options.quick else FULL, console)
-        show(figures, console)
-        if options.json is not None:
-            options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        present("pipelines", figures, console, options.json)
 
     return ends_with_one_line(run)
 

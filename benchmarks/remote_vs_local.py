@@ -30,7 +30,7 @@ from benchmarks.harness import run_epoch
 from benchmarks.machine import Bystanders, describe_machine, versions
 from benchmarks.measurement import Epoch, Request, Side, Step
 from benchmarks.photos import CLASSES, PhotoFolder, make_photos, replicate_photos
-from storage.sizes import parse_size
+from concurrent_loader.storage.sizes import parse_size
 
 __all__ = ["main", "run_benchmark"]
 
@@ -55,7 +55,7 @@ class Options:
         num_images: Photographs.
         raw_bytes: Size that they are repeated to for the raw step.
         seed: Of everything.
-        client: For the shards, as for `storage.open_store`.
+        client: For the shards, as for `concurrent_loader.storage.open_store`.
     """
 
     data: Path
@@ -211,7 +211,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     )
     parser.add_argument("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
     parser.add_argument("--seed", type=int, default=0, help="of photographs, order and weights (default 0)")
-    parser.add_argument("--client", default="auto", help="for the shards: auto, obstore, aiobotocore, fsspec")
+    parser.add_argument("--client", default="auto", help="for the shards: auto, native, aiobotocore, fsspec")
     parser.add_argument(
         "--no-resident",
         dest="resident",

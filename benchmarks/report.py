@@ -24,11 +24,13 @@ class Row:
         name: Short, for table and plots.
         epoch: What was measured.
         note: What a reader must know about it, or nothing.
+        rates: Images per second of every round; only the epoch of median speed is shown.
     """
 
     name: str
     epoch: Epoch
     note: str = ""
+    rates: tuple[float, ...] = ()
 
 
 _COLUMNS = ("", "images/s", "first batch", "waiting", "GETs", "MB fetched", "loss", "accuracy")
@@ -51,12 +53,25 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """The result in one sentence; the first row is the local drive, the last two are shards, cold and warm."""
-    local, *_, cold, warm = (row.epoch.samples_per_s for row in rows)
+    """The result in one sentence, with its spread; the first row is the local drive, the last two are shards.
+
+    A ratio compares epochs of the same round.
+    """
+    local, *_, cold, warm = (row.rates or (row.epoch.samples_per_s,) for row in rows)
+    count = min(len(local), len(cold), len(warm))
     return (
-        f"From the bucket the network trains at {cold / local:.0%} of the local drive's speed with a cold cache "
-        f"and at {warm / local:.0%} with a warm one."
+        f"From the bucket the network trains at {_spread(cold, local)} of the local drive's speed with a cold cache "
+        f"and at {_spread(warm, local)} with a warm one ({_WORDS.get(count, count)} round{'s' * (count > 1)})."
     )
+
+
+_WORDS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five"}
+
+
+def _spread(rates: Sequence[float], local: Sequence[float]) -> str:
+    ratios = [round(100 * rate / other) for rate, other in zip(rates, local, strict=True)]
+    low, high = min(ratios), max(ratios)
+    return f"{low} %" if low == high else f"{low}–{high} %"
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -107,6 +122,7 @@ def write_report(path: Path, rows: Sequence[Row], *, facts: Mapping[str, str], c
 _STYLE = """
 :root { color-scheme: light dark; --c0: #7a7f87; --c1: #c2571a; --c2: #1f77b4; --c3: #2a9d55; --grid: #8884; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 800px; margin: 2em auto; padding: 0 1em; }
+.wide { overflow-x: auto; } .wide table { min-width: 640px; } .wide svg { min-width: 600px; }
 h1 { font-size: 1.5em; } h2 { font-size: 1.1em; margin-top: 2em; }
 .result { font-size: 1.15em; border-left: 4px solid var(--c2); padding-left: 0.8em; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
@@ -116,21 +132,23 @@ svg { width: 100%; height: auto; font-size: 13px; } text { fill: currentColor; }
 .grid { stroke: var(--grid); } polyline { fill: none; stroke-width: 2.5; } .pale { opacity: 0.3; }
 .s0 { fill: var(--c0); } .s1 { fill: var(--c1); } .s2 { fill: var(--c2); } .s3 { fill: var(--c3); }
 .l0 { stroke: var(--c0); } .l1 { stroke: var(--c1); } .l2 { stroke: var(--c2); } .l3 { stroke: var(--c3); }
-pre { overflow-x: auto; background: #8881; padding: 0.8em; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #8881; padding: 0.8em; }
+.facts td { overflow-wrap: anywhere; }
 """
 
 _PAGE = """<!doctype html>
 <html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>concurrent-loader: demo</title>
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>concurrent-loader: demo</title>
 <style>{style}</style></head>
 <body>
 <h1>Training from a bucket as fast as from a local drive</h1>
 <p class="result">{headline}</p>
-<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
 <h2>Speed; the pale part of a bar is the share of time spent waiting for data</h2>
-{speed}
+<div class="wide">{speed}</div>
 <h2>Progress of one epoch</h2>
-{progress}
+<div class="wide">{progress}</div>
 <h2>What was compared</h2>
 <ul>{notes}</ul>
 <h2>Where</h2>

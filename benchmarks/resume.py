@@ -22,7 +22,7 @@ from rich.console import Console
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.machine import describe_machine, versions
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
-from storage import ShardWriter
+from concurrent_loader.storage import ShardWriter
 
 __all__ = ["main", "run_benchmark"]
 

@@ -24,14 +24,12 @@ proportion.
 Times are medians over the rounds (``spread`` of a row has the extremes), after one round that is not counted; the page
 cache is warm. Each row that has ``rss_added_mb`` has a process of its own; that is the highest resident memory since
 the imports, of ``samples`` in the round that is not counted. ``load`` says how much was measured, ``machine`` and
-``versions`` on what. The tables in docs/order.md come from the JSON file; see `benchmarks.scale_tables`.
+``versions`` on what. The tables in docs/explanation/order.md come from the JSON file; see `benchmarks.report_page`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -41,11 +39,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.growth import slopes
 from benchmarks.machine import describe_machine, versions
+from benchmarks.output import present
 from benchmarks.scale_points import OpenPoint, ReadPoint, Times, measure_opening, measure_reading
 from benchmarks.simulated_nodes import simulate_nodes
 from benchmarks.synthetic import row_bytes, synthetic_manifest, write_manifest, write_noise, write_rows
@@ -72,7 +70,6 @@ _SHOWN = {
     "sample_bytes": "num_shards first_batch_s samples_s mb_s cpu_s_per_1000 gets rss_added_mb",
     "rows": "num_shards first_batch_s samples_s cpu_s_per_1000 gets",
 }
-_PREFIXES = {-2: "µ", -1: "m", 1: "k", 2: "M", 3: "G"}
 _DEFAULT_GROUPS, _GROUP_EACH = "nodes, groups by default", "nodes, a group each"
 
 
@@ -309,33 +306,6 @@ def _by_kind(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def _show(found: Mapping[str, Sequence[Row]], fitted: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    for name, kind, size, rows in _series(found):
-        table = Table(title=name, title_justify="left", box=None, padding=(0, 0, 0, 1), pad_edge=False)
-        table.add_column(size, no_wrap=True)
-        for row in rows:
-            table.add_column(_cell(row[size]), justify="right")
-        for title in ("slope", "last"):
-            table.add_column(title, justify="right", style="bold")
-        for key in _SHOWN[kind].split():
-            exponents = (_told(value) for value in fitted[name][key].values())
-            table.add_row(key, *(_cell(row[key]) for row in rows), *exponents)
-        console.print(table, "")
-
-
-def _cell(value: float) -> str:
-    """Three digits, and a prefix where they alone do not do: 354µ, 0.998, 27.6M."""
-    value = float(f"{value:.3g}")
-    if value == 0 or 0.1 <= value < 1000:
-        return f"{value:g}"
-    power = min(3, max(-2, math.floor(math.log10(value) / 3 + 1e-9)))
-    return f"{float(f'{value / 1000.0**power:.3g}'):g}{_PREFIXES[power]}"
-
-
-def _told(exponent: float | None) -> str:
-    return "–" if exponent is None else f"{exponent:+.2f}"
-
-
 def _run(load: Load, file: Path | None) -> None:
     console = Console()
     machine = describe_machine()
@@ -345,10 +315,8 @@ def _run(load: Load, file: Path | None) -> None:
     ):
         found = measure(load, Path(folder), on_point=progress.advance)
     fitted = fit(found)
-    _show(found, fitted, console)
-    if file is not None:
-        report = {**found, "slopes": fitted, "load": asdict(load), "machine": machine, "versions": versions()}
-        file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    report = {**found, "slopes": fitted, "load": asdict(load), "machine": machine, "versions": versions()}
+    present("scale", report, console, file)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.memory import peak_rss_bytes, start_peak_rss
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
-from concurrent_loader.plan import EpochPlan
+from concurrent_loader.order.epoch_plan import EpochPlan
 
 __all__ = ["OpenPoint", "ReadPoint", "Spread", "Times", "measure_opening", "measure_reading"]
 
@@ -127,7 +127,7 @@ def _open_once(url: str, epoch: int) -> dict[str, float]:
             assert (first.step, len(first)) == (state["step"], _BATCH)
 
         clock("resume_s", resume)
-        clock("schedule_s", lambda: plan.uses(1))
+        clock("schedule_s", lambda: plan.shard_usage(1))
     return timed
 
 

@@ -17,7 +17,6 @@ counted once (PSS). ``start_s`` is from the first request for a batch to that ba
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -30,14 +29,14 @@ from typing import Any
 
 import psutil
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.machine import cpu_of_tree_s, describe_machine, num_cores, versions
+from benchmarks.output import present
 from benchmarks.photos import make_photos
 from benchmarks.training import augmentation
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
-from storage import ShardWriter
+from concurrent_loader.storage import ShardWriter
 
 __all__ = ["FULL", "QUICK", "Load", "Row", "Side", "main", "measure"]
 
@@ -231,19 +230,6 @@ def _of(side: Side, rows: Sequence[Row]) -> Row:
     return next(row for row in rows if (row.mode, row.n, row.transform) == (side.mode, side.n, side.transform))
 
 
-def _table(rows: Sequence[Row], found: dict[str, float]) -> Table:
-    table = Table(title="Samples a second, by threads and by worker processes")
-    for name in ("transform", "mode"):
-        table.add_column(name)
-    for name in ("n", "samples/s", "÷ 1 thread", "CPU s / 1000", "MB", "start s"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        ratio = found[f"{row.transform}-{row.mode}-{row.n}"]
-        cells = f"{row.samples_s:,.0f}", f"{ratio:.2f}", f"{row.cpu_s_per_1000:.2f}", f"{row.peak_rss_mb:,.0f}"
-        table.add_row(row.transform, row.mode, str(row.n), *cells, f"{row.start_s:.2f}")
-    return table
-
-
 def _run(load: Load, file: Path | None) -> None:
     console = Console()
     machine = describe_machine()
@@ -253,16 +239,14 @@ def _run(load: Load, file: Path | None) -> None:
     ):
         rounds = measure(load, Path(folder), on_side=progress.advance)
     rows, found = medians(rounds), ratios(rounds)
-    console.print(_table(rows, found))
-    if file is not None:
-        report = {
-            "rows": [asdict(row) for row in rows],
-            "ratios": found,
-            "load": asdict(load),
-            "machine": machine,
-            "versions": versions(),
-        }
-        file.write_text(json.dumps(report, indent=2) + "\n")
+    report = {
+        "rows": [asdict(row) for row in rows],
+        "ratios": found,
+        "load": asdict(load),
+        "machine": machine,
+        "versions": versions(),
+    }
+    present("scaling", report, console, file)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,7 +15,6 @@ too, which share of the shards each of several nodes touches in an epoch.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,15 +22,15 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.console import bar, ends_with_one_line
 from benchmarks.machine import describe_machine, versions
-from concurrent_loader.plan import DEFAULT_SHUFFLE_WINDOW, EpochPlan
-from storage.shards.layout import CHUNK_BYTES
-from storage.sizes import parse_size
+from benchmarks.output import present
+from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.order.options import DEFAULT_SHUFFLE_WINDOW
+from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
+from concurrent_loader.storage.sizes import parse_size
 
 __all__ = ["Options", "class_distances", "main", "run_benchmark"]
 
@@ -175,27 +174,6 @@ def _shares(options: Options, nodes: int, window: int) -> dict[str, float]:
     return {"largest": round(max(touched), 4), "together": round(sum(touched), 4)}
 
 
-def show(figures: dict[str, object], console: Console) -> None:
-    """Prints the tables."""
-    table = Table(title="distance from uniform, sorted by class", box=box.SIMPLE_HEAD)
-    for title in ("window, shards", "epoch", "first batches", "random order", "same shard", "next in batch"):
-        table.add_column(title, justify="right")
-    found, shares = figures["rows"], figures["share_of_shards"]
-    assert isinstance(found, list)
-    assert isinstance(shares, dict)
-    for row in (Row(**made) for made in found):
-        table.add_row(
-            f"{row.window_shards:,}{' (default)' if row.default else ''}",
-            f"{row.sorted_distance:.3f}", f"{row.sorted_distance_first:.3f}", f"{row.random_distance:.3f}",
-            f"{row.same_shard:.1f} x", f"{row.next_in_batch:.1f} x",
-        )  # fmt: skip
-    console.print(table)
-    for nodes, share in shares.items():
-        console.print(
-            f"{nodes} nodes: each touches up to {share['largest']:.1%} of the shards, together {share['together']:.1%}"
-        )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shuffle_quality", description=__doc__)
@@ -213,9 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> None:
         console = Console()
         figures = run_benchmark(Options(**parsed), console)
-        show(figures, console)
-        if file is not None:
-            file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        present("shuffle_quality", figures, console, file)
 
     return ends_with_one_line(run)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from concurrent_loader.plan import DEFAULT_GROUPS, EpochPlan, parse_window
-from storage.shards.layout import CHUNK_BYTES
-from storage.shards.manifest import Manifest
+from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.order.options import DEFAULT_GROUPS, parse_window
+from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
+from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
 __all__ = ["PREFIX_REQUESTS_S", "NodesRow", "simulate_nodes"]
 
@@ -90,7 +91,7 @@ def simulate_nodes(
         gets=gets,
         bytes=sum(fetched_bytes),
         bytes_ratio=sum(fetched_bytes) / manifest.num_bytes,
-        shared_shards=float(plan.uses(nodes).shared.mean()),
+        shared_shards=float(plan.shard_usage(nodes).shared.mean()),
         most_over_mean=max(fetched_bytes) / mean_bytes,
         least_over_mean=min(fetched_bytes) / mean_bytes,
         epoch_s=epoch_s,

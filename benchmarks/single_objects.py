@@ -41,7 +41,7 @@ class _Objects(Dataset[Item], ABC):
 
     Args:
         bucket: Its name.
-        options: Endpoint and credentials, named as `storage.open_store` names them.
+        options: Endpoint and credentials, named as `concurrent_loader.storage.open_store` names them.
         length: Items.
         connections: That the client may have open.
     """

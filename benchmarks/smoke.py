@@ -17,13 +17,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from jinja2 import TemplateError
 from rich.console import Console
 
 from benchmarks.catalogue import BENCHMARKS, Benchmark, missing_keys
 from benchmarks.console import ends_with_one_line
 from benchmarks.machine import num_cores
 from benchmarks.program import run_program
-from benchmarks.report_page import SECTIONS
+from benchmarks.report_page import Results, write
 
 __all__ = ["check", "check_all", "main"]
 
@@ -63,16 +64,14 @@ async def check(benchmark: Benchmark, folder: Path) -> str | None:
 
 
 def _reported(benchmark: Benchmark, figures: dict[str, Any], folder: Path) -> str | None:
-    """What keeps the report from being made of these figures, or None."""
-    for section in SECTIONS:
-        if section.name == benchmark.name:
-            try:
-                section.latency(figures)
-                section.body(figures)
-                if section.plot is not None:
-                    section.plot(figures, folder / "plot.png")
-            except (KeyError, IndexError, TypeError, ValueError) as error:
-                return f"the report cannot be made of it: {type(error).__name__}: {error}"
+    """Returns why the report cannot be made of these figures, or None."""
+    results = Results(folder / "report")
+    results.folder.mkdir()
+    results.file(benchmark.name).write_text(json.dumps(figures), encoding="utf-8")
+    try:
+        write(results, with_pages=False)
+    except (KeyError, IndexError, TypeError, ValueError, TemplateError) as error:
+        return f"the report cannot be made of it: {type(error).__name__}: {error}"
     return None
 
 

@@ -31,10 +31,10 @@ from benchmarks.console import bar, ends_with_one_line
 from benchmarks.machine import describe_machine, versions
 from benchmarks.weather import Weather, forecast
 from concurrent_loader import Batch, ConcurrentDataLoader, ShardDataset
-from storage import ShardWriter
-from storage.errors import StorageError
-from storage.fetch import RetryPolicy
-from storage.testing import LocalS3, http_faults_process, mortal_s3, toxiproxy
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.errors import StorageError
+from concurrent_loader.storage.fetch import RetryPolicy
+from concurrent_loader.storage.testing import LocalS3, http_faults_process, mortal_s3, toxiproxy
 
 __all__ = ["main", "run_soak"]
 
@@ -61,7 +61,7 @@ class Options:
         num_samples: Of the data set.
         spell_s: Shortest and longest spell of weather.
         seed: Of samples, order and weather.
-        client: As for `storage.open_store`.
+        client: As for `concurrent_loader.storage.open_store`.
     """
 
     json: Path | None
@@ -300,7 +300,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     parser.add_argument("--shortest", type=float, default=2.0, help="seconds, of a spell of weather (default 2)")
     parser.add_argument("--longest", type=float, default=6.0, help="seconds, of a spell of weather (default 6)")
     parser.add_argument("--seed", type=int, default=0, help="of samples, order and weather (default 0)")
-    parser.add_argument("--client", default="auto", help="auto, obstore, aiobotocore")
+    parser.add_argument("--client", default="auto", help="auto, native, aiobotocore")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
     parsed = parser.parse_args(arguments)
     if parsed.quick:

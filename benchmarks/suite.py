@@ -27,7 +27,7 @@ from benchmarks.catalogue import BENCHMARKS, Benchmark, chosen
 from benchmarks.console import ends_with_one_line
 from benchmarks.machine import Bystanders
 from benchmarks.program import ROOT, run_program
-from benchmarks.reporting.results import Failure, Results
+from benchmarks.report_page import Failure, Results
 
 __all__ = ["main", "run_one"]
 

@@ -11,12 +11,13 @@ import numpy as np
 import xxhash
 
 from concurrent_loader import ShardDataset
-from storage import ShardWriter
-from storage.shards.columns import Column
-from storage.shards.layout import CHUNK_BYTES, FOOTER_BYTES, HEADER_BYTES
-from storage.shards.manifest import Manifest, ShardEntry, encode, shard_key
-from storage.shards.snapshots import commit
-from storage.stores import open_store
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES, FOOTER_BYTES, HEADER_BYTES
+from concurrent_loader.storage.shards.format.schema import Column
+from concurrent_loader.storage.shards.manifest.manifest import Manifest, ShardEntry, shard_key
+from concurrent_loader.storage.shards.manifest.manifest_file import encode
+from concurrent_loader.storage.shards.manifest.snapshots import commit
+from concurrent_loader.storage.stores import open_store
 
 __all__ = ["ROW_VALUES", "noise", "row_bytes", "synthetic_manifest", "write_manifest", "write_noise", "write_rows"]
 

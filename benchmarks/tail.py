@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import secrets
 import sys
 from collections.abc import Sequence
@@ -18,17 +17,16 @@ from pathlib import Path
 from statistics import quantiles
 from time import perf_counter
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.console import Bar, bar, ends_with_one_line
 from benchmarks.machine import describe_machine, versions
-from storage.fetch import FetchEngine, HedgePolicy, RetryPolicy
-from storage.stores import open_store
-from storage.stores.protocol import Store
-from storage.testing import LocalS3, http_faults_process, local_s3, measure_latency
-from storage.testing.wire_faults import Rates
+from benchmarks.output import present
+from concurrent_loader.storage.fetch import FetchEngine, HedgePolicy, RetryPolicy
+from concurrent_loader.storage.stores import open_store
+from concurrent_loader.storage.stores.store import Store
+from concurrent_loader.storage.testing import LocalS3, http_faults_process, local_s3, measure_latency
+from concurrent_loader.storage.testing.faults.wire_faults import Rates
 
 __all__ = ["main", "run_benchmark"]
 
@@ -53,7 +51,7 @@ class Options:
         slow: Share of slow requests.
         slow_factor: How much slower.
         seed: Of the latencies.
-        client: As for `storage.open_store`.
+        client: As for `concurrent_loader.storage.open_store`.
     """
 
     json: Path | None
@@ -127,9 +125,7 @@ def run_benchmark(options: Options, console: Console) -> dict[str, object]:
         "rows": [off, on],
         "batch_s": {side.name: [round(took_s, 4) for took_s in side.batch_s] for side in sides},
     }
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    _show(figures, [off, on], console)
+    present("tail", figures, console, options.json)
     return figures
 
 
@@ -195,16 +191,6 @@ async def _fetch(engine: FetchEngine, number: int) -> None:
         raise AssertionError(f"object {number} has the wrong bytes")
 
 
-def _show(figures: dict[str, object], rows: Sequence[dict[str, object]], console: Console) -> None:
-    shown = Table(title=f"Batches of {_BATCH} objects, {_BATCHES_IN_FLIGHT} in flight", box=box.SIMPLE_HEAD)
-    for title in ("hedging", "p50_s", "p95_s", "p99_s", "gets", "hedges", "hedges_won"):
-        shown.add_column(title, justify="right")
-    for row in rows:
-        shown.add_row(*(str(row[str(column.header)]) for column in shown.columns))
-    console.print(shown)
-    console.print(f"P99 falls {figures['p99_drop']}×; {figures['extra_gets']:.1%} more GETs than objects")
-
-
 def parse_options(arguments: Sequence[str]) -> Options:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tail", description=__doc__)
@@ -215,7 +201,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     parser.add_argument("--slow", type=float, default=0.01, help="share of slow requests (default 0.01)")
     parser.add_argument("--slow-factor", type=float, default=50.0, help="how much slower (default 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the latencies (default 0)")
-    parser.add_argument("--client", default="auto", help="auto, obstore, aiobotocore")
+    parser.add_argument("--client", default="auto", help="auto, native, aiobotocore")
     parser.add_argument("--quick", action="store_true", help="a few batches, to see that it works")
     parsed = parser.parse_args(arguments)
     if parsed.quick:

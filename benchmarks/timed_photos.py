@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from benchmarks.single_objects import AsyncObstoreObjects, BotocoreObjects
 from benchmarks.training import augmentation, decode_rgb
 from concurrent_loader import ObjectDataset, ShardDataset
-from storage.fetch import InFlight
+from concurrent_loader.storage.fetch import InFlight
 
 __all__ = [
     "BotocoreFiles",
@@ -95,7 +95,7 @@ class BotocoreFiles:
 
     Args:
         bucket: Its name.
-        options: Endpoint and credentials, as for `storage.open_store`.
+        options: Endpoint and credentials, as for `concurrent_loader.storage.open_store`.
         keys: Of the objects.
     """
 
@@ -130,7 +130,7 @@ class Samples:
     Args:
         kind: ``ShardDataset`` or ``ObjectDataset``.
         url: Of the data set.
-        options: For `storage.open_store`.
+        options: For `concurrent_loader.storage.open_store`.
         in_flight: As for the data set.
     """
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from storage.errors import ConnectionFailed, StorageError
-from storage.testing import HttpFaultsProcess, MortalS3, Toxiproxy
-from storage.testing.wire_faults import Rates
+from concurrent_loader.storage.errors import ConnectionFailed, StorageError
+from concurrent_loader.storage.testing import HttpFaultsProcess, MortalS3, Toxiproxy
+from concurrent_loader.storage.testing.faults.wire_faults import Rates
 
 __all__ = ["KINDS", "Spell", "Weather", "forecast"]
 

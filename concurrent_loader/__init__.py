@@ -1,4 +1,8 @@
-"""Train from a bucket as fast as from a local drive: batches for torch from shards in object storage."""
+"""Train from a bucket as fast as from a local drive: batches for torch from shards in object storage.
+
+Everything that a training script needs can be imported from here. Stores, fetching and the shard format are in
+`concurrent_loader.storage`; servers and faults for tests are in `concurrent_loader.storage.testing`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from concurrent_loader.accelerate import skip_first_batches, take_over
     from concurrent_loader.augment import (
         Augment,
         CenterCrop,
@@ -21,9 +26,12 @@ if TYPE_CHECKING:
         RandomVerticalFlip,
         ToDtype,
     )
-    from concurrent_loader.batch import Batch, collate
-    from concurrent_loader.dataset import ShardDataset
-    from concurrent_loader.drop_in import DropInDataLoader
+    from concurrent_loader.batch.batch import Batch
+    from concurrent_loader.batch.collate import collate
+    from concurrent_loader.datasets.mixture import Mixture
+    from concurrent_loader.datasets.object_dataset import ObjectDataset
+    from concurrent_loader.datasets.shard_dataset import ShardDataset
+    from concurrent_loader.datasets.views import DatasetView
     from concurrent_loader.errors import (
         CollateError,
         DecodeError,
@@ -38,26 +46,72 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from concurrent_loader.loader import ConcurrentDataLoader
-    from concurrent_loader.mixture import Mixture
-    from concurrent_loader.object_dataset import ObjectDataset
-    from concurrent_loader.stats import LoaderStats
-    from concurrent_loader.taking_over import take_over
-    from concurrent_loader.views import DatasetView
+    from concurrent_loader.map_style.loader import DropInDataLoader
+    from concurrent_loader.native_loader import NativeDataLoader
+    from concurrent_loader.stats.loader_stats import LoaderStats
+    from concurrent_loader.storage import (
+        AccessDenied,
+        AlreadyExists,
+        CommitConflict,
+        ConfigurationError,
+        ConnectionFailed,
+        CorruptData,
+        CredentialsExpired,
+        DatasetChanged,
+        DeadlineExceeded,
+        DigestMismatch,
+        FormatError,
+        HedgePolicy,
+        ImageFolder,
+        InvalidRange,
+        NotFound,
+        ObjectChanged,
+        ProtocolViolation,
+        RetryPolicy,
+        S3Credentials,
+        SchemaError,
+        ServerError,
+        ShardWriter,
+        StorageError,
+        StoreClosed,
+        StoreError,
+        Throttled,
+        TransientError,
+        TruncatedBody,
+        load_manifest,
+        open_store,
+        verify_dataset,
+    )
+    from concurrent_loader.storage.importers.ingest import ingest
 
 __all__ = [
+    "AccessDenied",
+    "AlreadyExists",
     "Augment",
     "Batch",
     "CenterCrop",
     "CollateError",
     "ColorJitter",
+    "CommitConflict",
     "ConcurrentDataLoader",
+    "ConfigurationError",
+    "ConnectionFailed",
+    "CorruptData",
+    "CredentialsExpired",
     "CutMix",
+    "DatasetChanged",
     "DatasetView",
+    "DeadlineExceeded",
     "DecodeError",
     "DeviceError",
     "DeviceMemoryError",
+    "DigestMismatch",
     "DropInDataLoader",
+    "FormatError",
     "GaussianBlur",
+    "HedgePolicy",
+    "ImageFolder",
+    "InvalidRange",
     "LoaderError",
     "LoaderStateError",
     "LoaderStats",
@@ -65,66 +119,128 @@ __all__ = [
     "MixUp",
     "MixUpOrCutMix",
     "Mixture",
+    "NativeDataLoader",
     "Normalize",
+    "NotFound",
+    "ObjectChanged",
     "ObjectDataset",
+    "ProtocolViolation",
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomVerticalFlip",
+    "RetryPolicy",
+    "S3Credentials",
+    "SchemaError",
+    "ServerError",
     "ShardDataset",
+    "ShardWriter",
+    "StorageError",
+    "StoreClosed",
+    "StoreError",
+    "Throttled",
     "ToDtype",
     "TooManyDecodeErrors",
     "TransformError",
+    "TransientError",
+    "TruncatedBody",
     "WorkerCountError",
     "WorkerDied",
     "collate",
+    "ingest",
+    "load_manifest",
+    "open_store",
+    "skip_first_batches",
     "take_over",
+    "verify_dataset",
 ]
 
-_HOMES = {
-    "Augment": "augment",
-    "Batch": "batch",
-    "CenterCrop": "augment",
-    "CollateError": "errors",
-    "ColorJitter": "augment",
-    "ConcurrentDataLoader": "loader",
-    "CutMix": "augment",
-    "DatasetView": "views",
-    "DecodeError": "errors",
-    "DeviceError": "errors",
-    "DeviceMemoryError": "errors",
-    "DropInDataLoader": "drop_in",
-    "GaussianBlur": "augment",
-    "LoaderError": "errors",
-    "LoaderStateError": "errors",
-    "LoaderStats": "stats",
-    "LoaderTimeout": "errors",
-    "MixUp": "augment",
-    "MixUpOrCutMix": "augment",
-    "Mixture": "mixture",
-    "Normalize": "augment",
-    "ObjectDataset": "object_dataset",
-    "RandomGrayscale": "augment",
-    "RandomHorizontalFlip": "augment",
-    "RandomResizedCrop": "augment",
-    "RandomVerticalFlip": "augment",
-    "ShardDataset": "dataset",
-    "ToDtype": "augment",
-    "TooManyDecodeErrors": "errors",
-    "TransformError": "errors",
-    "WorkerCountError": "errors",
-    "WorkerDied": "errors",
-    "collate": "batch",
-    "take_over": "taking_over",
+_EXPORTS = {
+    "concurrent_loader.accelerate": ("skip_first_batches", "take_over"),
+    "concurrent_loader.augment": (
+        "Augment",
+        "CenterCrop",
+        "ColorJitter",
+        "CutMix",
+        "GaussianBlur",
+        "MixUp",
+        "MixUpOrCutMix",
+        "Normalize",
+        "RandomGrayscale",
+        "RandomHorizontalFlip",
+        "RandomResizedCrop",
+        "RandomVerticalFlip",
+        "ToDtype",
+    ),
+    "concurrent_loader.batch.batch": ("Batch",),
+    "concurrent_loader.batch.collate": ("collate",),
+    "concurrent_loader.datasets.mixture": ("Mixture",),
+    "concurrent_loader.datasets.object_dataset": ("ObjectDataset",),
+    "concurrent_loader.datasets.shard_dataset": ("ShardDataset",),
+    "concurrent_loader.datasets.views": ("DatasetView",),
+    "concurrent_loader.errors": (
+        "CollateError",
+        "DecodeError",
+        "DeviceError",
+        "DeviceMemoryError",
+        "LoaderError",
+        "LoaderStateError",
+        "LoaderTimeout",
+        "TooManyDecodeErrors",
+        "TransformError",
+        "WorkerCountError",
+        "WorkerDied",
+    ),
+    "concurrent_loader.loader": ("ConcurrentDataLoader",),
+    "concurrent_loader.map_style.loader": ("DropInDataLoader",),
+    "concurrent_loader.native_loader": ("NativeDataLoader",),
+    "concurrent_loader.stats.loader_stats": ("LoaderStats",),
+    "concurrent_loader.storage": (
+        "AccessDenied",
+        "AlreadyExists",
+        "CommitConflict",
+        "ConfigurationError",
+        "ConnectionFailed",
+        "CorruptData",
+        "CredentialsExpired",
+        "DatasetChanged",
+        "DeadlineExceeded",
+        "DigestMismatch",
+        "FormatError",
+        "HedgePolicy",
+        "ImageFolder",
+        "InvalidRange",
+        "NotFound",
+        "ObjectChanged",
+        "ProtocolViolation",
+        "RetryPolicy",
+        "S3Credentials",
+        "SchemaError",
+        "ServerError",
+        "ShardWriter",
+        "StorageError",
+        "StoreClosed",
+        "StoreError",
+        "Throttled",
+        "TransientError",
+        "TruncatedBody",
+        "load_manifest",
+        "open_store",
+        "verify_dataset",
+    ),
+    "concurrent_loader.storage.importers.ingest": ("ingest",),
 }
+_HOMES = {name: home for home, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """Imports a name when it is first used: the command line starts without waiting for torch."""
+    """Imports a name when it is first used, so that the command line starts without torch."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The sampler that the native loader shows to scripts and frameworks written for torch's loader."""
+"""Sampler of the native loader, for scripts and frameworks that call ``loader.sampler.set_epoch``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Loader(Protocol):
 class EpochSetter(SequentialSampler):
     """Passes ``set_epoch`` on to a loader.
 
-    Iterating gives the sample numbers of the dataset in order, as for every `SequentialSampler`. Lightning replaces any
+    Iterating yields the sample numbers in order, as for every `SequentialSampler`. Lightning replaces any
     other sampler when ``overfit_batches`` is set, which needs a torch loader. The loader itself never iterates over it.
 
     Args:
@@ -30,5 +30,5 @@ class EpochSetter(SequentialSampler):
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the loader's next iteration one of this epoch."""
+        """Sets the epoch of the loader's next iteration."""
         self._loader.set_epoch(epoch)

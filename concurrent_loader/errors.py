@@ -1,21 +1,21 @@
-"""What can go wrong between verified bytes and a batch on the device: one tree, raised all over `concurrent_loader`.
+"""Errors between verified bytes and a batch on the device: one tree, used by all of `concurrent_loader`.
 
 ::
 
     LoaderError
-    ├── DecodeError        encoded bytes that are no picture, or not the whole of one, or too large a one
-    ├── TooManyDecodeErrors  more of them than ``max_errors`` allows
+    ├── DecodeError        encoded bytes are not a complete image, or the image is too large
+    ├── TooManyDecodeErrors  more undecodable images than ``max_errors`` allows
     ├── TransformError     the user's transform raised
-    ├── CollateError       samples that do not fit into one batch
-    ├── DeviceError        the accelerator or its driver refused something
-    │   └── DeviceMemoryError  … for want of memory
+    ├── CollateError       samples do not fit into one batch
+    ├── DeviceError        the accelerator or its driver refused a request
+    │   └── DeviceMemoryError  … because memory ran out
     ├── LoaderTimeout      no batch arrived in time
-    ├── LoaderStateError   a saved state that does not belong to this loader
-    │   └── WorkerCountError   … because it has a place for each of another number of workers
-    └── WorkerDied         a worker process ended before its work did
+    ├── LoaderStateError   a saved state does not belong to this loader
+    │   └── WorkerCountError   … because it was saved with another number of workers
+    └── WorkerDied         a worker process ended too early
 
-Errors of the bytes themselves are `storage.errors.StorageError`; options that cannot work are
-`storage.errors.ConfigurationError` in both packages.
+Errors of the bytes themselves are `concurrent_loader.StorageError`. Arguments that cannot work raise
+`concurrent_loader.ConfigurationError`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ __all__ = [
 
 
 class LoaderError(Exception):
-    """Root of the tree: what happened, at which stage, and to which sample.
+    """Base class of the loader's errors: what happened, at which stage, and to which sample.
 
     Args:
-        what: One sentence without a full stop, for a person.
-        sample: The sample's number in the data set.
-        column: The column's name.
-        key: Of the shard or object that the sample lies in.
-        stage: Where on the data's way: ``"decode"``, ``"transform"``, ``"collate"`` …; each class has its own.
-        expected: What should have been there.
-        got: What was there.
+        what: Description of the failure: one sentence without a full stop.
+        sample: Number of the sample in the dataset.
+        column: Name of the column.
+        key: Key of the shard or object that holds the sample.
+        stage: Stage of the pipeline: ``"decode"``, ``"transform"``, ``"collate"`` …; default that of the class.
+        expected: Expected value.
+        got: Value received.
 
-    All of them are attributes and stand in the message. Errors survive pickling; ``__cause__``, as ever, does not.
+    Every argument is an attribute, and part of the message if it is not None. Pickling keeps all but ``__cause__``.
     """
 
     default_stage: ClassVar[str | None] = None
@@ -84,7 +84,7 @@ class LoaderError(Exception):
         return _restore, (type(self), self.what, {**self.__dict__})
 
     def locate(self, **facts: object) -> Self:
-        """Fills in facts that a deeper stage could not know, keeping those already there; returns self."""
+        """Fills in facts that are still None, which a deeper stage could not know, and returns self."""
         for name, value in facts.items():
             if name not in self._FACTS:
                 raise AttributeError(name)
@@ -100,67 +100,67 @@ def _restore(cls: type[LoaderError], what: str, state: dict[str, object]) -> Loa
 
 
 class DecodeError(LoaderError):
-    """Encoded bytes that are no picture, or not the whole of one, or a picture beyond the cap on its pixels."""
+    """Encoded bytes are not a complete image, or the image has more than ``max_pixels`` pixels."""
 
     default_stage = "decode"
 
 
 class TooManyDecodeErrors(LoaderError):
-    """More pictures are broken than the loader is to put up with; the message names the first, the cause is one."""
+    """More images than ``max_errors`` allows cannot be decoded. The message names the first one."""
 
     default_stage = "decode"
 
 
 class TransformError(LoaderError):
-    """The user's transform raised; the cause is what it raised."""
+    """The user's transform raised. Its exception is the cause."""
 
     default_stage = "transform"
 
 
 class CollateError(LoaderError):
-    """Samples that do not fit into one batch."""
+    """Samples do not fit into one batch."""
 
     default_stage = "collate"
 
 
 class DeviceError(LoaderError):
-    """The accelerator, or its driver, refused something that the device stage asked for; the cause is what it said."""
+    """The accelerator or its driver refused a request of the device stage. Its error is the cause."""
 
     default_stage = "device"
 
 
 class DeviceMemoryError(DeviceError):
-    """There is not enough memory on the device, or not enough that can be page-locked, for a batch."""
+    """Memory on the device, or page-locked memory, does not suffice for a batch."""
 
 
 class LoaderTimeout(LoaderError):
-    """No batch arrived within the loader's ``timeout``; the stage is what it waited for."""
+    """No batch arrived within the loader's ``timeout``. ``stage`` is the stage waited for."""
 
     default_stage = "wait"
 
 
 class LoaderStateError(LoaderError, ValueError):
-    """A saved state that is damaged, or that belongs to another data set or another order."""
+    """A saved state is damaged, or belongs to another dataset or another order."""
 
     default_stage = "state"
 
 
 class WorkerCountError(LoaderStateError, AssertionError):
-    """A saved state that has a place in a stateful dataset for each of another number of workers.
+    """A saved state has one position per worker, and the loader has another number of workers.
 
-    It is an ``AssertionError`` too, as torchdata's ``StatefulDataLoader`` raises one.
+    It is an ``AssertionError`` too, because torchdata's ``StatefulDataLoader`` raises one.
     """
 
 
 class WorkerDied(LoaderError):
-    """A worker process ended before its work did: killed, out of memory, or by a crash of native code.
+    """A worker process ended too early: killed, out of memory, or by a crash of native code.
 
     Args:
-        what: As for all.
-        worker: Its number, from 0.
-        pid: Of the process that was.
-        exit_status: As it ended; None where nobody knows.
-        signal: What killed it, such as ``"SIGKILL"``; None if nothing did.
+        what: Description of the failure.
+        worker: Number of the worker, from 0.
+        pid: Process id of the worker.
+        exit_status: Exit status of the process; None if it is not known.
+        signal: Signal that killed the process, such as ``"SIGKILL"``; None if no signal did.
     """
 
     default_stage = "worker"
@@ -183,4 +183,4 @@ class WorkerDied(LoaderError):
 
 
 class WorkerTraceback(Exception):
-    """The cause of an error that came from a worker process: what its traceback looked like there."""
+    """Traceback of an error in the worker process, as text. It is the cause of the error that the loader raises."""

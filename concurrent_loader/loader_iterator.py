@@ -1,42 +1,118 @@
-"""One iteration over the native loader, as the consumer has it."""
+"""One iteration over the native loader: the iterator that the consumer holds."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from itertools import count
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from concurrent_loader.worker_processes import WorkerProcesses
+from concurrent_loader.errors import LoaderError, LoaderTimeout
+from concurrent_loader.pipeline.batch_iterator import END, EpochBatches, Failure
+from concurrent_loader.pipeline.batch_timeout import BatchTimeout
+from concurrent_loader.stats.loader_stats import WallTime
+from concurrent_loader.stats.wait_attribution import spans_for
+from concurrent_loader.storage.errors import StorageError
+from concurrent_loader.storage.redaction import shorten_traceback
+from concurrent_loader.workers.workers import WorkerProcesses
 
-__all__ = ["LoaderIterator"]
+__all__ = ["LoaderIterator", "receive_batches"]
 
 
 class LoaderIterator(Iterator[Any]):
-    """Gives the batches of one epoch; threads and workers end with it.
+    """Yields the batches of one epoch. Its threads and workers end with it.
+
+    ``len()`` is the number of batches still to come, so ``tqdm(iter(loader))`` shows the right total after a resume::
+
+        loader.load_state_dict(state)  # after 7 of 10 batches
+        len(loader)  # 10
+        len(iter(loader))  # 3
 
     Args:
         batches: Generator of the batches.
-        workers: Worker processes of the loader; None where threads make the batches.
+        workers: Worker processes of the loader; None if threads make the batches.
+        begins_at: Function that returns (epoch, step) of the first batch of an iteration that starts now.
+        num_steps: Function from an epoch to its number of batches.
     """
 
-    def __init__(self, batches: Generator[Any, None, None], workers: WorkerProcesses | None) -> None:
+    def __init__(
+        self,
+        batches: Generator[Any, None, None],
+        workers: WorkerProcesses | None,
+        *,
+        begins_at: Callable[[], tuple[int, int]],
+        num_steps: Callable[[int], int],
+    ) -> None:
         self._batches = batches
         self._processes = workers
+        self._begins_at = begins_at
+        self._num_steps = num_steps
+        self._next_place: tuple[int, int] | None = None  # (epoch, step), from the first batch on
+        self._has_ended = False
 
     def __next__(self) -> Any:
-        return next(self._batches)
+        epoch, step = self._next_place or self._begins_at()
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            self._has_ended = True
+            raise
+        self._next_place = epoch, step + 1
+        return batch
+
+    def __len__(self) -> int:
+        if self._has_ended:
+            return 0
+        epoch, step = self._next_place or self._begins_at()
+        return self._num_steps(epoch) - step
 
     def close(self) -> None:
         """Ends the iteration."""
+        self._has_ended = True
         self._batches.close()
 
     @property
     def _workers(self) -> list[BaseProcess]:
-        """The worker processes, from the first batch on: where torch's iterator has them, for tools that watch them.
+        """Worker processes, from the first batch on. Tools that watch workers look here, as with torch's iterator.
 
         Raises:
-            AttributeError: There are no workers, as with torch.
+            AttributeError: The loader has no workers, as with torch.
         """
         if self._processes is None:
             raise AttributeError("_workers: the loader has num_workers=0")
         return self._processes.processes
+
+
+def receive_batches(
+    batches: EpochBatches, patience: BatchTimeout, wall: WallTime, *, epoch: int, start_step: int
+) -> Iterator[Any]:
+    """Yields the batches of an epoch and charges the waiting time to the stages that caused it.
+
+    Args:
+        batches: Batches of the epoch, started.
+        patience: Time-out of the wait for one batch.
+        wall: Wall time of the iteration, by cause.
+        epoch: Epoch, for messages.
+        start_step: Step of the first batch, for messages.
+
+    Raises:
+        LoaderTimeout: No batch arrived in time.
+        StorageError: Bytes could not be fetched or verified.
+        LoaderError: A sample could not be decoded, transformed or collated.
+    """
+    for step in count(start_step):
+        try:
+            item = patience.take(batches, name=f"batch {step} of epoch {epoch}")
+        except LoaderTimeout as error:
+            wall.count_wait(spans_for(error.stage or "other"))
+            raise
+        except BaseException:
+            wall.count_wait(())
+            raise
+        wall.count_wait(batches.spans)
+        if item is END:
+            return
+        if isinstance(item, Failure):
+            is_typed = isinstance(item.error, StorageError | LoaderError)  # any other error keeps its whole traceback
+            raise shorten_traceback(item.error) if is_typed else item.error
+        yield item

@@ -1,6 +1,6 @@
-"""Bytes: from a URL to one verified sample, and from samples to a data set in a bucket. Knows no torch.
+"""Reads and writes datasets in buckets: stores, fetching, caching, the shard format. Does not depend on torch.
 
-Names are imported when they are first used: object store clients take most of a second to import.
+Names are imported on first use, because the clients of object stores take most of a second to import.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from storage.errors import (
+from concurrent_loader.storage.errors import (
     AccessDenied,
     AlreadyExists,
     CommitConflict,
@@ -35,19 +35,20 @@ from storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from storage.fetch import FetchEngine, FetchStats, HedgePolicy, RetryPolicy
-    from storage.importers import ImageFolder
-    from storage.ingest import IngestReport
-    from storage.loop_thread import LoopThread
-    from storage.shards.columns import Column, ColumnKind, Schema
-    from storage.shards.manifest import Manifest
-    from storage.shards.snapshots import load_manifest
-    from storage.shards.verifying import VerifyReport, verify_dataset
-    from storage.shards.writer import ShardWriter
-    from storage.sizes import Size, format_size, parse_size
-    from storage.stores.credentials import S3Credentials
-    from storage.stores.opening import open_store
-    from storage.stores.protocol import GetResult, ObjectMeta, Store
+    from concurrent_loader.storage.fetch import FetchEngine, FetchStats, HedgePolicy, RetryPolicy
+    from concurrent_loader.storage.importers import ImageFolder
+    from concurrent_loader.storage.importers.ingest import IngestReport
+    from concurrent_loader.storage.loop_thread import LoopThread
+    from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
+    from concurrent_loader.storage.shards.manifest.manifest import Manifest
+    from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
+    from concurrent_loader.storage.shards.verify import VerifyReport, verify_dataset
+    from concurrent_loader.storage.shards.writing.writer import ShardWriter
+    from concurrent_loader.storage.sizes import Size, format_size, parse_size
+    from concurrent_loader.storage.stores.aws.credentials import S3Credentials
+    from concurrent_loader.storage.stores.backends.open_store import open_store
+    from concurrent_loader.storage.stores.objects import GetResult, ObjectMeta
+    from concurrent_loader.storage.stores.store import Store
 
 __all__ = [
     "AccessDenied",
@@ -99,29 +100,29 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Column": "storage.shards.columns",
-    "ColumnKind": "storage.shards.columns",
-    "FetchEngine": "storage.fetch",
-    "FetchStats": "storage.fetch",
-    "GetResult": "storage.stores.protocol",
-    "HedgePolicy": "storage.fetch",
-    "ImageFolder": "storage.importers",
-    "IngestReport": "storage.ingest",
-    "LoopThread": "storage.loop_thread",
-    "Manifest": "storage.shards.manifest",
-    "ObjectMeta": "storage.stores.protocol",
-    "RetryPolicy": "storage.fetch",
-    "S3Credentials": "storage.stores.credentials",
-    "Schema": "storage.shards.columns",
-    "ShardWriter": "storage.shards.writer",
-    "Size": "storage.sizes",
-    "Store": "storage.stores.protocol",
-    "VerifyReport": "storage.shards.verifying",
-    "format_size": "storage.sizes",
-    "load_manifest": "storage.shards.snapshots",
-    "open_store": "storage.stores.opening",
-    "parse_size": "storage.sizes",
-    "verify_dataset": "storage.shards.verifying",
+    "Column": "concurrent_loader.storage.shards.format.schema",
+    "ColumnKind": "concurrent_loader.storage.shards.format.schema",
+    "FetchEngine": "concurrent_loader.storage.fetch",
+    "FetchStats": "concurrent_loader.storage.fetch",
+    "GetResult": "concurrent_loader.storage.stores.objects",
+    "HedgePolicy": "concurrent_loader.storage.fetch",
+    "ImageFolder": "concurrent_loader.storage.importers",
+    "IngestReport": "concurrent_loader.storage.importers.ingest",
+    "LoopThread": "concurrent_loader.storage.loop_thread",
+    "Manifest": "concurrent_loader.storage.shards.manifest.manifest",
+    "ObjectMeta": "concurrent_loader.storage.stores.objects",
+    "RetryPolicy": "concurrent_loader.storage.fetch",
+    "S3Credentials": "concurrent_loader.storage.stores.aws.credentials",
+    "Schema": "concurrent_loader.storage.shards.format.schema",
+    "ShardWriter": "concurrent_loader.storage.shards.writing.writer",
+    "Size": "concurrent_loader.storage.sizes",
+    "Store": "concurrent_loader.storage.stores.store",
+    "VerifyReport": "concurrent_loader.storage.shards.verify",
+    "format_size": "concurrent_loader.storage.sizes",
+    "load_manifest": "concurrent_loader.storage.shards.manifest.snapshots",
+    "open_store": "concurrent_loader.storage.stores.backends.open_store",
+    "parse_size": "concurrent_loader.storage.sizes",
+    "verify_dataset": "concurrent_loader.storage.shards.verify",
 }
 
 

@@ -1,4 +1,4 @@
-"""Checks every URL that a user gives, once for all clients: no secret in it, and no scheme forgotten."""
+"""Checks URLs from users, for all clients: they must not contain secrets or lack a scheme."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 import re
 from urllib.parse import urlsplit
 
-from storage.errors import ConfigurationError, NotFound
-from storage.secrets import redact_url
+from concurrent_loader.storage.errors import ConfigurationError, NotFound
+from concurrent_loader.storage.redaction import redact_url
 
 __all__ = ["check_there", "check_url", "endpoint_error", "remote_meant", "secret_in_url", "text_error"]
 
-# fsspec's URLs in which the part before "@" is an address (a container, a repository), and not a user's name.
+# Schemes of fsspec in which the part before "@" is an address (a container, a repository), not a user name.
 _ADDRESSES = frozenset({"abfs", "abfss", "adl", "git", "github", "wasb", "wasbs"})
-# Protocols whose URL may name a user: the password is what is refused.
+# Schemes whose URL may name a user; only a password is rejected.
 _ACCOUNTS = frozenset({"arrow_hdfs", "ftp", "hdfs", "sftp", "smb", "ssh", "webhdfs"})
 _USER_ALONE = re.compile(r"(?<=://)[^/@:\s]+@")
 _IS_URL = re.compile(r"[A-Za-z][\w+.-]*(?:://|::)")
@@ -26,10 +26,10 @@ _URL_ADVICE = (
 
 
 def secret_in_url(url: str) -> ConfigurationError | None:
-    """Returns the error for a dataset's or store's URL that holds a password, key, token or signature; else None.
+    """Returns the error for a URL that contains a password, key, token or signature, or None.
 
-    The error shows the URL without them. It is returned, not raised, so that the caller can drop the URL first: a frame
-    of a traceback shows its variables.
+    The error shows the URL without the secret. It is returned, not raised, so that the caller can delete the URL first,
+    because tracebacks may show the variables of their frames.
     """
     if "://" not in url and (scheme := _FORGOTTEN.match(url)) is not None:
         url = f"{scheme[1]}://{url[scheme.end() :]}"
@@ -43,10 +43,10 @@ def secret_in_url(url: str) -> ConfigurationError | None:
 
 
 def check_url(url: str) -> str:
-    """Returns a URL that holds no secret.
+    """Returns the URL unchanged if it contains no secret.
 
     Raises:
-        ConfigurationError: It holds one; the error shows the URL without it.
+        ConfigurationError: The URL contains a secret; the error shows the URL without it.
     """
     if (refused := secret_in_url(url)) is not None:
         del url
@@ -55,10 +55,10 @@ def check_url(url: str) -> str:
 
 
 def endpoint_error(endpoint_url: str, *, name: str) -> ConfigurationError | None:
-    """Returns what is wrong with the address of a server, or None.
+    """Returns the error for an invalid server address, or None.
 
     Args:
-        endpoint_url: Expected to be ``http://host`` or ``https://host:port``, with or without a path.
+        endpoint_url: URL such as ``http://host`` or ``https://host:port``, with or without a path.
         name: Name of the option or variable, for the error.
     """
     shown = redact_url(endpoint_url)
@@ -66,30 +66,30 @@ def endpoint_error(endpoint_url: str, *, name: str) -> ConfigurationError | None
         return ConfigurationError(f"{name} must not hold credentials: {_ENDPOINT_ADVICE}", got=shown)
     if (problem := _problem(endpoint_url)) is None:
         return None
-    # Without "://" nothing tells an address from credentials, so the value is not repeated then.
+    # Without "://" an address cannot be told from credentials, so the error omits the value.
     return ConfigurationError(f"{name} {problem}, such as http://127.0.0.1:9000", got=None if "@" in shown else shown)
 
 
 def text_error(value: str, *, name: str) -> ConfigurationError | None:
-    """Returns what is wrong with a key, token or region that goes into the head of a request, or None.
+    """Returns the error for an invalid key, token or region that goes into a request's headers, or None.
 
-    The error does not repeat the value, which may be a secret.
+    The error omits the value, which may be a secret.
     """
     if value != value.strip():
-        return ConfigurationError(f"{name} begins or ends with white space (a newline, say): strip it")
+        return ConfigurationError(f"{name} begins or ends with white space, such as a newline: strip it")
     if re.search(r"[^\x20-\x7e]", value):
-        return ConfigurationError(f"{name} must be printable ASCII: other characters cannot stand in a request's head")
+        return ConfigurationError(f"{name} must be printable ASCII, because it is sent in a header")
     return None
 
 
 def remote_meant(path: str, *, reading: bool = False) -> str | None:
-    """Returns the URL that a text without ``://`` was probably meant to be, or None if it is a path.
+    """Returns the URL that a text without ``://`` probably means, or None if it is a path.
 
-    What exists is a path. So is what begins with ``/``, ``.`` or ``~``, and a new folder in one that exists.
+    A text is a path if it exists, if it begins with ``/``, ``.`` or ``~``, or if it is a new folder in an existing one.
 
     Args:
-        path: As the user wrote it.
-        reading: Whether it must exist, so that a single name counts as well.
+        path: Text from the user.
+        reading: Whether the path must exist, so that a single name may also mean a bucket.
     """
     if "://" in path or os.path.lexists(path):
         return None
@@ -102,10 +102,10 @@ def remote_meant(path: str, *, reading: bool = False) -> str | None:
 
 
 def check_there(path: str) -> None:
-    """Makes sure that what is to be read is not a URL without its scheme.
+    """Checks that a path to read is not a URL without its scheme.
 
     Raises:
-        NotFound: It is not a URL, there is no such path, and a bucket may be meant.
+        NotFound: The path does not exist, and may mean a bucket.
     """
     meant = remote_meant(path, reading=True)
     if meant is not None:
@@ -113,7 +113,7 @@ def check_there(path: str) -> None:
 
 
 def _address_alone(url: str) -> str:
-    """Takes out what stands before "@" where it is no secret."""
+    """Removes the part before "@" if it is not a secret."""
     scheme, separator, rest = url.partition("://")
     if separator and scheme.lower() in _ADDRESSES:
         return scheme + separator + rest.rpartition("@")[2]
@@ -128,7 +128,7 @@ def _problem(endpoint_url: str) -> str | None:
     if not endpoint_url.startswith(("http://", "https://")):
         return "must begin with http:// or https://"
     if re.search(r"[\x00-\x20\x7f\\^`{|}<>\"]", endpoint_url):
-        return "must not hold spaces, quotes or control characters"
+        return "must not contain spaces, quotes or control characters"
     if not endpoint_url.isascii():
         return "must be ASCII (write an international host name in its xn-- form)"
     try:

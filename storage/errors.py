@@ -1,32 +1,32 @@
-"""What can go wrong between a bucket and a verified sample: one tree, raised everywhere in `storage`.
+"""The errors of `storage`: one tree, from the bucket to a verified sample.
 
 ::
 
     StorageError
-    ├── ConfigurationError (ValueError)    an option, URL or key that cannot work; a redirect
-    ├── NotFound (KeyError-like)           no such bucket, key, dataset, snapshot
-    ├── AlreadyExists                      put_if_absent lost; a dataset is in the way
-    │   └── CommitConflict                 another writer committed this snapshot first; nothing was lost
-    ├── AccessDenied                       credentials missing, wrong, or not allowed
-    │   └── CredentialsExpired             expired, revoked or replaced; stores renew them once where they can
-    ├── InvalidRange                       bytes were asked for that the object does not have
+    ├── ConfigurationError (ValueError)    an invalid option, URL or key; a redirect
+    ├── NotFound (KeyError-like)           a bucket, key, dataset or snapshot does not exist
+    ├── AlreadyExists                      put_if_absent lost; a dataset exists already
+    │   └── CommitConflict                 another writer committed this snapshot first; nothing is lost
+    ├── AccessDenied                       credentials are missing, wrong, or not allowed
+    │   └── CredentialsExpired             credentials expired, were revoked or replaced; stores renew them once
+    ├── InvalidRange                       the object does not have the requested bytes
     ├── ObjectChanged                      the object is not the one that If-Match named
     │   └── DatasetChanged                 an object is not the one that the manifest pins
-    ├── TransientError                     worth another attempt (``retryable``)
+    ├── TransientError                     another attempt may succeed (``retryable``)
     │   ├── Throttled                      503 SlowDown, 429
     │   ├── ConnectionFailed               refused, reset, DNS, TLS
-    │   ├── DeadlineExceeded               no answer, or not enough of it, in time
+    │   ├── DeadlineExceeded               the response did not arrive in time
     │   ├── TruncatedBody                  fewer bytes than announced
     │   ├── ServerError                    500, 502, 504 and the like
-    │   └── ProtocolViolation              an answer that contradicts the question (a wrong Content-Range, say)
-    ├── CorruptData                        bytes that are not what was written
-    │   ├── DigestMismatch                 a digest disagrees
-    │   └── FormatError                    magic, version, lengths or structure do not hold
+    │   └── ProtocolViolation              a response contradicts the request (wrong Content-Range)
+    ├── CorruptData                        bytes differ from what was written
+    │   ├── DigestMismatch                 a digest does not match
+    │   └── FormatError                    magic, version, lengths or structure are invalid
     ├── SchemaError (TypeError)            a sample or a request does not fit the columns
     ├── StoreClosed                        used after close, or from a forked process
-    └── StoreError                         anything else that the vendor's client said
+    └── StoreError                         any other error of the vendor's client
 
-Whether another attempt can help is a property of the class (`retryable`), never of a message.
+Whether a retry can help is a property of the class (`retryable`), never of the message.
 """
 
 from __future__ import annotations
@@ -61,22 +61,27 @@ __all__ = [
 
 
 class StorageError(Exception):
-    """Root of the tree: what happened, and to which bytes.
+    """The base class of all errors of `storage`.
+
+    All arguments are attributes and part of the message. Errors can be pickled, so they cross process boundaries.
 
     Args:
-        what: One sentence without a full stop, for a person.
-        url: The store's URL, without credentials.
-        key: The object's key below that URL.
-        start: First byte of the range in question.
-        end: One past its last byte.
-        shard: The shard's key, where a shard is concerned.
-        sample: The sample's index in its shard or dataset.
-        column: The column's name.
-        expected: What should have been there.
-        got: What was there.
-        attempts: How often it was tried.
+        what: Description in one sentence, without a full stop.
+        url: URL of the store, without credentials.
+        key: Key of the object, relative to that URL.
+        start: First byte of the range.
+        end: One past the last byte of the range.
+        shard: Key of the shard.
+        sample: Index of the sample in its shard or dataset.
+        column: Name of the column.
+        expected: Expected value.
+        got: Actual value.
+        attempts: Number of attempts.
 
-    All of them are attributes and stand in the message. Errors survive pickling, so they cross process borders whole.
+    Example:
+        >>> from concurrent_loader.storage import StorageError
+        >>> str(StorageError("the object is too large", key="a.jpg", got=9))
+        "the object is too large (key='a.jpg', got=9)"
     """
 
     retryable: ClassVar[bool] = False
@@ -121,7 +126,7 @@ class StorageError(Exception):
         return _restore, (type(self), self.what, {**self.__dict__})
 
     def locate(self, **facts: object) -> StorageError:
-        """Fills in facts that a deeper layer could not know, keeping those already there; returns self."""
+        """Sets attributes that a lower layer could not know, unless they are set already; returns self."""
         for name, value in facts.items():
             if name not in (*self._FACTS, "start", "end"):
                 raise AttributeError(name)
@@ -137,107 +142,236 @@ def _restore(cls: type[StorageError], what: str, state: dict[str, object]) -> St
 
 
 class ConfigurationError(StorageError, ValueError):
-    """An option, URL or key that cannot work: nothing was sent, or the store redirects elsewhere."""
+    """An invalid option, URL or key, or a store that redirects elsewhere; no data was sent.
+
+    Example:
+        >>> from concurrent_loader.storage import ConfigurationError
+        >>> ConfigurationError.retryable
+        False
+    """
 
 
 class NotFound(StorageError):
-    """No such bucket, key, dataset or snapshot."""
+    """A bucket, key, dataset or snapshot does not exist.
+
+    Example:
+        >>> from concurrent_loader.storage import NotFound
+        >>> NotFound.retryable
+        False
+    """
 
 
 class AlreadyExists(StorageError):
-    """Something is there that must not be overwritten."""
+    """An object or dataset exists and must not be overwritten.
+
+    Example:
+        >>> from concurrent_loader.storage import AlreadyExists
+        >>> AlreadyExists.retryable
+        False
+    """
 
 
 class CommitConflict(AlreadyExists):
-    """Another writer committed this snapshot first; the shards written so far are kept and can be committed again."""
+    """Another writer committed this snapshot first; the written shards are kept and can be committed again.
+
+    Example:
+        >>> from concurrent_loader.storage import CommitConflict
+        >>> CommitConflict.retryable
+        False
+    """
 
 
 class AccessDenied(StorageError):
-    """Credentials are missing, wrong, expired, or not allowed to do this."""
+    """Credentials are missing, wrong, expired, or not allowed to do this.
+
+    Example:
+        >>> from concurrent_loader.storage import AccessDenied
+        >>> AccessDenied.retryable
+        False
+    """
 
 
 class CredentialsExpired(AccessDenied):
-    """The store no longer takes these credentials: they have expired, or were revoked or replaced.
+    """The store no longer accepts the credentials: they expired, were revoked, or were replaced.
 
-    A store whose credentials can be renewed does so and repeats the request once; this is what is left after that.
+    A store with renewable credentials renews them and repeats the request once before it raises this error.
+
+    Example:
+        >>> from concurrent_loader.storage import AccessDenied, CredentialsExpired
+        >>> issubclass(CredentialsExpired, AccessDenied)
+        True
     """
 
 
 class InvalidRange(StorageError):
-    """Bytes were asked for that the object does not have."""
+    """The object does not have the requested bytes.
+
+    Example:
+        >>> from concurrent_loader.storage import InvalidRange
+        >>> InvalidRange.retryable
+        False
+    """
 
 
 class ObjectChanged(StorageError):
-    """The object is no longer the one that the caller's ETag named."""
+    """The object is no longer the one with the caller's ETag.
+
+    Example:
+        >>> from concurrent_loader.storage import ObjectChanged
+        >>> ObjectChanged.retryable
+        False
+    """
 
 
 class DatasetChanged(ObjectChanged):
-    """An object in the bucket is not the one that the manifest pins: replaced under a reader, or damaged there."""
+    """An object in the bucket differs from the manifest: it was replaced during reading, or damaged in storage.
+
+    Example:
+        >>> from concurrent_loader.storage import DatasetChanged
+        >>> DatasetChanged.retryable
+        False
+    """
 
 
 class TransientError(StorageError):
-    """Another attempt may succeed."""
+    """A failure after which another attempt may succeed.
+
+    Example:
+        >>> from concurrent_loader.storage import TransientError
+        >>> TransientError.retryable
+        True
+    """
 
     retryable = True
 
 
 class Throttled(TransientError):
-    """The store asked for fewer requests (503 SlowDown, 429)."""
+    """The store asked for fewer requests (503 SlowDown, 429).
+
+    Example:
+        >>> from concurrent_loader.storage import Throttled
+        >>> Throttled.retryable
+        True
+    """
 
 
 class ConnectionFailed(TransientError):
-    """The connection was refused, reset, or never made (DNS and TLS included).
+    """The connection was refused, reset, or could not be opened (including DNS and TLS).
 
     Attributes:
-        is_unreachable: Whether nobody listens at the address, or the host's name does not resolve. At first contact,
-            before the endpoint has ever answered, that is given up within seconds.
+        is_unreachable: Whether no server listens at the address, or the host name does not resolve. If the endpoint
+            has never responded, such a failure is given up within seconds.
+
+    Example:
+        >>> from concurrent_loader.storage import ConnectionFailed
+        >>> ConnectionFailed.retryable
+        True
     """
 
     is_unreachable: bool = False
 
 
 class DeadlineExceeded(TransientError):
-    """No answer, or not enough of it, came in time."""
+    """The response, or enough of its body, did not arrive in time.
+
+    Example:
+        >>> from concurrent_loader.storage import DeadlineExceeded
+        >>> DeadlineExceeded.retryable
+        True
+    """
 
 
 class TruncatedBody(TransientError):
-    """The body ended before the announced number of bytes."""
+    """The body ended before the announced number of bytes.
+
+    Example:
+        >>> from concurrent_loader.storage import TruncatedBody
+        >>> TruncatedBody.retryable
+        True
+    """
 
 
 class ServerError(TransientError):
-    """The store failed on its side (500, 502, 504 …)."""
+    """The store failed (500, 502, 504 and similar).
+
+    Example:
+        >>> from concurrent_loader.storage import ServerError
+        >>> ServerError.retryable
+        True
+    """
 
 
 class ProtocolViolation(TransientError):
-    """The answer contradicts the question: a wrong Content-Range, a whole object for a range, an impossible length."""
+    """The response contradicts the request: wrong Content-Range, whole object for a range, impossible length.
+
+    Example:
+        >>> from concurrent_loader.storage import ProtocolViolation
+        >>> ProtocolViolation.retryable
+        True
+    """
 
 
 class CorruptData(StorageError):
-    """Bytes that are not what was written."""
+    """Bytes differ from what was written.
+
+    Example:
+        >>> from concurrent_loader.storage import CorruptData
+        >>> CorruptData.retryable
+        False
+    """
 
 
 class DigestMismatch(CorruptData):
-    """A digest disagrees with the bytes that it covers.
+    """A digest does not match the bytes that it covers.
 
     Attributes:
-        is_steady: Whether fetching them again, over a new connection, brought the very same wrong bytes: then it is
-            the object that is wrong, not the way that damages it.
+        is_steady: Whether a second fetch over a new connection returned the same wrong bytes, which means that the
+            object itself is damaged.
+
+    Example:
+        >>> from concurrent_loader.storage import CorruptData, DigestMismatch
+        >>> issubclass(DigestMismatch, CorruptData)
+        True
     """
 
     is_steady: bool = False
 
 
 class FormatError(CorruptData):
-    """Magic, version, lengths or structure of a shard or manifest do not hold."""
+    """Magic, version, lengths or structure of a shard or manifest are invalid.
+
+    Example:
+        >>> from concurrent_loader.storage import FormatError
+        >>> FormatError.retryable
+        False
+    """
 
 
 class SchemaError(StorageError, TypeError):
-    """A sample or a request does not fit the columns."""
+    """A sample or a request does not fit the columns.
+
+    Example:
+        >>> from concurrent_loader.storage import SchemaError
+        >>> SchemaError.retryable
+        False
+    """
 
 
 class StoreClosed(StorageError):
-    """Used after close, or in a process that was forked from the one that opened it."""
+    """A store was used after it was closed, or in a process forked from the one that opened it.
+
+    Example:
+        >>> from concurrent_loader.storage import StoreClosed
+        >>> StoreClosed.retryable
+        False
+    """
 
 
 class StoreError(StorageError):
-    """Anything else that the vendor's client said; the cause has the details."""
+    """Any other error of the vendor's client; the cause has the details.
+
+    Example:
+        >>> from concurrent_loader.storage import StoreError
+        >>> StoreError.retryable
+        False
+    """

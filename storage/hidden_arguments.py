@@ -1,4 +1,4 @@
-"""Keeps secrets out of the variables of a call: debuggers, rich and Sentry show the frames of a traceback with them."""
+"""Keeps secrets out of a call's variables, which debuggers, rich and Sentry show with a traceback."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-from storage.checked_url import secret_in_url
-from storage.errors import StorageError
-from storage.secrets import hide, shortened
+from concurrent_loader.storage.checked_url import secret_in_url
+from concurrent_loader.storage.errors import StorageError
+from concurrent_loader.storage.redaction import shorten_traceback
+from concurrent_loader.storage.secret import hide
 
 __all__ = ["hides_secrets"]
 
@@ -20,14 +21,14 @@ _OPTIONS = ("storage_options", "options")
 
 
 def hides_secrets(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function that takes a ``url`` and options of a store.
+    """Decorates a function with a ``url`` argument and storage options.
 
-    A URL that holds a secret is refused before the function has it. Options are wrapped (`storage.secrets.hide`): those
-    in a mapping ``storage_options`` or ``options``, and keywords that the function does not name. The traceback of a
-    `StorageError` ends here; a note names the lines below.
+    A URL with a secret is rejected before the function receives it. `concurrent_loader.storage.secret.hide` wraps the
+    mappings ``storage_options`` and ``options``, and keywords that the function does not name. The traceback of a
+    `StorageError` ends here, with a note that names the lines below.
 
     Raises:
-        ConfigurationError: From the call, if the URL holds a secret; see `storage.checked_url`.
+        ConfigurationError: The URL contains a secret; see `concurrent_loader.storage.checked_url`.
     """
     parameters = inspect.signature(function).parameters
     names = [name for name, each in parameters.items() if each.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -44,12 +45,12 @@ def hides_secrets(function: Callable[P, R]) -> Callable[P, R]:
             raise refused
         hidden: dict[str, Any] = {k: hide(v, name=k) if is_hidden(k) else v for k, v in kwargs.items()}
         kept = [hide(value, name=name) if is_hidden(name) else value for name, value in places.items()]
-        rest = args[len(kept) :]  # too many: the function says so
+        rest = args[len(kept) :]  # surplus arguments, for which the function raises its usual error
         del args, kwargs, places
         try:
             return cast("Callable[..., R]", function)(*kept, *rest, **hidden)
         except StorageError as error:
-            shortened(error, num_frames=1)
+            shorten_traceback(error, num_frames=1)
             raise
 
     return call

@@ -1,10 +1,10 @@
-"""What lies below a URL, raw: keys, sizes and ETags of many objects in little memory, and in a file; beside manifests.
+"""Lists the objects below a URL, and stores keys, sizes and ETags compactly in memory and in a file.
 
-A listing of ten million objects takes some hundred requests a million, so it is kept. The file, little-endian::
+A listing takes a thousand requests per million objects, so it is cached in a file. The file is little-endian::
 
     magic 8s, version u32, flags u32, objects u64, raw bytes of the body u64, bytes of the question u64,
-    xxh3_64 u64 of all before and behind it
-    question    JSON: what was listed; a file that answers another question is no answer
+    xxh3_64 u64 of everything before and after it
+    question    JSON: the listing's parameters; a file with other parameters is ignored
     body        one zstd frame of: sizes i64[n], ends of the keys i64[n], ends of the ETags i64[n], keys, ETags (UTF-8)
 """
 
@@ -24,29 +24,39 @@ import numpy.typing as npt
 import xxhash
 import zstandard
 
-from storage.errors import DeadlineExceeded, FormatError, StorageError
-from storage.fetch import FetchEngine
-from storage.stores.protocol import Buffer
-from storage.unfinished import create_unfinished, sweep_unfinished
+from concurrent_loader.storage.errors import DeadlineExceeded, FormatError, StorageError
+from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.fetch.retry import call_with_retries
+from concurrent_loader.storage.stores.objects import Buffer
+from concurrent_loader.storage.unfinished import create_unfinished, sweep_unfinished
 
-__all__ = ["Listing", "Texts", "decode_listing", "encode_listing", "list_objects", "load_listing", "save_listing"]
+__all__ = [
+    "Listing",
+    "ObjectEntry",
+    "Texts",
+    "decode_listing",
+    "encode_listing",
+    "list_objects",
+    "load_listing",
+    "save_listing",
+]
 
 _MAGIC = b"CLLISTN\n"
 _VERSION = 1
 _FACTS = struct.Struct("<8sIIQQQ")
 _HEADER_BYTES = _FACTS.size + 8
-_MAX_TEXT_BYTES = 4096  # of a key and an ETag together, on average: what a header may claim
+_MAX_TEXT_BYTES = 4096  # largest average length of key and ETag that a header may claim
 _I64 = np.dtype("<i8")
-_BEAT = 256  # objects between two looks at the clock; a page of S3 has 1,000
+_BEAT = 256  # objects between two checks of the clock; a page of S3 has 1,000
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Many short texts in one piece of memory.
+    """Many short texts in one buffer.
 
     Attributes:
-        data: All of them, UTF-8, one behind the other.
-        ends: (n,) int64, where each ends.
+        data: Concatenated texts as UTF-8.
+        ends: (n,) int64: end of each text in ``data``.
     """
 
     data: bytes
@@ -60,7 +70,7 @@ class Texts:
         return self.data[start : int(self.ends[at])].decode()
 
     def tolist(self) -> list[str]:
-        """All of them."""
+        """Returns all texts."""
         starts = [0, *self.ends[:-1].tolist()]
         return [self.data[start:end].decode() for start, end in zip(starts, self.ends.tolist(), strict=False)]
 
@@ -70,9 +80,9 @@ class Listing:
     """Objects in the order of their keys' bytes.
 
     Attributes:
-        keys: Below the store's URL.
-        sizes: (n,) int64, in bytes.
-        etags: Empty where there is none.
+        keys: Keys relative to the store's URL.
+        sizes: (n,) int64: sizes in bytes.
+        etags: ETags; empty if the store has none.
     """
 
     keys: Texts
@@ -84,12 +94,12 @@ class Listing:
 
     @property
     def num_bytes(self) -> int:
-        """Of all objects."""
+        """Size of all objects in bytes."""
         return int(self.sizes.sum())
 
     @cached_property
     def fingerprint(self) -> int:
-        """63 bits that name the objects as they were when they were listed."""
+        """63 bits that identify keys, sizes and ETags of the listing."""
         hashed = xxhash.xxh3_64(len(self).to_bytes(8, "little"))
         for part in _parts(self):
             hashed.update(part)
@@ -101,33 +111,33 @@ async def list_objects(
 ) -> Listing:
     """Lists the objects of a store.
 
-    There is no bound on the whole, only on how long the next page may take. A listing that fails begins again.
+    Only the time for the next page is limited, not the whole listing. A failed listing starts again.
 
     Args:
-        engine: Its store is listed, under its retry policy.
-        wanted: Called with each key.
+        engine: Engine whose store is listed, under its retry policy.
+        wanted: Function that returns whether to include a key.
         problems: List that receives an error for each wanted entry that cannot be read under its name, and for each
-            folder that cannot be listed. Without it the first of them is raised.
+            folder that cannot be listed. Without a list, the first error is raised.
 
     Raises:
         StorageError: It cannot be listed.
     """
     attempts = 0
-    while True:
+
+    async def attempt() -> tuple[Listing, list[StorageError]]:
+        nonlocal attempts
         attempts += 1
-        try:
-            listing, unusable = await _list_once(engine, wanted)
-        except StorageError as error:
-            delay_s = engine.delay_s(error, engine.policy, failures=attempts, elapsed_s=0.0)
-            if delay_s is None:
-                raise error.locate(url=engine.store.url, attempts=attempts) from error.__cause__
-        else:
-            if problems is not None:
-                problems[:] = unusable
-            elif unusable:
-                raise unusable[0]
-            return listing
-        await engine.pause(delay_s)
+        return await _list_once(engine, wanted)
+
+    def delay_after(error: StorageError) -> float:
+        return engine.delay_after(error, engine.policy, key=None, attempts=attempts, failures=attempts, elapsed_s=0.0)
+
+    listing, unusable = await call_with_retries(attempt, delay_after, sleep=engine.sleep)
+    if problems is not None:
+        problems[:] = unusable
+    elif unusable:
+        raise unusable[0]
+    return listing
 
 
 async def _list_once(engine: FetchEngine, wanted: Callable[[str], bool]) -> tuple[Listing, list[StorageError]]:
@@ -176,10 +186,10 @@ def encode_listing(listing: Listing, question: str) -> bytes:
 
 
 def decode_listing(data: Buffer, question: str) -> Listing | None:
-    """Reads a listing's file, believing nothing of it; None if it answers another question.
+    """Parses a listing's file; nothing in it is trusted. Returns None if it answers another question.
 
     Raises:
-        FormatError: It is no listing, or a damaged one.
+        FormatError: The bytes are not a listing, or are damaged.
     """
     view = memoryview(data).cast("B")
     if len(view) < _HEADER_BYTES:
@@ -187,9 +197,9 @@ def decode_listing(data: Buffer, question: str) -> Listing | None:
     magic, version, flags, num_objects, raw_bytes, asked_bytes = _FACTS.unpack_from(view)
     facts, digest, rest = view[: _FACTS.size], view[_FACTS.size : _HEADER_BYTES], view[_HEADER_BYTES:]
     if (magic, version, flags) != (_MAGIC, _VERSION, 0):
-        raise FormatError("not a listing that this release knows", expected=(_MAGIC, _VERSION), got=(magic, version))
+        raise FormatError("not a listing of this version", expected=(_MAGIC, _VERSION), got=(magic, version))
     if _digest(facts, rest) != digest or asked_bytes > len(rest):
-        raise FormatError("a listing's digest disagrees with its bytes")
+        raise FormatError("a listing's digest does not match its bytes")
     if bytes(rest[:asked_bytes]) != question.encode():
         return None
     fixed_bytes = 3 * _I64.itemsize * num_objects
@@ -208,29 +218,31 @@ def decode_listing(data: Buffer, question: str) -> Listing | None:
     try:
         texts.decode()
     except UnicodeDecodeError as error:
-        raise FormatError("a listing's texts are no UTF-8") from error
+        raise FormatError("a listing's texts are not UTF-8") from error
     return Listing(Texts(texts[:key_bytes], key_ends), sizes, Texts(texts[key_bytes:], etag_ends))
 
 
 def _decompressed(frame: memoryview, raw_bytes: int) -> bytes:
     try:
-        # `max_output_size` is not heeded where the frame declares its size, so that is looked at first.
+        # zstandard ignores `max_output_size` if the frame declares its size, so that is checked first.
         if zstandard.get_frame_parameters(frame).content_size != raw_bytes:
-            raise FormatError("a listing's frame is not as long as its header says", expected=raw_bytes)
+            raise FormatError("a listing's frame does not have the length that its header states", expected=raw_bytes)
         raw = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError("a listing cannot be decompressed") from error
     if len(raw) != raw_bytes:
-        raise FormatError("a listing's frame is not as long as its header says", expected=raw_bytes, got=len(raw))
+        raise FormatError(
+            "a listing's frame does not have the length that its header states", expected=raw_bytes, got=len(raw)
+        )
     return raw
 
 
 def load_listing(path: str | os.PathLike[str], question: str) -> Listing | None:
-    """Reads a listing's file; None if there is none, or one that answers another question.
+    """Reads a listing's file; returns None if it is missing or answers another question.
 
     Raises:
-        FormatError: It is no listing, or a damaged one.
-        OSError: It cannot be read.
+        FormatError: The file is not a listing, or is damaged.
+        OSError: The file cannot be read.
     """
     try:
         data = Path(path).read_bytes()
@@ -240,10 +252,10 @@ def load_listing(path: str | os.PathLike[str], question: str) -> Listing | None:
 
 
 def save_listing(path: str | os.PathLike[str], listing: Listing, question: str) -> None:
-    """Writes a listing's file, whole or not at all.
+    """Writes a listing's file atomically.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     target = Path(path)
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -267,3 +279,26 @@ def _digest(facts: Buffer, rest: Buffer) -> bytes:
 def _parts(listing: Listing) -> list[bytes]:
     arrays = (listing.sizes, listing.keys.ends, listing.etags.ends)
     return [*(part.astype(_I64).tobytes() for part in arrays), listing.keys.data, listing.etags.data]
+
+
+@dataclass(frozen=True)
+class ObjectEntry:
+    """An object as it was listed.
+
+    Attributes:
+        url: URL of the store.
+        key: Key relative to that URL.
+        size: Size in bytes.
+        etag: ETag, or None if the store has none.
+    """
+
+    url: str
+    key: str
+    size: int
+    etag: str | None
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hex digits that identify this version of the object."""
+        facts = "\0".join((self.url, self.key, self.etag or "", str(self.size)))
+        return xxhash.xxh3_128_hexdigest(facts.encode(errors="surrogatepass"))

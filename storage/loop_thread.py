@@ -1,4 +1,4 @@
-"""The event loop's thread: the only bridge between synchronous callers and the asyncio code below them."""
+"""Runs an event loop on its own thread: the only bridge from synchronous callers to the asyncio code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from storage.errors import StorageError, StoreClosed
-from storage.forking import keep_for_ever, tell_after_fork
-from storage.secrets import shortened
+from concurrent_loader.storage.errors import StorageError, StoreClosed
+from concurrent_loader.storage.fork_safety import leak_reference, register_fork_handler
+from concurrent_loader.storage.redaction import shorten_traceback
 
 __all__ = ["LoopThread", "hold"]
 
@@ -31,47 +31,54 @@ _held: set[asyncio.Task[Any]] = set()
 def hold(task: asyncio.Task[Any]) -> None:
     """Keeps a task alive until it ends.
 
-    An event loop has weak references to its tasks only. A task that waits for something that only it and an abandoned
-    iterator refer to would be destroyed with the iterator by the garbage collector, instead of being cancelled.
+    An event loop has only weak references to its tasks. The garbage collector would destroy a task, instead of
+    cancelling it, if only the task itself and an abandoned iterator refer to the object that it waits for.
     """
     _held.add(task)
     task.add_done_callback(_held.discard)
 
 
 class LoopThread:
-    """An asyncio event loop that runs on a thread of its own, started by the first call.
+    """An asyncio event loop on its own thread, which the first call starts.
 
-    Thread-safety: every method may be called from any thread but the loop's own. A process forked from the one that
-    started the thread gets `StoreClosed`, never a hang: threads do not survive a fork.
+    Thread-safety: All methods may be called from any thread except the loop's own. In a forked process they raise
+    `StoreClosed` instead of hanging, because threads do not survive a fork.
 
     Args:
-        name: Of the thread, as debuggers show it.
+        name: Name of the thread in debuggers.
+
+    Example:
+        >>> import asyncio
+        >>> from concurrent_loader.storage import LoopThread
+        >>> with LoopThread() as loop:
+        ...     loop.run(asyncio.sleep(0, result=5))
+        5
     """
 
     def __init__(self, name: str = "storage-loop") -> None:
         self._name = name
-        # The garbage collector may run while this thread holds the lock, and end something that needs the lock, too.
+        # Re-entrant, because the garbage collector may finalize objects that need the lock while this thread holds it.
         self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._closed = False
-        tell_after_fork(self)
+        register_fork_handler(self)
 
     def after_fork_in_child(self) -> None:
-        """The loop is the parent's, whose epoll set it would change by so much as ending."""
+        """Leaks the parent's loop, because closing it would change the parent's epoll set."""
         self._lock = threading.RLock()
-        keep_for_ever((self._loop, self._thread))
+        leak_reference((self._loop, self._thread))
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Starts a coroutine on the loop; cancelling the future cancels it there.
 
         Raises:
-            StoreClosed: After `close`, in a forked process, or while the interpreter ends.
-            RuntimeError: The system allows this process no further thread; a later call tries again.
-            OSError: Nor a further descriptor.
+            StoreClosed: The loop was closed, this process was forked, or the interpreter is exiting.
+            RuntimeError: The system cannot start another thread; a later call tries again.
+            OSError: The system has no descriptors left.
         """
-        with self._lock:  # whatever is submitted before `close` is run, or cancelled by it
+        with self._lock:  # a coroutine submitted before `close` either runs or is cancelled
             try:
                 loop = self._running_loop()
             except BaseException:
@@ -82,11 +89,11 @@ class LoopThread:
             return future
 
     def run(self, coroutine: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
-        """Runs a coroutine to its end and returns its result; a KeyboardInterrupt or a time-out cancels it.
+        """Runs a coroutine and returns its result; a KeyboardInterrupt or a timeout cancels the coroutine.
 
         Raises:
-            StoreClosed: As for `submit`.
-            TimeoutError: It took longer than ``timeout_s``.
+            StoreClosed: The loop was closed, this process was forked, or the interpreter is exiting.
+            TimeoutError: The coroutine took longer than ``timeout_s``.
         """
         if self._thread is threading.current_thread():
             coroutine.close()
@@ -97,20 +104,21 @@ class LoopThread:
         except BaseException as error:
             future.cancel()
             if isinstance(error, StorageError):
-                shortened(error, num_frames=2)
+                shorten_traceback(error, num_frames=2)
             raise
 
     async def reach(self, coroutine: Coroutine[Any, Any, T], dispose: Callable[[T], object] = lambda result: None) -> T:
-        """Awaits, on whatever loop this is called from, a coroutine that runs on this thread's loop.
+        """Runs a coroutine on this thread's loop, and awaits it on the caller's loop.
 
         Args:
-            coroutine: What to run there.
-            dispose: Called there with a result that came too late for a caller that had been cancelled.
+            coroutine: Coroutine to run.
+            dispose: Function that releases a result that arrived after the caller was cancelled; called on this
+                thread's loop.
 
         Raises:
-            StoreClosed: As for `submit`, or the loop is closed meanwhile.
+            StoreClosed: The loop is closed, was closed meanwhile, or belongs to the parent of a fork.
 
-        Cancellation: It is handed on, and raised when the coroutine has ended.
+        Cancellation: Is passed to the coroutine, and raised after the coroutine has ended.
         """
         if self._loop is asyncio.get_running_loop():
             return await coroutine
@@ -131,25 +139,25 @@ class LoopThread:
                 try:
                     await asyncio.wait({waiting})
                 except asyncio.CancelledError:
-                    continue  # once is enough; it is raised below
+                    continue  # the first cancellation is raised below
             if not waiting.cancelled() and waiting.exception() is None:
                 self.call_soon(dispose, waiting.result())
             raise
         finally:
-            coroutine.close()  # it has ended, or was cancelled before it began
+            coroutine.close()  # it has ended, or was cancelled before it started
 
     def call_soon(self, function: Any, *args: Any) -> None:
-        """Calls a plain function on the loop; a loop that has closed meanwhile is no error: nobody is left to tell."""
+        """Calls a function on the loop; does nothing if the loop is closed."""
         with self._lock:
             if self._loop is not None and not self._closed and self._pid == os.getpid():
                 self._loop.call_soon_threadsafe(function, *args)
 
-    def close(self, patience_s: float = _JOIN_S) -> None:
-        """Cancels what still runs, waits for it to unwind, and joins the thread. Idempotent.
+    def close(self, timeout_s: float = _JOIN_S) -> None:
+        """Cancels running tasks, waits for them to end, and joins the thread. Idempotent.
 
         Args:
-            patience_s: Longest wait, 60 s by default. A thread that takes longer (a drive hangs, a task computes) is
-                left behind with a warning. It is a daemon: it does not keep the process from ending.
+            timeout_s: Longest wait, 60 s by default. A slower thread (a drive hangs, a task computes) is abandoned with
+                a warning. It is a daemon thread, which does not prevent the process from exiting.
         """
         with self._lock:
             loop, thread = self._loop, self._thread
@@ -158,9 +166,9 @@ class LoopThread:
             return
         loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
-            thread.join(patience_s)
+            thread.join(timeout_s)
             if thread.is_alive():
-                _log.warning("the event loop %r does not end; its thread is left behind", self._name)
+                _log.warning("the event loop %r does not end; its thread is abandoned", self._name)
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +182,7 @@ class LoopThread:
         if self._closed:
             raise StoreClosed("the event loop is closed")
         if sys.is_finalizing():
-            raise StoreClosed("the interpreter is ending, and the event loop's thread with it")
+            raise StoreClosed("the interpreter is exiting, and the event loop's thread with it")
         if self._loop is not None and self._pid != os.getpid():
             raise StoreClosed(
                 "opened before a fork; open it again in the child, or start workers by 'spawn' or 'forkserver'"
@@ -182,11 +190,11 @@ class LoopThread:
         if self._loop is None:
             loop = asyncio.new_event_loop()
             thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
-            # Noted first: an interrupt while the thread starts must not leave behind a loop that nobody knows.
+            # Stored first, so that an interrupt during the start of the thread cannot leak the loop.
             self._loop, self._thread, self._pid = loop, thread, os.getpid()
             try:
                 thread.start()
-            except RuntimeError:  # none was started
+            except RuntimeError:  # the thread was not started
                 self._loop = self._thread = None
                 loop.close()
                 raise
@@ -209,17 +217,17 @@ class LoopThread:
 
 
 def _begin(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], future: Future[T]) -> None:
-    """Starts a coroutine as a task, and gives its outcome to a future.
+    """Starts a coroutine as a task, and passes its outcome to a future.
 
-    `asyncio.run_coroutine_threadsafe` does the same, except for a future that was cancelled: it then leaves the task's
-    exception to asyncio, which reports at some later time that it was never retrieved.
+    `asyncio.run_coroutine_threadsafe` is not used, because it ignores the exception of a task whose future was
+    cancelled; asyncio then reports later that the exception was never retrieved.
     """
     task = loop.create_task(coroutine)
     hold(task)
 
     def cancel(future: Future[T]) -> None:
         if future.cancelled():
-            with suppress(RuntimeError):  # the loop has ended, and the task with it
+            with suppress(RuntimeError):  # the loop has ended, and with it the task
                 loop.call_soon_threadsafe(task.cancel)
 
     def hand_over(task: asyncio.Task[T]) -> None:
@@ -238,7 +246,7 @@ def _begin(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], f
 
 
 class _Visit(Generic[T]):
-    """A coroutine on another loop that can be cancelled there, even before it has begun."""
+    """A coroutine on another loop, which can be cancelled even before it starts."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine

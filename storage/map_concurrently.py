@@ -1,4 +1,4 @@
-"""Awaits one call per item, many at once but never all of them: the tasks are bounded, and the first error ends it."""
+"""Awaits one call per item with a bounded number of tasks; the first error ends all of them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ __all__ = ["map_concurrently"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-_MAX_TASKS = 512  # more than requests are ever in flight, so the engine decides
+_MAX_TASKS = 512  # more than the requests that are ever in flight, so the engine sets the limit
 
 
 async def map_concurrently(call: Callable[[T], Awaitable[R]], items: Sequence[T]) -> list[R]:
     """Awaits ``call(item)`` for every item and returns the results in the order of the items.
 
-    A task per item would cost memory for all of them at once, and cancelling them after an error takes as long as
-    starting them.
+    One task per item would take memory for all items at once, and cancelling after an error would take long.
 
     Raises:
-        Exception: What the first call to fail raised; no further call is started and running calls are cancelled.
+        Exception: Error of the first call that failed; running calls are cancelled, and no other call is started.
     """
     results: list[R | None] = [None] * len(items)
     remaining = iter(enumerate(items))
@@ -29,7 +28,7 @@ async def map_concurrently(call: Callable[[T], Awaitable[R]], items: Sequence[T]
     async def work() -> None:
         for place, item in remaining:
             results[place] = await call(item)
-            await asyncio.sleep(0)  # items found locally never wait, and others want the loop as well
+            await asyncio.sleep(0)  # local items never wait, so let other tasks run
 
     try:
         async with asyncio.TaskGroup() as group:

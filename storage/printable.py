@@ -1,4 +1,4 @@
-"""Names that others chose, as a terminal or a manifest can show them. No I/O."""
+"""Makes foreign names safe to show in a terminal or a manifest. No I/O."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ __all__ = ["printable"]
 
 
 def printable(text: str) -> str:
-    r"""Returns a text in which every character that cannot be shown is escaped.
+    r"""Returns a text with every unprintable character escaped.
 
-    Line breaks, control characters and the like cannot move the cursor, and bytes of a file name that are not UTF-8
-    (lone surrogates, as `os.fsdecode` makes them) can be encoded again.
+    So line breaks and control characters cannot move the cursor, and the result can be encoded even if a file name is
+    not UTF-8 (`os.fsdecode` turns its bytes into lone surrogates).
 
     ::
 

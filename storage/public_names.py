@@ -1,4 +1,4 @@
-"""`dir` of the packages' objects: what is meant for users, so that editors and notebooks offer nothing else."""
+"""Limits `dir` to public names, so that editors and notebooks suggest only these."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["PublicNames"]
 
 
 class PublicNames:
-    """Leaves names with one underscore in front out of `dir`."""
+    """A mix-in that hides names with one leading underscore from `dir`."""
 
     __slots__ = ()
 

@@ -1,11 +1,11 @@
-"""Byte ranges, pure: which bytes of an object are wanted, and how wishes become requests."""
+"""Byte ranges of objects, and the grid on which they are cut. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["ByteRange", "coalesce", "split"]
+__all__ = ["ByteRange", "split"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -13,7 +13,7 @@ class ByteRange:
     """Bytes ``start`` (included) to ``end`` (excluded) of an object.
 
     Raises:
-        ValueError: Unless ``0 <= start <= end``.
+        ValueError: ``0 <= start <= end`` does not hold.
     """
 
     start: int
@@ -26,37 +26,9 @@ class ByteRange:
     def __len__(self) -> int:
         return self.end - self.start
 
-    def covers(self, other: ByteRange) -> bool:
-        """Whether every byte of ``other`` lies in this range."""
-        return self.start <= other.start and other.end <= self.end
-
-
-def coalesce(ranges: Iterable[ByteRange], *, max_gap_bytes: int, max_bytes: int) -> list[ByteRange]:
-    """Merges ranges that touch, overlap, or lie no more than a gap apart, in order of their start.
-
-    Args:
-        ranges: In any order; empty ones are dropped.
-        max_gap_bytes: The largest hole that is cheaper to fetch than to ask around.
-        max_bytes: No merged range grows beyond this by bridging; a wish that is larger stays whole.
-
-    Returns:
-        Sorted ranges, each wish covered by exactly one of them. Overlapping wishes always share one, whatever its size.
-    """
-    merged: list[ByteRange] = []
-    for wish in sorted(r for r in ranges if len(r)):
-        if merged:
-            last = merged[-1]
-            overlaps = wish.start < last.end
-            near = wish.start - last.end <= max_gap_bytes and max(wish.end, last.end) - last.start <= max_bytes
-            if overlaps or near:
-                merged[-1] = ByteRange(last.start, max(last.end, wish.end))
-                continue
-        merged.append(wish)
-    return merged
-
 
 def split(whole: ByteRange, *, chunk_bytes: int) -> Iterator[ByteRange]:
-    """Cuts a range at multiples of ``chunk_bytes`` of the object, so that the same chunk is always the same bytes."""
+    """Cuts a range at multiples of ``chunk_bytes``, so that a chunk of an object always has the same bytes."""
     if chunk_bytes <= 0:
         raise ValueError(f"chunk_bytes must be positive, got {chunk_bytes}")
     start = whole.start

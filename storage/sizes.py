@@ -1,10 +1,10 @@
-"""Sizes as people write them: ``"64MiB"`` anywhere that a number of bytes is an option."""
+"""Parses and formats numbers of bytes, such as ``"64MiB"``."""
 
 from __future__ import annotations
 
 import re
 
-from storage.errors import ConfigurationError
+from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = ["Size", "format_count", "format_size", "parse_size"]
 
@@ -23,10 +23,15 @@ def parse_size(size: Size, *, name: str = "size") -> int:
 
     Args:
         size: A non-negative int, or a string: ``"64MiB"`` (powers of 1024), ``"64MB"`` (powers of 1000), ``"4096"``.
-        name: What the size is, for the error.
+        name: Name of the option, for the error.
 
     Raises:
-        ConfigurationError: Not a size.
+        ConfigurationError: The argument is not a size.
+
+    Example:
+        >>> from concurrent_loader.storage import parse_size
+        >>> parse_size("64MiB")
+        67108864
     """
     if isinstance(size, bool) or not isinstance(size, int | str):
         raise ConfigurationError(f"{name} must be an int or a string such as '64MiB'", got=size)
@@ -42,7 +47,13 @@ def parse_size(size: Size, *, name: str = "size") -> int:
 
 
 def format_size(num_bytes: float) -> str:
-    """Writes a number of bytes for a person: ``"7.9 MiB"``."""
+    """Returns a number of bytes as text.
+
+    Example:
+        >>> from concurrent_loader.storage import format_size
+        >>> format_size(8_300_000)
+        '7.9 MiB'
+    """
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(num_bytes) < 1024 or unit == "TiB":
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -51,11 +62,11 @@ def format_size(num_bytes: float) -> str:
 
 
 def format_count(number: int, noun: str, plural: str | None = None) -> str:
-    """Writes a number of things for a person: ``"1 shard"``, ``"2 shards"``, ``"12,000 samples"``.
+    """Returns a count with its noun as text: ``"1 shard"``, ``"2 shards"``, ``"12,000 samples"``.
 
     Args:
-        number: How many.
-        noun: What, in the singular.
-        plural: The plural where it is not the singular with an "s".
+        number: Count.
+        noun: Noun in the singular.
+        plural: Noun in the plural; the singular with an "s" by default.
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -1,9 +1,9 @@
-"""Files under construction: locked by their writer, and deleted by the next one if that was killed.
+"""Temporary files: locked by their writer, and deleted by a later process if the writer was killed.
 
-A file is written under a name of its own beside its final place and renamed when it is whole. A killed process leaves
-it behind. The writer holds a lock (`flock`) on it, which ends with the process, so that whoever comes next can tell
-what is abandoned from what is being written. Locks do not always cross machines that share a folder: a file that was
-begun elsewhere, or before this machine was started, also has to be a day old.
+A file is written under a temporary name in the target folder, and renamed when it is complete. A killed process leaves
+it behind. The writer holds a lock (`flock`), which ends with the process and tells abandoned files from files in
+progress. Locks do not always work across machines that share a folder. So a file of another machine, or from before
+this machine was started, must also be a day old.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["UNFINISHED", "create_unfinished", "sweep_unfinished"]
 
 UNFINISHED = ".unfinished-"
 
-_NAME = re.compile(r"\.unfinished-(?:([0-9a-f]{8})-|\d{1,7}-)[0-9a-f]{16}")  # the second: up to version 0.1, a pid
+_NAME = re.compile(r"\.unfinished-(?:([0-9a-f]{8})-|\d{1,7}-)[0-9a-f]{16}")  # the second form: a pid, up to version 0.1
 _ELSEWHERE_S = 24 * 3600.0
 
 
 def create_unfinished(folder: Path, *, mode: int = 0o666) -> tuple[int, Path]:
-    """Creates a file in a folder, and locks it until its descriptor is closed.
+    """Creates a file in a folder and locks it until its descriptor is closed.
 
     Returns:
-        The descriptor, and the path. Close the descriptor after the file was renamed or deleted.
+        Descriptor, and path. Close the descriptor after the file was renamed or deleted.
 
     Raises:
         OSError: The file cannot be created.
@@ -39,7 +39,7 @@ def create_unfinished(folder: Path, *, mode: int = 0o666) -> tuple[int, Path]:
         path = folder / f"{UNFINISHED}{_machine()}-{secrets.token_hex(8)}"
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            with contextlib.suppress(OSError):  # a file system without locks: there nobody deletes it before its day
+            with contextlib.suppress(OSError):  # a file system without locks: others delete the file only after a day
                 fcntl.flock(file, fcntl.LOCK_EX)
             if os.fstat(file).st_nlink:
                 return file, path
@@ -47,11 +47,11 @@ def create_unfinished(folder: Path, *, mode: int = 0o666) -> tuple[int, Path]:
             os.close(file)
             path.unlink(missing_ok=True)
             raise
-        os.close(file)  # swept away in the moment before it was locked
+        os.close(file)  # another process deleted it before it was locked
 
 
 def sweep_unfinished(folder: Path) -> int:
-    """Deletes the files of this user in a folder whose writers are gone; returns how many."""
+    """Deletes this user's abandoned files in a folder; returns the number of deleted files."""
     try:
         with os.scandir(folder) as entries:
             found = [(entry.name, match) for entry in entries if (match := _NAME.fullmatch(entry.name))]
@@ -64,7 +64,7 @@ def _remove_abandoned(path: Path, *, is_local: bool) -> bool:
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return False  # it has its final name by now, or is somebody else's
+        return False  # it was renamed meanwhile, or belongs to another user
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
@@ -82,7 +82,7 @@ def _remove_abandoned(path: Path, *, is_local: bool) -> bool:
 
 @cache
 def _machine() -> str:
-    """Eight hex digits of the kernel's boot: locks work among all its processes, containers included."""
+    """Returns eight hex digits of the kernel's boot id, because locks work among all processes of one kernel."""
     try:
         found = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
     except OSError:

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import secrets
 import signal
+import subprocess
+import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from storage.testing import LocalS3, ToolUnavailable, local_s3
-from storage.testing import no_leaks as leaving_nothing
-from storage.testing.binaries import MINIO, TOXIPROXY, find_tool
-from storage.testing.canary import Canary, canary, pytest_runtest_makereport
+from concurrent_loader.storage.testing import LocalS3, ToolUnavailable, local_s3
+from concurrent_loader.storage.testing import no_leaks as leaving_nothing
+from concurrent_loader.storage.testing.checks.secret_leaks import Canary, canary, pytest_runtest_makereport
+from concurrent_loader.storage.testing.servers.build_tools import MINIO, TOXIPROXY, find_tool
 
 __all__ = ["canary", "pytest_runtest_makereport"]  # pytest finds both here
 
 IN_CI = os.environ.get("CI") == "true"
 
-# No deadline for single examples: on a busy machine they measure the others.
-settings.register_profile("no-deadline", deadline=None)
-settings.load_profile("no-deadline")
+# A test with one of these markers is not in the fast tier, and neither is a test that uses a server of this file.
+SLOWER = ("s3", "processes", "slow", "long", "gpu")
+SERVERS = {"s3_server", "moto_server", "toxiproxy_program"}
+
+# A fast test takes at most one second of CPU time on a quiet machine. The limit is three times that, because processors
+# that are shared with other machines stretch CPU time, too. Time on the clock grows with the load, so its limit is
+# generous: it only finds tests that sleep.
+FAST_CPU_S = 3.0
+FAST_CLOCK_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,62 @@ class Bucket:
     name: str
     url: str
     storage_options: dict[str, str]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Says how many examples of a property are tried.
+
+    ``settings.get_profile("thorough")`` is for properties of which an example takes little time.
+    """
+    fast = config.getoption("--hypothesis-profile") == "fast"
+    # No deadline for single examples: on a busy machine it would measure other processes.
+    settings.register_profile("whole", deadline=None)
+    settings.register_profile("fast", deadline=None, max_examples=10)
+    settings.register_profile("thorough", deadline=None, max_examples=20 if fast else 300)
+    settings.load_profile("fast" if fast else "whole")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the fast tests, and gives the others the server that forks worker processes."""
+    for item in items:
+        names: list[str] = getattr(item, "fixturenames", [])
+        if SERVERS.intersection(names):
+            item.add_marker("s3")
+        if not any(item.get_closest_marker(marker) for marker in SLOWER):
+            item.add_marker("fast")
+        elif "_fork_server" not in names:  # parametrized tests share one list
+            names.insert(0, "_fork_server")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Keeps a fast test from starting processes; a bare `os.fork`, which takes milliseconds, is allowed."""
+    if item.get_closest_marker("fast") is None:
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BaseProcess, "start", _refuse_process)
+        patch.setattr(subprocess.Popen, "__init__", _refuse_process)
+        return (yield)
+
+
+def _refuse_process(*_: object, **__: object) -> None:
+    raise RuntimeError("a test that starts a process needs the marker 'processes'")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fails a fast test that takes too long; in CI only, where nobody steps through it.
+
+    With Hypothesis's many examples a fast test may take longer: `make test-fast` runs few of them.
+    """
+    few = item.config.getoption("--hypothesis-profile") == "fast" or not item.get_closest_marker("hypothesis")
+    began_cpu_s, began_s = time.process_time(), time.monotonic()
+    result = yield
+    cpu_s, clock_s = time.process_time() - began_cpu_s, time.monotonic() - began_s
+    if IN_CI and few and item.get_closest_marker("fast") and (cpu_s > FAST_CPU_S or clock_s > FAST_CLOCK_S):
+        pytest.fail(f"a fast test took {cpu_s:.1f} s of CPU time in {clock_s:.1f} s: shorten it, or mark it 'slow'")
+    return result
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -48,6 +114,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if fixture in needed and not session.config.option.collectonly:
             with suppress(ToolUnavailable):  # the fixture will tell, and knows what follows
                 find_tool(tool, progress=reporter.write_line if reporter else None)
+    # Many tests collect garbage. The modules and the thousands of tests, all of which stay, need no second look.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # native modules look for their objects when Python ends
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,14 +141,14 @@ def _escaped(value: object) -> object:
             return value
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def _fork_server() -> None:
     """Starts the server that forks worker processes, with the package that is tested.
 
     By itself it would prefer the folder that the tests run in, where the package is as well, without native modules.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["concurrent_loader.worker_program"])
+    context.set_forkserver_preload(["concurrent_loader.workers.worker_main"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONSAFEPATH", "1")
         forkserver.ensure_running()

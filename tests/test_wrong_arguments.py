@@ -14,11 +14,11 @@ from PIL import Image
 
 from concurrent_loader import Mixture, ObjectDataset, ShardDataset
 from concurrent_loader.errors import LoaderError
-from storage import ShardWriter, open_store
-from storage.errors import StorageError
-from storage.fetch import RetryPolicy
-from storage.importers import ImageFolder
-from storage.ingest import ingest
+from concurrent_loader.storage import ShardWriter, open_store
+from concurrent_loader.storage.errors import StorageError
+from concurrent_loader.storage.fetch import RetryPolicy
+from concurrent_loader.storage.importers import ImageFolder
+from concurrent_loader.storage.importers.ingest import ingest
 
 WRONG: list[Any] = [
     None, True, -1, 0, 3.5, -1.0, float("nan"), 10**30, "", "x", "\x00", "\udce9", "1GiB", b"x", [], [1], {}, {"a": 1},
@@ -71,6 +71,7 @@ def test_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     each_argument(write, ShardWriter, lambda: {"url": f"memory://wrong-{next(numbers)}", "columns": {"a": "int64"}})
 
 
+@pytest.mark.slow
 def test_ingest(photos: Path) -> None:
     numbers = itertools.count()
     each_argument(

@@ -16,8 +16,8 @@ from msgspec import structs
 from benchmarks.bucket_requests import Requests
 from benchmarks.peers.catalog import Peer
 from benchmarks.peers.messages import Job
-from storage.stores import open_store
-from storage.testing import LocalS3, http_faults, measure_latency, toxiproxy
+from concurrent_loader.storage.stores import open_store
+from concurrent_loader.storage.testing import LocalS3, http_faults, measure_latency, toxiproxy
 
 __all__ = ["BUCKET", "Way", "counted", "far_away", "prefix_of", "put_files", "put_objects", "signed_urls"]
 
@@ -34,7 +34,7 @@ class Way:
 
     Attributes:
         endpoint_url: Where it is reached.
-        options: For `storage.open_store`.
+        options: For `concurrent_loader.storage.open_store`.
         first_byte_ms: Measured; None where nobody did.
     """
 

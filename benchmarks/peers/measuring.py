@@ -37,7 +37,7 @@ from benchmarks.peers.pictures import paths
 from benchmarks.peers.processes import run_job
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
 from benchmarks.program import ROOT
-from storage.testing import LocalS3, local_s3
+from concurrent_loader.storage.testing import LocalS3, local_s3
 
 __all__ = ["FULL", "QUICK", "Load", "Measuring"]
 

@@ -1,15 +1,15 @@
-"""What is changed at random in a picture, and by how much: pure functions of (seed, epoch, sample)."""
+"""Crops and augments images with random numbers that depend only on (seed, epoch, sample)."""
 
-from concurrent_loader.augment.augmentation import Augment
+from concurrent_loader.augment.augment import Augment
 from concurrent_loader.augment.blur import GaussianBlur
 from concurrent_loader.augment.color import ColorJitter, RandomGrayscale
+from concurrent_loader.augment.crop_decoder import CroppingDecoder
 from concurrent_loader.augment.crops import CenterCrop, Crop, RandomResizedCrop
-from concurrent_loader.augment.decoding import CroppingDecoder
-from concurrent_loader.augment.draws import uniforms
-from concurrent_loader.augment.finish import Normalize, ToDtype
-from concurrent_loader.augment.mirror import RandomHorizontalFlip, RandomVerticalFlip
+from concurrent_loader.augment.flip import RandomHorizontalFlip, RandomVerticalFlip
 from concurrent_loader.augment.mixing import CutMix, MixUp, MixUpOrCutMix
+from concurrent_loader.augment.normalize import Normalize, ToDtype
 from concurrent_loader.augment.operation import Operation
+from concurrent_loader.augment.random_draws import uniforms
 
 __all__ = [
     "Augment",

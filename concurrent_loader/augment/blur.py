@@ -1,8 +1,8 @@
-"""Blurs crops: a Gaussian of each picture's own width.
+"""Blurs crops with a Gaussian filter whose width is drawn for each image.
 
-Weights are whole numbers of 12 bits that sum to 4096, and what lies between rows and columns is counted in sixteenths
-of a level. All products and sums are then whole numbers below 2**24, which float32 has exactly: in whatever order they
-are added, with or without fused multiplication, on a CPU or a GPU, the picture is the same to the bit.
+Weights are 12-bit integers that sum to 4096. Values between the two passes are integers too, in sixteenths of a level.
+All products and sums are then integers below 2**24, which float32 represents exactly. The result is therefore
+bit-identical on CPU and GPU, in any order of additions, with or without fused multiply-add.
 """
 
 from __future__ import annotations
@@ -14,28 +14,33 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad
 
-from concurrent_loader.augment.operation import Draws, check_probability, check_range, for_some, spread
-from storage.errors import ConfigurationError
+from concurrent_loader.augment.operation import Draws, apply_to_chosen, check_probability, check_range, scale_to_range
+from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = ["GaussianBlur", "gaussian_weights"]
 
-_WHOLE = 4096  # what the weights of a filter sum to
-_FINE = 16  # parts of a level between the passes
+_WEIGHT_SUM = 4096  # sum of the weights of a filter
+_SUBLEVELS = 16  # steps per level between the passes
 
 
 @dataclass(frozen=True)
 class GaussianBlur:
-    """Blurs pictures, which are continued by their mirror images at the edges.
+    """Blurs images, which are extended at the edges by reflection.
+
+    Draws two random numbers: whether to blur, sigma.
 
     Args:
-        kernel_size: Pixels that the filter covers, each way; odd, and at most twice the picture's side less one.
-        sigma: Least and largest width of the Gaussian in pixels, or the width.
-        p: Probability of being blurred.
-
-    Draws: whether, sigma.
+        kernel_size: Width and height of the filter in pixels: odd, and at most twice the side of the image minus 1.
+        sigma: Standard deviation of the Gaussian in pixels, or its minimum and maximum. Default 0.1 to 2.0.
+        p: Probability of blurring an image. Default 1.0.
 
     Raises:
-        ConfigurationError: An argument that cannot work.
+        ConfigurationError: An argument is invalid.
+
+    Example:
+        >>> from concurrent_loader import Augment, CenterCrop, GaussianBlur
+        >>> Augment(CenterCrop(32), GaussianBlur(9, sigma=(0.1, 2.0), p=0.5)).num_draws
+        26
     """
 
     kernel_size: int
@@ -52,22 +57,22 @@ class GaussianBlur:
 
     @property
     def num_draws(self) -> int:
-        """Two."""
+        """Number of random numbers per image: 2."""
         return 2
 
-    def apply(self, pictures: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Changes the pictures of a batch.
+    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Blurs images of a batch, (n, 3, H, W) uint8.
 
         Raises:
-            ConfigurationError: The pictures are too small for the filter.
+            ConfigurationError: The images are too small for the filter.
         """
-        if self.kernel_size // 2 >= min(pictures.shape[2:]):
+        if self.kernel_size // 2 >= min(images.shape[2:]):
             raise ConfigurationError(
-                "the filter is too large for the pictures", expected=tuple(pictures.shape[2:]), got=self.kernel_size
+                "the filter is too large for the images", expected=tuple(images.shape[2:]), got=self.kernel_size
             )
         chosen = draws[:, 0] < self.p
-        weights = gaussian_weights(self.kernel_size, spread(draws[chosen, 1], *self._sigmas))
-        return for_some(pictures, chosen, lambda some: _blurred(some, weights))
+        weights = gaussian_weights(self.kernel_size, scale_to_range(draws[chosen, 1], *self._sigmas))
+        return apply_to_chosen(images, chosen, lambda some: _blurred(some, weights))
 
     @property
     def _sigmas(self) -> tuple[float, float]:
@@ -75,29 +80,29 @@ class GaussianBlur:
 
 
 def gaussian_weights(kernel_size: int, sigmas: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """The filters of some widths: (n, kernel_size) whole numbers that sum to 4096."""
+    """Returns one filter per sigma: (n, kernel_size) float32, integers that sum to 4096."""
     reach = np.arange(kernel_size) - kernel_size // 2
     exact = np.exp(-0.5 * (reach / sigmas.reshape(-1, 1)) ** 2)
-    weights = np.floor(exact / exact.sum(1, keepdims=True) * _WHOLE + 0.5)
-    weights[:, kernel_size // 2] += _WHOLE - weights.sum(1)
+    weights = np.floor(exact / exact.sum(1, keepdims=True) * _WEIGHT_SUM + 0.5)
+    weights[:, kernel_size // 2] += _WEIGHT_SUM - weights.sum(1)
     single: npt.NDArray[np.float32] = weights.astype(np.float32)
     return single
 
 
-def _blurred(pictures: torch.Tensor, weights: npt.NDArray[np.float32]) -> torch.Tensor:
-    # What no picture gives any weight is left out: the wide part of a filter for a narrow Gaussian.
+def _blurred(images: torch.Tensor, weights: npt.NDArray[np.float32]) -> torch.Tensor:
+    # Skip taps whose weight is 0 for all images, which is most of a wide filter for a narrow Gaussian.
     reach = int(np.flatnonzero(weights.any(0))[-1]) - weights.shape[1] // 2
     middle = weights.shape[1] // 2
     half = torch.from_numpy(np.ascontiguousarray(weights[:, middle : middle + reach + 1].T))
-    shares = half.to(pictures.device, non_blocking=True).view(reach + 1, -1, 1, 1, 1)
-    across = _filtered(pad(pictures.to(torch.float32), (reach, reach, 0, 0), mode="reflect"), shares, 3)
-    across = across.mul_(_FINE / _WHOLE).add_(0.5).floor_()
+    shares = half.to(images.device, non_blocking=True).view(reach + 1, -1, 1, 1, 1)
+    across = _filtered(pad(images.to(torch.float32), (reach, reach, 0, 0), mode="reflect"), shares, 3)
+    across = across.mul_(_SUBLEVELS / _WEIGHT_SUM).add_(0.5).floor_()
     down = _filtered(pad(across, (0, 0, reach, reach), mode="reflect"), shares, 2)
-    return down.mul_(1 / (_FINE * _WHOLE)).add_(0.5).floor_().to(torch.uint8)
+    return down.mul_(1 / (_SUBLEVELS * _WEIGHT_SUM)).add_(0.5).floor_().to(torch.uint8)
 
 
 def _filtered(values: torch.Tensor, shares: torch.Tensor, dim: int) -> torch.Tensor:
-    """Sums along one dimension; ``shares`` are the weights from the middle outwards."""
+    """Filters along one dimension; ``shares`` are the weights from the center outward."""
     reach = len(shares) - 1
     length = values.shape[dim] - 2 * reach
     total = values.narrow(dim, reach, length) * shares[0]

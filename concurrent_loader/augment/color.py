@@ -1,9 +1,8 @@
-"""Changes the colors of crops: brightness, contrast, saturation, hue, and none at all.
+"""Changes the colors of crops: brightness, contrast, saturation, hue, and conversion to gray.
 
-The formulas are torchvision's (`torchvision.transforms.v2.functional`), written as single operations of IEEE
-arithmetic and sums of whole numbers. Those have one right result each, so that a picture is the same to the bit
-whether it is changed alone or in a batch, and on a CPU or a GPU. Nothing is divided by a constant: on a GPU, and only
-there, torch multiplies by its inverse instead.
+The formulas are those of `torchvision.transforms.v2.functional`, written as single IEEE operations and sums of
+integers. Each of these has exactly one correct result. The output is therefore bit-identical for one image or a batch,
+on CPU or GPU. There is no division by a constant, because torch multiplies by the inverse instead, only on a GPU.
 """
 
 from __future__ import annotations
@@ -15,38 +14,43 @@ import torch
 
 from concurrent_loader.augment.operation import (
     Draws,
+    apply_to_chosen,
     check_probability,
     check_range,
-    for_some,
-    one_a_picture,
-    spread,
+    per_image,
+    scale_to_range,
     to_levels,
 )
-from storage.errors import ConfigurationError
+from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = ["ColorJitter", "RandomGrayscale", "grayscale"]
 
-_FINE = 256  # parts of a level in which means are counted
+_SUBLEVELS = 256  # steps per level when means are computed
 
 
 @dataclass(frozen=True)
 class ColorJitter:
     """Changes brightness, contrast, saturation and hue at random, in this order.
 
-    torchvision draws the order, too. Here it is fixed: a batch is then four steps on a GPU and not one of 24 programs a
-    picture. Between the steps nothing is rounded.
+    torchvision also draws the order. Here the order is fixed, so that a batch is four steps on a GPU instead of one of
+    24 programs per image. Values are not rounded between the steps.
+
+    Draws five random numbers: whether to change the image, brightness, contrast, saturation, hue.
 
     Args:
-        brightness: Up to how far its factor is from 1, or its least and largest factor.
-        contrast: The same; the picture is blended with its mean gray.
-        saturation: The same; each pixel is blended with its gray.
-        hue: Up to how far it is turned, or how far at least and at most, in turns from -0.5 to 0.5.
-        p: Probability of being changed at all.
-
-    Draws: whether, brightness, contrast, saturation, hue.
+        brightness: Maximum distance of the factor from 1, or the minimum and maximum factor. Default 0.0.
+        contrast: Same for the contrast, which blends the image with its mean gray. Default 0.0.
+        saturation: Same for the saturation, which blends each pixel with its gray. Default 0.0.
+        hue: Maximum rotation, or the minimum and maximum, in turns from -0.5 to 0.5. Default 0.0.
+        p: Probability of changing an image. Default 1.0.
 
     Raises:
-        ConfigurationError: An argument that cannot work.
+        ConfigurationError: An argument is invalid.
+
+    Example:
+        >>> from concurrent_loader import Augment, ColorJitter, RandomResizedCrop
+        >>> Augment(RandomResizedCrop(32), ColorJitter(0.4, 0.4, 0.2, 0.1, p=0.8)).num_draws
+        29
     """
 
     brightness: float | tuple[float, float] = 0.0
@@ -63,24 +67,24 @@ class ColorJitter:
 
     @property
     def num_draws(self) -> int:
-        """Five."""
+        """Number of random numbers per image: 5."""
         return 5
 
-    def apply(self, pictures: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Changes the pictures of a batch."""
+    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Changes the colors of a batch, (n, 3, H, W) uint8."""
         chosen = draws[:, 0] < self.p
-        return for_some(pictures, chosen, lambda some: self._changed(some, draws[chosen]))
+        return apply_to_chosen(images, chosen, lambda some: self._changed(some, draws[chosen]))
 
-    def _changed(self, pictures: torch.Tensor, draws: Draws) -> torch.Tensor:
-        values = pictures.to(torch.float32)
+    def _changed(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        values = images.to(torch.float32)
         for column, (name, change) in enumerate(
             {"brightness": _brighter, "contrast": _contrasted, "saturation": _saturated}.items(), 1
         ):
             low, high = self._factors(name)
             if (low, high) != (1, 1):
-                values = change(values, one_a_picture(spread(draws[:, column], low, high), pictures))
+                values = change(values, per_image(scale_to_range(draws[:, column], low, high), images))
         if self._turns != (0, 0):
-            values = _turned(values, one_a_picture(spread(draws[:, 4], *self._turns), pictures))
+            values = _turned(values, per_image(scale_to_range(draws[:, 4], *self._turns), images))
         return to_levels(values)
 
     def _factors(self, name: str) -> tuple[float, float]:
@@ -98,15 +102,20 @@ class ColorJitter:
 
 @dataclass(frozen=True)
 class RandomGrayscale:
-    """Makes pictures gray, with three equal channels.
+    """Converts images to gray with three equal channels.
+
+    Draws one random number: whether to convert the image.
 
     Args:
-        p: Probability of that.
-
-    Draws: whether.
+        p: Probability of converting an image. Default 0.1.
 
     Raises:
-        ConfigurationError: An argument that cannot work.
+        ConfigurationError: An argument is invalid.
+
+    Example:
+        >>> from concurrent_loader import Augment, CenterCrop, RandomGrayscale
+        >>> Augment(CenterCrop(32), RandomGrayscale(p=0.2))
+        Augment(CenterCrop(crop=32, resize=None), RandomGrayscale(p=0.2))
     """
 
     p: float = 0.1
@@ -116,22 +125,22 @@ class RandomGrayscale:
 
     @property
     def num_draws(self) -> int:
-        """One."""
+        """Number of random numbers per image: 1."""
         return 1
 
-    def apply(self, pictures: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Changes the pictures of a batch."""
-        return for_some(pictures, draws[:, 0] < self.p, _gray)
+    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Converts images of a batch, (n, 3, H, W) uint8."""
+        return apply_to_chosen(images, draws[:, 0] < self.p, _gray)
 
 
 def grayscale(values: torch.Tensor) -> torch.Tensor:
-    """The luma of ITU-R BT.601: (n, 3, H, W) float32 → (n, 1, H, W)."""
+    """Returns the luma of ITU-R BT.601: (n, 3, H, W) float32 → (n, 1, H, W)."""
     red, green, blue = (values[:, at : at + 1] for at in range(3))
     return (red * 0.299).add_(green * 0.587).add_(blue * 0.114)
 
 
-def _gray(pictures: torch.Tensor) -> torch.Tensor:
-    return to_levels(grayscale(pictures.to(torch.float32))).expand_as(pictures).contiguous()
+def _gray(images: torch.Tensor) -> torch.Tensor:
+    return to_levels(grayscale(images.to(torch.float32))).expand_as(images).contiguous()
 
 
 def _brighter(values: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -139,10 +148,10 @@ def _brighter(values: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def _contrasted(values: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    # Whole numbers have one sum, in whatever order a device adds them.
-    counted = (grayscale(values) * _FINE).add_(0.5).floor_().to(torch.int32).sum((1, 2, 3), keepdim=True)
+    # The sum of integers does not depend on the order in which a device adds them.
+    counted = (grayscale(values) * _SUBLEVELS).add_(0.5).floor_().to(torch.int32).sum((1, 2, 3), keepdim=True)
     num_pixels = values.shape[2] * values.shape[3]
-    mean = (counted.to(torch.float64) * (1 / (_FINE * num_pixels))).to(torch.float32)
+    mean = (counted.to(torch.float64) * (1 / (_SUBLEVELS * num_pixels))).to(torch.float32)
     return _blended(values, mean, factor)
 
 
@@ -155,7 +164,7 @@ def _blended(values: torch.Tensor, others: torch.Tensor, factor: torch.Tensor) -
 
 
 def _turned(values: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Turns the hue; value and saturation stay. In and out are RGB: HSV is never stored."""
+    """Rotates the hue of RGB values; value and saturation stay. HSV is never stored."""
     red, green, blue = (values[:, at : at + 1] for at in range(3))
     value = values.amax(1, keepdim=True)
     chroma = value - values.amin(1, keepdim=True)
@@ -166,7 +175,7 @@ def _turned(values: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
         torch.where(value == green, (blue - red) / divisor + 2, (red - green) / divisor + 4),
     )
     sextant = sextant.add_(turns * 6)
-    # How far each channel is from the hue, as in the closed form of HSV → RGB: value - chroma * clamp(min(k, 4 - k)).
+    # Distance of each channel from the hue, by the closed form of HSV → RGB: value - chroma * clamp(min(k, 4 - k)).
     apart = sextant + torch.from_numpy(np.array([5, 3, 1], np.float32)).to(values.device).view(1, 3, 1, 1)
     apart = apart.sub_((apart * (1 / 6)).floor_().mul_(6))
     share = torch.minimum(apart, 4 - apart).clamp_(0, 1)

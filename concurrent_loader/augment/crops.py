@@ -1,4 +1,4 @@
-"""Which part of a picture a sample shows: boxes as pure functions of a picture's size and a few uniform numbers."""
+"""Selects a part of each image: pure functions of the size of the image and a few uniform random numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from concurrent_loader.decode.crop import Box
-from storage.errors import ConfigurationError
+from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = ["CenterCrop", "Crop", "RandomResizedCrop"]
 
@@ -17,35 +17,48 @@ _ATTEMPTS = 10
 
 @runtime_checkable
 class Crop(Protocol):
-    """Says which box of a picture becomes a picture of ``size``."""
+    """Selects a box of an image, which is resized to ``size``.
+
+    Example:
+        >>> from concurrent_loader.augment import CenterCrop, Crop
+        >>> isinstance(CenterCrop(32), Crop)
+        True
+    """
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the result."""
+        """Height and width of the output in pixels."""
 
     @property
     def num_draws(self) -> int:
-        """Uniform numbers that `box` needs."""
+        """Number of uniform random numbers that `box` needs."""
 
     def box(self, height: int, width: int, draws: Sequence[float]) -> Box:
-        """The box of a picture of that many pixels; ``draws`` in [0, 1)."""
+        """Returns the box of an image with the given height and width; ``draws`` are random numbers in [0, 1)."""
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """A random part of the picture, of random area and shape, as for training on ImageNet.
+    """Crops a random part of the image, of random area and aspect ratio, as for training on ImageNet.
 
-    Source: Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6, in the form of torchvision's
-    transform of that name: ten attempts, then the largest box in the middle with a permitted shape.
+    Source: Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6. Draws area and aspect ratio as
+    torchvision's transform of the same name does: ten attempts, then the largest centered box with an allowed ratio.
 
     Args:
-        crop: Height and width of the result, or its side.
-        scale: Least and largest share of the picture's area.
-        ratio: Least and largest width over height.
-        flip: Probability of being mirrored, left to right.
+        crop: Height and width of the output in pixels, or its side.
+        scale: Minimum and maximum share of the area of the image. Default 0.08 to 1.0.
+        ratio: Minimum and maximum aspect ratio, width over height. Default 3/4 to 4/3.
+        flip: Probability of mirroring the crop left to right. Default 0.5.
 
     Raises:
-        ConfigurationError: An argument that cannot work.
+        ConfigurationError: An argument is invalid.
+
+    Example:
+        >>> from concurrent_loader import ConcurrentDataLoader, RandomResizedCrop, ShardDataset
+        >>> with ShardDataset("photos") as dataset:
+        ...     loader = ConcurrentDataLoader(dataset, 4, decode={"image": RandomResizedCrop(32)})
+        ...     next(iter(loader))["image"].shape
+        torch.Size([4, 3, 32, 32])
     """
 
     crop: int | tuple[int, int]
@@ -56,24 +69,26 @@ class RandomResizedCrop:
     def __post_init__(self) -> None:
         _check_size(self.size)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ConfigurationError("scale must be two shares of the area, the smaller one first", got=self.scale)
+            raise ConfigurationError(
+                "scale must be two shares of the area in (0, 1], in ascending order", got=self.scale
+            )
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            raise ConfigurationError("ratio must be two positive numbers, the smaller one first", got=self.ratio)
+            raise ConfigurationError("ratio must be two positive numbers in ascending order", got=self.ratio)
         if not 0 <= self.flip <= 1:
-            raise ConfigurationError("flip must be a probability", got=self.flip)
+            raise ConfigurationError("flip must be a probability from 0 to 1", got=self.flip)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the result."""
+        """Height and width of the output in pixels."""
         return _pair(self.crop)
 
     @property
     def num_draws(self) -> int:
-        """Flip, place, and area and shape for each attempt."""
+        """Number of random numbers: flip, position, and area and ratio for each of ten attempts."""
         return 3 + 2 * _ATTEMPTS
 
     def box(self, height: int, width: int, draws: Sequence[float]) -> Box:
-        """The box of a picture of that many pixels."""
+        """Returns the box of an image with the given height and width."""
         flip, down, right = draws[0] < self.flip, draws[1], draws[2]
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for attempt in range(_ATTEMPTS):
@@ -94,14 +109,20 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """The middle of the picture, as for validation: its shorter side resized, then cut out of the middle.
+    """Crops the center of the image, as for validation: resizes the shorter side, then cuts a square out of the center.
 
     Args:
-        crop: Side of the result.
-        resize: What the shorter side of the whole picture becomes; ``crop`` takes all of it.
+        crop: Side of the output in pixels.
+        resize: Length of the shorter side after resizing, in pixels. Default ``crop``, which takes the whole shorter
+            side.
 
     Raises:
-        ConfigurationError: An argument that cannot work.
+        ConfigurationError: An argument is invalid.
+
+    Example:
+        >>> from concurrent_loader import CenterCrop
+        >>> CenterCrop(224, resize=256).box(480, 640, [])
+        Box(top=30, left=110, height=420, width=420, flip=False)
     """
 
     crop: int
@@ -114,16 +135,16 @@ class CenterCrop:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the result."""
+        """Height and width of the output in pixels."""
         return self.crop, self.crop
 
     @property
     def num_draws(self) -> int:
-        """None."""
+        """Number of random numbers: 0."""
         return 0
 
     def box(self, height: int, width: int, draws: Sequence[float]) -> Box:
-        """The box of a picture of that many pixels."""
+        """Returns the box of an image with the given height and width."""
         side = max(1, round(min(height, width) * self.crop / (self.resize or self.crop)))
         return Box((height - side) // 2, (width - side) // 2, side, side)
 
@@ -135,4 +156,4 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
 def _check_size(size: object) -> None:
     sides = size if isinstance(size, tuple | list) else ()
     if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in sides):
-        raise ConfigurationError("a size is a positive number, or two of them", got=size)
+        raise ConfigurationError("a size must be a positive integer, or two of them", got=size)

@@ -1,8 +1,8 @@
-"""Mixes the pictures of a batch in pairs, and their labels with them: the last thing before the model.
+"""Mixes the images of a batch in pairs, together with their labels, as the last step before the model.
 
-Who is mixed with whom depends on places in the batch, how far on the sample alone: its numbers are a hash of (seed,
-epoch, sample). A rank's batch is a slice of the global one, so with an even number of samples a rank every full batch
-has the same pairs however many ranks there are; and a resumed epoch has them again.
+The pairs depend on positions in the batch. The amount of mixing is a hash of (seed, epoch, sample). A rank's batch is a
+slice of the global batch. With an even number of samples per rank, every full batch therefore has the same pairs for
+any number of ranks, and a resumed epoch repeats them.
 """
 
 from __future__ import annotations
@@ -17,28 +17,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from concurrent_loader.augment.beta import beta_quantile
-from concurrent_loader.augment.draws import uniforms
 from concurrent_loader.augment.operation import check_probability, to_levels
-from concurrent_loader.batch import Batch
-from storage.errors import ConfigurationError
+from concurrent_loader.augment.random_draws import beta_quantile, uniforms
+from concurrent_loader.batch.batch import Batch
+from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = ["CutMix", "MixUp", "MixUpOrCutMix", "partners"]
 
-_NUM_DRAWS = 5  # whether, which of the two, how far, down, across
+_NUM_DRAWS = 5  # whether to mix, which of the two ways, lam, center row, center column
 
 
 def partners(num_samples: int) -> npt.NDArray[np.int64]:
-    """Whom each sample of a rank's batch is mixed with: the first with the second, the third with the fourth, …
+    """Returns the position of each sample's partner: first and second are a pair, third and fourth, and so on.
 
-    The last one of an odd number is its own partner, and so stays what it is.
+    The last sample of an odd number is its own partner, and is not changed.
     """
     places = np.arange(num_samples)
     return np.where(places ^ 1 < num_samples, places ^ 1, places)
 
 
 class _Pairwise(Protocol):
-    """What the three classes below have in common."""
+    """Defines the arguments that all mixing classes share."""
 
     @property
     def num_classes(self) -> int | None: ...
@@ -54,27 +53,37 @@ class _Pairwise(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MixUp:
-    """Blends each picture with its partner's: ``lam`` of its own, ``1 - lam`` of the partner's.
+    """Blends each image with its partner's: ``lam`` of its own pixels, ``1 - lam`` of the partner's.
 
-    Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018. Each sample has a ``lam`` of its own,
-    drawn from Beta(alpha, alpha).
+    Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018. Each sample has its own ``lam``, drawn
+    from Beta(alpha, alpha).
 
-    Give it to the loader as ``batch_transform``. It gets a `Batch` with pictures of one size (n, C, H, W) and whole
-    numbers (n,) as labels, on any device. Pictures keep their dtype and layout.
+    Pass an instance to the loader as ``batch_transform``. It is called with a `Batch` on any device, with images of one
+    size (n, C, H, W) and integer labels (n,). Images keep their dtype and layout.
 
     Args:
-        alpha: Of the beta distribution: near 0 nearly nothing is mixed, 1 is uniform.
-        num_classes: Labels become (n, num_classes) float32 that sum to 1. None: the label stays; the partner's comes
-            beside it as ``label_b``, with ``lam``, (n,) float32, the first one's share in the loss.
-        p: Probability that a sample is mixed at all.
-        seed: Of the draws.
-        image: Column of the pictures.
-        label: Column of the labels.
+        alpha: Parameter of the beta distribution, positive. Near 0 almost nothing is mixed; 1 is uniform. Default 1.0.
+        num_classes: Number of classes. Labels become (n, num_classes) float32 that sum to 1. With the default None,
+            labels stay; the batch gets the partner's labels as ``label_b``, and ``lam``, (n,) float32, the share of the
+            own label.
+        p: Probability of mixing a sample. Default 1.0.
+        seed: Seed of the random numbers. Default 0.
+        image: Column of the images. Default ``"image"``.
+        label: Column of the labels. Default ``"label"``.
 
     Raises:
-        ConfigurationError: An argument that cannot work; when called: a batch that cannot be mixed.
+        ConfigurationError: An argument is invalid. When called: the batch cannot be mixed.
 
-    Thread-safety: Nothing in it changes.
+    Thread-safety: Instances are immutable.
+
+    Example:
+        >>> from concurrent_loader import ConcurrentDataLoader, MixUp, RandomResizedCrop, ShardDataset
+        >>> with ShardDataset("photos") as dataset:
+        ...     loader = ConcurrentDataLoader(
+        ...         dataset, 4, decode={"image": RandomResizedCrop(32)}, batch_transform=MixUp(num_classes=10)
+        ...     )
+        ...     next(iter(loader))["label"].shape
+        torch.Size([4, 10])
     """
 
     alpha: float = 1.0
@@ -88,16 +97,22 @@ class MixUp:
         _check(self, alpha=self.alpha)
 
     def __call__(self, batch: Batch) -> Batch:
-        """Returns the batch with other pictures and labels."""
+        """Returns a copy of the batch with mixed images and labels."""
         return _mixed(batch, self, mixup=self.alpha, cutmix=self.alpha, cut_share=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CutMix:
-    """Replaces a rectangle of each picture by its partner's: ``1 - lam`` of the area, as far as it lies within.
+    """Replaces a rectangle of each image by its partner's pixels: ``1 - lam`` of the area, clipped to the image.
 
-    Source: Yun et al., "CutMix", ICCV 2019. Its middle is anywhere in the picture, its shape the picture's; ``lam`` is
-    then corrected to the pixels that were replaced. Everything else is as in `MixUp`.
+    Source: Yun et al., "CutMix", ICCV 2019. The center of the rectangle is anywhere in the image, and its aspect ratio
+    is the image's. ``lam`` is then corrected to the share of pixels that were not replaced. Arguments and errors are
+    those of `MixUp`.
+
+    Example:
+        >>> from concurrent_loader import CutMix
+        >>> CutMix(alpha=1.0, num_classes=1000).num_classes
+        1000
     """
 
     alpha: float = 1.0
@@ -111,23 +126,31 @@ class CutMix:
         _check(self, alpha=self.alpha)
 
     def __call__(self, batch: Batch) -> Batch:
-        """Returns the batch with other pictures and labels."""
+        """Returns a copy of the batch with mixed images and labels."""
         return _mixed(batch, self, mixup=self.alpha, cutmix=self.alpha, cut_share=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixUpOrCutMix:
-    """Mixes each sample by one of the two, as recipes for ImageNet do.
+    """Mixes each sample with either `MixUp` or `CutMix`, as training recipes for ImageNet do.
 
     Args:
-        mixup_alpha: For `MixUp`.
-        cutmix_alpha: For `CutMix`.
-        cutmix_share: Probability that a sample that is mixed is cut, and not blended.
-        num_classes: As for `MixUp`, like everything below.
-        p: Probability that a sample is mixed at all.
-        seed: Of the draws.
-        image: Column of the pictures.
-        label: Column of the labels.
+        mixup_alpha: Parameter ``alpha`` of `MixUp`. Default 0.8.
+        cutmix_alpha: Parameter ``alpha`` of `CutMix`. Default 1.0.
+        cutmix_share: Probability that a mixed sample uses `CutMix`. Default 0.5.
+        num_classes: Number of classes, as for `MixUp`. Default None.
+        p: Probability of mixing a sample. Default 1.0.
+        seed: Seed of the random numbers. Default 0.
+        image: Column of the images. Default ``"image"``.
+        label: Column of the labels. Default ``"label"``.
+
+    Raises:
+        ConfigurationError: An argument is invalid. When called: the batch cannot be mixed.
+
+    Example:
+        >>> from concurrent_loader import MixUpOrCutMix
+        >>> MixUpOrCutMix(num_classes=1000, p=0.9).cutmix_share
+        0.5
     """
 
     mixup_alpha: float = 0.8
@@ -144,7 +167,7 @@ class MixUpOrCutMix:
         check_probability("cutmix_share", self.cutmix_share)
 
     def __call__(self, batch: Batch) -> Batch:
-        """Returns the batch with other pictures and labels."""
+        """Returns a copy of the batch with mixed images and labels."""
         return _mixed(batch, self, mixup=self.mixup_alpha, cutmix=self.cutmix_alpha, cut_share=self.cutmix_share)
 
 
@@ -164,22 +187,22 @@ def _is_integer(value: object, least: int) -> bool:
 
 
 def _mixed(batch: Batch, how: _Pairwise, *, mixup: float, cutmix: float, cut_share: float) -> Batch:
-    pictures, labels = _columns(batch, how)
-    num = len(pictures)
+    images, labels = _columns(batch, how)
+    num = len(images)
     draws = uniforms(how.seed, batch.epoch, batch.sample_ids.numpy(), _NUM_DRAWS, use="mix")
     partner = partners(num)
     mixes = (draws[:, 0] < how.p) & (partner != np.arange(num))
     cuts = draws[:, 1] < cut_share
     lam = np.where(cuts, beta_quantile(draws[:, 2], cutmix), beta_quantile(draws[:, 2], mixup))
     lam = np.where(mixes, lam, 1.0)
-    boxes = _boxes(lam, draws[:, 3:], pictures.shape[2], pictures.shape[3])
+    boxes = _boxes(lam, draws[:, 3:], images.shape[2], images.shape[3])
     height, width = boxes[:, 1] - boxes[:, 0], boxes[:, 3] - boxes[:, 2]
-    lam = np.where(cuts, 1 - height * width / (pictures.shape[2] * pictures.shape[3]), lam)
-    places = torch.from_numpy(partner).to(pictures.device, non_blocking=True)
-    others = pictures[places]
+    lam = np.where(cuts, 1 - height * width / (images.shape[2] * images.shape[3]), lam)
+    places = torch.from_numpy(partner).to(images.device, non_blocking=True)
+    others = images[places]
     made = copy.copy(batch)
     blends = mixes & ~cuts
-    result = pictures
+    result = images
     if blends.any():
         result = _blended(result, others, np.where(blends, lam, 1.0))
     if (mixes & cuts).any():
@@ -193,45 +216,45 @@ def _mixed(batch: Batch, how: _Pairwise, *, mixup: float, cutmix: float, cut_sha
 
 def _columns(batch: Any, how: _Pairwise) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(batch, Batch):
-        raise ConfigurationError("only a Batch can be mixed; leave collate_fn out", got=type(batch).__name__)
-    pictures, labels = batch.get(how.image), batch.get(how.label)
-    if not isinstance(pictures, torch.Tensor) or pictures.dim() != 4:
+        raise ConfigurationError("only a Batch can be mixed: leave out collate_fn=", got=type(batch).__name__)
+    images, labels = batch.get(how.image), batch.get(how.label)
+    if not isinstance(images, torch.Tensor) or images.dim() != 4:
         raise ConfigurationError(
-            "only pictures of one size can be mixed: give the loader a crop",
+            "only images of one size can be mixed: pass a crop in decode=",
             column=how.image,
-            got=type(pictures).__name__,
+            got=type(images).__name__,
         )
     whole = isinstance(labels, torch.Tensor) and labels.dim() == 1 and not labels.dtype.is_floating_point
     if not isinstance(labels, torch.Tensor) or not whole:
-        raise ConfigurationError("labels must be whole numbers, one a sample", column=how.label)
-    if len(batch.sample_ids) != len(pictures):
-        raise ConfigurationError("the batch does not say which samples it has", expected=len(pictures))
-    return pictures, labels
+        raise ConfigurationError("labels must be integers, one per sample", column=how.label)
+    if len(batch.sample_ids) != len(images):
+        raise ConfigurationError("the batch needs one sample id per image", expected=len(images))
+    return images, labels
 
 
 def _boxes(lam: npt.NDArray[np.float64], middle: npt.NDArray[np.float64], height: int, width: int) -> npt.NDArray[Any]:
-    """Top, bottom, left and right of what is cut out: (n, 4) int64."""
+    """Returns top, bottom, left and right of the rectangles to replace: (n, 4) int64."""
     sides = np.array([height, width])
     half = (0.5 * np.sqrt(1 - lam)[:, None] * sides).astype(np.int64)
-    centre = (middle * sides).astype(np.int64)
-    first, past = np.maximum(centre - half, 0), np.minimum(centre + half, sides)
+    center = (middle * sides).astype(np.int64)
+    first, past = np.maximum(center - half, 0), np.minimum(center + half, sides)
     return np.stack([first[:, 0], past[:, 0], first[:, 1], past[:, 1]], axis=1)
 
 
-def _blended(pictures: torch.Tensor, others: torch.Tensor, lam: npt.NDArray[np.float64]) -> torch.Tensor:
-    share = torch.from_numpy(lam.astype(np.float32)).to(pictures.device, non_blocking=True).view(-1, 1, 1, 1)
-    # Not in place: others, which may be float32 already, are to be cut from afterwards.
-    values = (pictures.to(torch.float32) * share).add_(others.to(torch.float32) * (1 - share))
-    return to_levels(values) if pictures.dtype == torch.uint8 else values.to(pictures.dtype)
+def _blended(images: torch.Tensor, others: torch.Tensor, lam: npt.NDArray[np.float64]) -> torch.Tensor:
+    share = torch.from_numpy(lam.astype(np.float32)).to(images.device, non_blocking=True).view(-1, 1, 1, 1)
+    # Not in place: `others` may share the memory and is needed for the rectangles afterwards.
+    values = (images.to(torch.float32) * share).add_(others.to(torch.float32) * (1 - share))
+    return to_levels(values) if images.dtype == torch.uint8 else values.to(images.dtype)
 
 
-def _cut(pictures: torch.Tensor, others: torch.Tensor, boxes: npt.NDArray[Any]) -> torch.Tensor:
-    place = torch.from_numpy(boxes).to(pictures.device, non_blocking=True)
+def _cut(images: torch.Tensor, others: torch.Tensor, boxes: npt.NDArray[Any]) -> torch.Tensor:
+    place = torch.from_numpy(boxes).to(images.device, non_blocking=True)
     top, bottom, left, right = (each.view(-1, 1) for each in place.unbind(1))
-    down = torch.arange(pictures.shape[2], device=pictures.device)
-    across = torch.arange(pictures.shape[3], device=pictures.device)
+    down = torch.arange(images.shape[2], device=images.device)
+    across = torch.arange(images.shape[3], device=images.device)
     rows, columns = (down >= top) & (down < bottom), (across >= left) & (across < right)
-    return torch.where((rows[:, :, None] & columns[:, None, :]).unsqueeze(1), others, pictures)
+    return torch.where((rows[:, :, None] & columns[:, None, :]).unsqueeze(1), others, images)
 
 
 def _labels(
@@ -245,7 +268,7 @@ def _labels(
         and not 0 <= int(labels.min()) <= int(labels.max()) < how.num_classes
     ):
         raise ConfigurationError(
-            "a label is no class",
+            "a label is not in the range of num_classes",
             column=how.label,
             expected=f"0 … {how.num_classes - 1}",
             got=(int(labels.min()), int(labels.max())),

@@ -1,10 +1,10 @@
-"""From encoded bytes to pixels: one decoder a column, whatever library does the work."""
+"""Decodes images: one decoder per column, with the image libraries that are installed."""
 
+from concurrent_loader.decode.backends.libraries import Backend, available_backends
 from concurrent_loader.decode.crop import Box, CropDecoder, has_native_crop, make_crop_decoder
 from concurrent_loader.decode.header import ImageHeader, parse_header
-from concurrent_loader.decode.libraries import Backend, available_backends
 from concurrent_loader.decode.registry import Decoder, make_decoder
-from storage.images import DEFAULT_MAX_PIXELS
+from concurrent_loader.storage.images import DEFAULT_MAX_PIXELS
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",

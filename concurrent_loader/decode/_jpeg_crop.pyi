@@ -10,6 +10,5 @@ def crop(
     flip: bool,
     max_pixels: float,
     fast_scale: bool,
-    fast_entropy: bool,
     /,
 ) -> None: ...

@@ -1,20 +1,30 @@
-"""Reads the header of an encoded image (`storage.images`) for decoders, and reports damage as `DecodeError`."""
+"""Reads image headers with `concurrent_loader.storage.images`, and raises `DecodeError` for damaged ones."""
 
 from __future__ import annotations
 
 from concurrent_loader.errors import DecodeError
-from storage.errors import FormatError
-from storage.images import Buffer, ImageHeader, check_limits
-from storage.images import parse_header as read_header
+from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.images import Buffer, ImageHeader, check_limits
+from concurrent_loader.storage.images import parse_header as read_header
 
 __all__ = ["Buffer", "ImageHeader", "check_size", "parse_header"]
 
 
 def parse_header(data: Buffer) -> ImageHeader:
-    """Reads the header of an image whose format shows in its first bytes.
+    """Reads the header of an encoded image, without decoding it.
+
+    Args:
+        data: Encoded image, as a bytes-like object.
 
     Raises:
-        DecodeError: The format is unknown, the file ends too early, or its header makes no sense.
+        DecodeError: The format is unknown, the file ends too early, or its header is invalid.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from concurrent_loader.decode import parse_header
+        >>> header = parse_header(Path("images/cat/0.jpg").read_bytes())
+        >>> header.format, header.bits
+        ('jpeg', 8)
     """
     try:
         return read_header(data)
@@ -23,10 +33,10 @@ def parse_header(data: Buffer) -> ImageHeader:
 
 
 def check_size(header: ImageHeader, num_bytes: int, max_pixels: int) -> None:
-    """Refuses an image before memory is allocated for it; see `storage.images.check_limits`.
+    """Refuses a too large image before memory is allocated for it, by `concurrent_loader.storage.images.check_limits`.
 
     Raises:
-        DecodeError: Names the limit and what the image has.
+        DecodeError: The image exceeds a limit, which the message names.
     """
     try:
         check_limits(header, num_bytes, max_pixels)

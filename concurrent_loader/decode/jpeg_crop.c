@@ -1,16 +1,16 @@
-/* From a JPEG's bytes straight to a crop of it at its final size, inside the batch's memory, with the GIL released.
+/* Decodes a crop of a JPEG at its final size into the memory of the batch, with the GIL released.
  *
- * Only what the crop needs is done: rows above and below it and columns beside it are skipped behind the entropy
- * decoder (jpeg_skip_scanlines, jpeg_crop_scanline of libjpeg-turbo), the inverse DCT makes 1/2, 1/4 or 1/8 of the size
- * where the crop is to become that small anyway, and the rest of the way is an antialiased bilinear resize, rows first,
- * as they come: a few rows of the picture exist at a time, never all of it.
+ * Only the work that the crop needs is done. Rows above and below the crop, and columns beside it, are skipped after
+ * entropy decoding (jpeg_skip_scanlines and jpeg_crop_scanline of libjpeg-turbo). The inverse DCT produces 1/2, 1/4 or
+ * 1/8 of the size where the crop shrinks by more than that. An antialiased bilinear resize does the rest, row by row as
+ * the rows are decoded: only a few rows of the image exist at a time.
  *
- * The resize is the one of Pillow and of torch's antialias=True: a triangle as wide as the scale, clipped to the crop
- * (P. Heckbert, "Fundamentals of Texture Mapping and Image Warping", 1989, on the filter). Weights have 8 bits and sum
- * to 256 exactly, so that sums of bytes fit into 16 bits and a flat area stays what it is. Crops that shrink so much
- * that this is too coarse are left to other decoders.
+ * The resize is the one of Pillow and of torch with antialias=True: a triangle filter as wide as the scale, clipped to
+ * the crop (P. Heckbert, "Fundamentals of Texture Mapping and Image Warping", 1989). Weights have 8 bits and sum to
+ * exactly 256, so that sums of bytes fit into 16 bits and a flat area keeps its value. Crops that shrink too much for
+ * 8-bit weights are left to other decoders.
  *
- * Python's stable ABI, 3.11 on.
+ * Uses Python's stable ABI, from 3.11 on.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -27,15 +27,13 @@
 #include <jpeglib.h>
 #include <jerror.h>
 
-#include "jpeg_entropy.h"
-
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2000000 || \
     LIBJPEG_TURBO_VERSION_NUMBER >= 4000000
 #error "libjpeg-turbo 2 or 3 is needed: jpeg_crop_scanline, jpeg_skip_scanlines, JCS_EXT_RGBX"
 #endif
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-/* Chosen when the module is loaded: what the processor has decides. */
+/* The loader of the module chooses the version for the processor. */
 #define FAST __attribute__((target_clones("avx2", "default")))
 #else
 #define FAST
@@ -46,13 +44,13 @@ typedef uint16_t v8hu __attribute__((vector_size(16)));
 typedef uint8_t v16qu __attribute__((vector_size(16)));
 typedef uint8_t v8qu __attribute__((vector_size(8)));
 
-#define PIXEL 4            /* bytes: red, green, blue, and one that is not used */
-#define PAD 64             /* bytes that a vector may read or write behind a row's end */
-#define MAX_SCANS 500      /* the last resort: the caller has counted them (storage/images/jpeg_scans.py) */
-#define MAX_SIDE 65500     /* as libjpeg has it */
-#define MAX_SHRINK 64      /* pixels to one: of more, each weighs so little that 8 bits would round its weight away */
+#define PIXEL 4            /* bytes per pixel: red, green, blue, and one unused */
+#define PAD 64             /* bytes that a vector may read or write past the end of a row */
+#define MAX_SCANS 500      /* a second check: storage/images/jpeg_scans.py has counted them before */
+#define MAX_SIDE 65500     /* limit of libjpeg */
+#define MAX_SHRINK 64      /* input pixels per output pixel; with more, 8 bits would round their weights to 0 */
 
-/* -- errors: libjpeg's jump out, and what it said ------------------------------------------------------------------ */
+/* -- errors: libjpeg reports them through longjmp ------------------------------------------------------------------ */
 
 typedef struct {
     struct jpeg_error_mgr base;
@@ -67,9 +65,9 @@ static void fail(j_common_ptr info) {
 }
 
 static void warn(j_common_ptr info, int level) {
-    if (level >= 0) return; /* traces */
-    /* A file that ends too early is damaged: libjpeg would fill it up with gray. Other warnings are about bytes that
-     * can be done without. */
+    if (level >= 0) return; /* a trace message */
+    /* A file that ends too early is damaged, although libjpeg would fill the rest with gray. Other warnings concern
+     * bytes that the image does not need. */
     if (info->err->msg_code == JWRN_JPEG_EOF || info->err->msg_code == JWRN_HIT_MARKER) fail(info);
     info->err->num_warnings++;
 }
@@ -86,10 +84,10 @@ static void count_scans(j_common_ptr info) {
 /* -- weights ------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    int most;          /* taps of one output pixel, at most */
-    int32_t *first;    /* for each output pixel its first input pixel, from the crop's first whole pixel on */
+    int max_taps;      /* largest number of taps of an output pixel */
+    int32_t *first;    /* first input pixel of each output pixel, relative to the crop's first whole pixel */
     int32_t *count;
-    uint16_t *weights; /* (num_out, most) */
+    uint16_t *weights; /* (num_out, max_taps) */
 } Taps;
 
 static void free_taps(Taps *taps) {
@@ -98,14 +96,14 @@ static void free_taps(Taps *taps) {
     free(taps->weights);
 }
 
-/* The box from `start` to `stop` in pixels, of which whole ones from 0 to `num_in` exist, becomes `num_out` pixels. */
+/* Computes the weights that resize the box from `start` to `stop`, in a row of `num_in` pixels, to `num_out` pixels. */
 static int make_taps(Taps *taps, double start, double stop, int num_in, int num_out) {
     double scale = (stop - start) / num_out, width = scale > 1.0 ? scale : 1.0;
-    taps->most = (int)ceil(width) * 2 + 1;
+    taps->max_taps = (int)ceil(width) * 2 + 1;
     taps->first = malloc(sizeof(int32_t) * num_out);
     taps->count = malloc(sizeof(int32_t) * num_out);
-    taps->weights = calloc((size_t)num_out * taps->most, sizeof(uint16_t));
-    double *exact = malloc(sizeof(double) * taps->most);
+    taps->weights = calloc((size_t)num_out * taps->max_taps, sizeof(uint16_t));
+    double *exact = malloc(sizeof(double) * taps->max_taps);
     if (!taps->first || !taps->count || !taps->weights || !exact) {
         free(exact);
         return 0;
@@ -116,13 +114,13 @@ static int make_taps(Taps *taps, double start, double stop, int num_in, int num_
         first = first < 0 ? 0 : first > num_in - 1 ? num_in - 1 : first;
         end = end > num_in ? num_in : end;
         if (end <= first) end = first + 1;
-        if (end > first + taps->most) end = first + taps->most;
+        if (end > first + taps->max_taps) end = first + taps->max_taps;
         for (int i = 0; i < end - first; i++) {
             double far = fabs((first + i + 0.5 - center) / width);
             exact[i] = far < 1.0 ? 1.0 - far : 0.0;
             sum += exact[i];
         }
-        uint16_t *weights = taps->weights + (size_t)at * taps->most;
+        uint16_t *weights = taps->weights + (size_t)at * taps->max_taps;
         int left = 256, heaviest = 0;
         if (sum <= 0.0) {
             weights[0] = 256;
@@ -144,7 +142,7 @@ static int make_taps(Taps *taps, double start, double stop, int num_in, int num_
 
 /* -- resize -------------------------------------------------------------------------------------------------------- */
 
-/* One output row of the first pass: `count` rows of `num_bytes` bytes become one. */
+/* First pass: blends `count` rows of `num_bytes` bytes into one output row. */
 FAST static void blend_rows(uint8_t *restrict out, const uint8_t *const *rows, const uint16_t *weights, int count,
                             int num_bytes) {
     for (int at = 0; at < num_bytes; at += 64) {
@@ -167,7 +165,7 @@ FAST static void blend_rows(uint8_t *restrict out, const uint8_t *const *rows, c
     }
 }
 
-/* The second pass: one row of pixels becomes `num_out` pixels, the first of them at `to`, the next one `step` bytes on. */
+/* Second pass: resizes one row to `num_out` pixels, from `to` on, `step` bytes apart. */
 FAST static void blend_columns(uint8_t *restrict to, ptrdiff_t step, const uint8_t *restrict row, const Taps *taps,
                                const v8hu *pairs, int num_pairs, int num_out) {
     const v8hu halves = {4, 5, 6, 7, 0, 1, 2, 3};
@@ -185,8 +183,8 @@ FAST static void blend_columns(uint8_t *restrict to, ptrdiff_t step, const uint8
     }
 }
 
-/* Deals a row of pixels out to its planes. */
-FAST static void deal_out(uint8_t *restrict red, uint8_t *restrict green, uint8_t *restrict blue,
+/* Splits a row of pixels into three planes. */
+FAST static void split_planes(uint8_t *restrict red, uint8_t *restrict green, uint8_t *restrict blue,
                           const uint8_t *restrict pixels, int num_out) {
     for (int at = 0; at < num_out; at++) {
         red[at] = pixels[PIXEL * at];
@@ -197,25 +195,25 @@ FAST static void deal_out(uint8_t *restrict red, uint8_t *restrict green, uint8_
 
 static void put_row(uint8_t *out, ptrdiff_t plane, ptrdiff_t step, const uint8_t *pixels, int num_out) {
     if (step == 1) {
-        deal_out(out, out + plane, out + 2 * plane, pixels, num_out);
+        split_planes(out, out + plane, out + 2 * plane, pixels, num_out);
         return;
     }
     for (int at = 0; at < num_out; at++, out += step)
         for (int channel = 0; channel < 3; channel++) out[channel * plane] = pixels[PIXEL * at + channel];
 }
 
-/* -- one picture --------------------------------------------------------------------------------------------------- */
+/* -- one image ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     const uint8_t *data;
     unsigned long size;
     uint8_t *out;
-    int out_height, out_width;  /* of the crop as it is stored: before it is turned */
-    ptrdiff_t plane, down, right; /* bytes from a value to the next channel's, to the one below, to the right one */
-    double top, left, height, width; /* the crop, in pixels of the stored picture, but for the two below */
-    int from_bottom, from_right;     /* whether `top` and `left` are counted from there */
+    int out_height, out_width;  /* size of the output in the orientation of the file */
+    ptrdiff_t plane, down, right; /* bytes to the next channel, to the value below, to the value at the right */
+    double top, left, height, width; /* the crop, in pixels of the stored image */
+    int from_bottom, from_right;     /* whether `top` and `left` are counted from the bottom and right */
     double max_pixels;
-    int fast_scale, fast_entropy;
+    int fast_scale;
     char error[JMSG_LENGTH_MAX];
     int unsupported;
 } Job;
@@ -237,19 +235,19 @@ static void free_memory(Memory *memory) {
     free_taps(&memory->across);
 }
 
-static int say(Job *job, const char *text) {
+static int fail_with(Job *job, const char *text) {
     snprintf(job->error, sizeof job->error, "%s", text);
     return 0;
 }
 
 static v8hu *make_pairs(const Taps *taps, int num_out, int num_pairs) {
-    /* Two neighbours a vector; where the number of taps is odd the last neighbour has no weight. */
+    /* Each vector holds two neighboring taps. If their number is odd, the last one has weight 0. */
     void *memory = NULL;
     if (posix_memalign(&memory, sizeof(v8hu), sizeof(v8hu) * (size_t)num_out * num_pairs)) return NULL;
     v8hu *pairs = memory;
     for (int at = 0; at < num_out; at++)
         for (int i = 0; i < num_pairs; i++) {
-            const uint16_t *weights = taps->weights + (size_t)at * taps->most;
+            const uint16_t *weights = taps->weights + (size_t)at * taps->max_taps;
             uint16_t one = 2 * i < taps->count[at] ? weights[2 * i] : 0;
             uint16_t two = 2 * i + 1 < taps->count[at] ? weights[2 * i + 1] : 0;
             v8hu pair = {one, one, one, one, two, two, two, two};
@@ -258,20 +256,19 @@ static v8hu *make_pairs(const Taps *taps, int num_out, int num_pairs) {
     return pairs;
 }
 
-static int most_taps(const Taps *taps, int num_out) {
+static int count_max_taps(const Taps *taps, int num_out) {
     int most = 1;
     for (int at = 0; at < num_out; at++)
         if (taps->count[at] > most) most = taps->count[at];
     return most;
 }
 
-/* In the caller's memory: what changes between setjmp and longjmp must not be a local of the function that calls setjmp. */
+/* Allocated by the caller: variables that change between setjmp and longjmp must not be locals of setjmp's caller. */
 typedef struct {
     struct jpeg_decompress_struct info;
     Errors errors;
     struct jpeg_progress_mgr progress;
     Memory memory;
-    Entropy entropy;
 } State;
 
 static int decode_within(State *state, Job *job) {
@@ -282,18 +279,18 @@ static int decode_within(State *state, Job *job) {
     if (info->jpeg_color_space != JCS_YCbCr && info->jpeg_color_space != JCS_RGB &&
         info->jpeg_color_space != JCS_GRAYSCALE) {
         job->unsupported = 1;
-        return say(job, "neither gray nor RGB");
+        return fail_with(job, "the color space is neither gray nor RGB");
     }
     double whole_width = info->image_width, whole_height = info->image_height;
-    if (whole_width * whole_height > job->max_pixels) return say(job, "too many pixels");
+    if (whole_width * whole_height > job->max_pixels) return fail_with(job, "the image has too many pixels");
     if (job->from_bottom) job->top = whole_height - job->top - job->height;
     if (job->from_right) job->left = whole_width - job->left - job->width;
     if (job->top < 0 || job->left < 0 || job->top + job->height > whole_height || job->left + job->width > whole_width)
-        return say(job, "the crop does not lie within the picture");
+        return fail_with(job, "the crop does not lie within the image");
 
-    /* The coarsest of the scales for which the library has fast code, and that leaves a quarter to resize: halving by
-     * the DCT is sharper than the filter, on white noise of 8 levels by 1.9 levels in the mean where nothing is left
-     * to do, by 0.7 with a third. */
+    /* Choose the coarsest scale with fast code in the library that leaves a factor of 1.25 to the resize. Halving by
+     * the DCT is sharper than the filter: on white noise of 8 levels by 1.9 levels in the mean if nothing is left to
+     * resize, and by 0.7 with a factor of 4/3. */
     int eighths = 8;
     if (job->fast_scale)
         while (eighths > 1 && job->width * (eighths / 2) >= 1.25 * 8 * job->out_width &&
@@ -302,14 +299,13 @@ static int decode_within(State *state, Job *job) {
     if (job->width * eighths > 8.0 * MAX_SHRINK * job->out_width ||
         job->height * eighths > 8.0 * MAX_SHRINK * job->out_height) {
         job->unsupported = 1;
-        return say(job, "too many pixels to one");
+        return fail_with(job, "the crop shrinks too much for 8-bit weights");
     }
     info->scale_num = eighths;
     info->scale_denom = 8;
     info->out_color_space = JCS_EXT_RGBX;
     info->dct_method = JDCT_ISLOW;
     jpeg_start_decompress(info);
-    if (job->fast_entropy) use_fast_entropy(info, &state->entropy, &state->errors.out);
 
     double shrink = eighths / 8.0;
     double top = job->top * shrink, left = job->left * shrink;
@@ -324,7 +320,7 @@ static int decode_within(State *state, Job *job) {
 
     JDIMENSION from_column = first_column, wide = (JDIMENSION)num_columns;
     if (wide < info->output_width) {
-        /* A column more on each side: chroma is interpolated between neighbours. */
+        /* Chroma is interpolated between neighbors, so two more columns are needed on each side. */
         JDIMENSION end = end_column + 2 < info->output_width ? end_column + 2 : info->output_width;
         from_column = first_column >= 2 ? first_column - 2 : 0;
         wide = end - from_column;
@@ -332,9 +328,9 @@ static int decode_within(State *state, Job *job) {
     }
     if (!make_taps(&memory->down, top - first_row, bottom - first_row, num_rows, job->out_height) ||
         !make_taps(&memory->across, left - first_column, right - first_column, num_columns, job->out_width))
-        return say(job, "out of memory");
-    int num_pairs = (most_taps(&memory->across, job->out_width) + 1) / 2;
-    int depth = most_taps(&memory->down, job->out_height);
+        return fail_with(job, "out of memory");
+    int num_pairs = (count_max_taps(&memory->across, job->out_width) + 1) / 2;
+    int depth = count_max_taps(&memory->down, job->out_height);
     size_t row_bytes = (size_t)info->output_width * PIXEL + PAD;
     size_t used_bytes = (size_t)num_columns * PIXEL;
     memory->pairs = make_pairs(&memory->across, job->out_width, num_pairs);
@@ -342,21 +338,23 @@ static int decode_within(State *state, Job *job) {
     memory->blended = calloc(1, used_bytes + PAD + 2 * PIXEL * (size_t)num_pairs);
     memory->pixels = malloc((size_t)job->out_width * PIXEL);
     memory->window = malloc(sizeof(uint8_t *) * depth);
-    if (!memory->pairs || !memory->ring || !memory->blended || !memory->pixels || !memory->window) return say(job, "out of memory");
+    if (!memory->pairs || !memory->ring || !memory->blended || !memory->pixels || !memory->window)
+        return fail_with(job, "out of memory");
 
-    if (first_row > 0 && jpeg_skip_scanlines(info, first_row) != first_row) return say(job, "rows are missing");
+    if (first_row > 0 && jpeg_skip_scanlines(info, first_row) != first_row)
+        return fail_with(job, "the image has too few rows");
     size_t offset = (size_t)(first_column - from_column) * PIXEL;
     int done = 0;
     for (int row = 0; row < num_rows && done < job->out_height; row++) {
         JSAMPROW into = memory->ring + (size_t)(row % depth) * row_bytes;
-        if (jpeg_read_scanlines(info, &into, 1) != 1) return say(job, "rows are missing");
+        if (jpeg_read_scanlines(info, &into, 1) != 1) return fail_with(job, "the image has too few rows");
         while (done < job->out_height && memory->down.first[done] + memory->down.count[done] <= row + 1) {
             int count = memory->down.count[done];
             for (int i = 0; i < count; i++)
                 memory->window[i] = memory->ring + (size_t)((memory->down.first[done] + i) % depth) * row_bytes + offset;
-            blend_rows(memory->blended, memory->window, memory->down.weights + (size_t)done * memory->down.most, count,
-                       (int)used_bytes);
-            /* A mirrored row is made from its end on, so that it is written from its start on. */
+            blend_rows(memory->blended, memory->window, memory->down.weights + (size_t)done * memory->down.max_taps,
+                       count, (int)used_bytes);
+            /* A mirrored row is resized from its end, so that memory is written in ascending order. */
             int mirrored = job->right == -1;
             uint8_t *out = job->out + done * job->down;
             blend_columns(memory->pixels + (mirrored ? (job->out_width - 1) * PIXEL : 0), mirrored ? -PIXEL : PIXEL,
@@ -366,12 +364,11 @@ static int decode_within(State *state, Job *job) {
             done++;
         }
     }
-    return done == job->out_height ? 1 : say(job, "rows are missing");
+    return done == job->out_height ? 1 : fail_with(job, "the image has too few rows");
 }
 
 static int decode_guarded(State *state, Job *job) {
-    if (setjmp(state->errors.out)) 
-        return say(job, state->entropy.problem ? state->entropy.problem : state->errors.text);
+    if (setjmp(state->errors.out)) return fail_with(job, state->errors.text);
     jpeg_create_decompress(&state->info);
     state->progress.progress_monitor = count_scans;
     state->info.progress = &state->progress;
@@ -380,7 +377,7 @@ static int decode_guarded(State *state, Job *job) {
 
 static int decode(Job *job) {
     State *state = calloc(1, sizeof *state);
-    if (!state) return say(job, "out of memory");
+    if (!state) return fail_with(job, "out of memory");
     state->info.err = jpeg_std_error(&state->errors.base);
     state->errors.base.error_exit = fail;
     state->errors.base.emit_message = warn;
@@ -397,14 +394,13 @@ static int decode(Job *job) {
 static PyObject *UnsupportedError;
 
 PyDoc_STRVAR(crop_doc,
-"crop(data, out, box, orientation, flip, max_pixels, fast_scale, fast_entropy)\n--\n\n"
-"Decodes a JPEG's crop into (3, H, W) uint8 memory, RGB.\n\n"
-"data: bytes-like, one dimension. out: writable, C-contiguous, (3, H, W) bytes. box: (top, left, height, width) in\n"
-"pixels of the picture as EXIF has it upright. orientation: EXIF's, 1 to 8. flip: left-right, at last. max_pixels:\n"
-"of the whole picture. fast_scale: whether the inverse DCT may shrink.\n"
-"fast_entropy: whether baseline Huffman codes are decoded here, not by libjpeg.\n\n"
-"Raises ValueError for damaged data, Unsupported for kinds that are not gray or RGB, and for crops that shrink by\n"
-"more than 64 to 1 behind the inverse DCT.");
+"crop(data, out, box, orientation, flip, max_pixels, fast_scale)\n--\n\n"
+"Decodes a crop of a JPEG into (3, H, W) uint8 memory, as RGB.\n\n"
+"data: one-dimensional bytes-like object. out: writable, C-contiguous (3, H, W) bytes. box: (top, left, height,\n"
+"width) in pixels of the upright image. orientation: EXIF orientation, 1 to 8. flip: whether to mirror left to right.\n"
+"max_pixels: maximum number of pixels of the whole image. fast_scale: whether the inverse DCT may shrink.\n\n"
+"Raises ValueError for damaged data, and Unsupported for color spaces other than gray and RGB and for crops that\n"
+"shrink by more than 64 to 1 after the inverse DCT.");
 
 static PyObject *crop(PyObject *module, PyObject *args) {
     (void)module;
@@ -414,8 +410,8 @@ static PyObject *crop(PyObject *module, PyObject *args) {
     int orientation, flip;
     double top, left, height, width;
     PyObject *out_object;
-    if (!PyArg_ParseTuple(args, "y*O(dddd)ipdpp:crop", &data, &out_object, &top, &left, &height, &width, &orientation,
-                          &flip, &job.max_pixels, &job.fast_scale, &job.fast_entropy))
+    if (!PyArg_ParseTuple(args, "y*O(dddd)ipdp:crop", &data, &out_object, &top, &left, &height, &width, &orientation,
+                          &flip, &job.max_pixels, &job.fast_scale))
         return NULL;
     if (PyObject_GetBuffer(out_object, &out, PyBUF_WRITABLE | PyBUF_ND | PyBUF_C_CONTIGUOUS) < 0) {
         PyBuffer_Release(&data);
@@ -426,20 +422,21 @@ static PyObject *crop(PyObject *module, PyObject *args) {
         out.shape[1] > MAX_SIDE || out.shape[2] > MAX_SIDE)
         PyErr_SetString(PyExc_ValueError, "out must be (3, H, W) bytes");
     else if (orientation < 1 || orientation > 8)
-        PyErr_SetString(PyExc_ValueError, "an EXIF orientation is a number from 1 to 8");
-    else if (!(height > 0 && width > 0 && top >= 0 && left >= 0 && top + height <= MAX_SIDE && left + width <= MAX_SIDE))
-        PyErr_SetString(PyExc_ValueError, "an impossible box");
+        PyErr_SetString(PyExc_ValueError, "orientation must be a number from 1 to 8");
+    else if (!(height > 0 && width > 0 && top >= 0 && left >= 0 && top + height <= MAX_SIDE &&
+               left + width <= MAX_SIDE))
+        PyErr_SetString(PyExc_ValueError, "invalid box");
     else
         is_bad = 0;
     if (!is_bad) {
         ptrdiff_t rows = out.shape[1], columns = out.shape[2];
-        ptrdiff_t origin = 0, down = columns, right = 1; /* over the upright output */
+        ptrdiff_t origin = 0, down = columns, right = 1; /* strides of the upright output */
         if (flip) {
             origin += columns - 1;
             right = -1;
         }
-        /* EXIF: 1 as is, 2 mirrored, 3 upside down, 4 both, 5 to 8 the same with rows and columns exchanged. The
-         * upright picture is the stored one turned; here the stored one is walked, and written where it belongs. */
+        /* EXIF: 1 upright, 2 mirrored, 3 rotated by 180°, 4 flipped, 5 to 8 the same with rows and columns exchanged.
+         * Rows are decoded in the order of the file, and each value is written to its place in the upright output. */
         int swapped = orientation >= 5;
         int from_right = orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
         int from_bottom = orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
@@ -485,7 +482,7 @@ static PyMethodDef methods[] = {{"crop", crop, METH_VARARGS, crop_doc}, {NULL, N
 
 static int set_up(PyObject *module) {
     PyObject *error = PyErr_NewExceptionWithDoc("concurrent_loader.decode._jpeg_crop.Unsupported",
-                                                "A kind of JPEG that is left to other decoders.", NULL, NULL);
+                                                "Raised for a kind of JPEG that is left to other decoders.", NULL, NULL);
     if (error == NULL) return -1;
     UnsupportedError = error;
     return PyModule_AddObjectRef(module, "Unsupported", error);
@@ -494,7 +491,7 @@ static int set_up(PyObject *module) {
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_jpeg_crop", "JPEG crops at their final size; see jpeg_crop.c.", 0, methods, slots,
+    PyModuleDef_HEAD_INIT, "_jpeg_crop", "Decodes JPEG crops at their final size; see jpeg_crop.c.", 0, methods, slots,
     NULL, NULL, NULL,
 };
 

@@ -1,4 +1,4 @@
-"""Makes the decoder of a column: which formats, which channels, and what a library may be asked to swallow."""
+"""Makes the decoder of a column: chooses the libraries, and refuses images that no library should see."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from collections.abc import Callable
 
 import torch
 
+from concurrent_loader.decode.backends.libraries import Backend, load_decode
 from concurrent_loader.decode.header import Buffer, ImageHeader, check_size, parse_header
-from concurrent_loader.decode.libraries import ENCODINGS, Backend, load_decode
 from concurrent_loader.errors import DecodeError
-from storage.errors import ConfigurationError
-from storage.images import DEFAULT_MAX_PIXELS
+from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.images import COLUMN_FORMATS, DEFAULT_MAX_PIXELS, FORMATS
 
 __all__ = ["DEFAULT_MAX_PIXELS", "Decoder", "check_header", "formats_of", "make_decoder"]
 
 Decoder = Callable[[Buffer], torch.Tensor]
 
 _MODES = {"rgb": "RGB", "gray": "GRAY", "unchanged": "UNCHANGED"}
-_ANY = frozenset(ENCODINGS)
 _FORMATS = {
-    **{name: frozenset({name}) for name in ENCODINGS},
-    "image": _ANY,
-    "bytes": _ANY,
-    "image/lossless": frozenset({"lossless"}),
+    **{column_type: frozenset(formats) for column_type, formats in COLUMN_FORMATS.items()},
+    "image": frozenset(FORMATS),
+    "bytes": frozenset(FORMATS),
 }
 
 
@@ -33,29 +31,37 @@ def make_decoder(
     backend: Backend = "auto",
     max_pixels: int = DEFAULT_MAX_PIXELS,
 ) -> Decoder:
-    """Makes the function that turns a column's encoded values into pictures.
+    """Makes a function that decodes the values of an image column.
 
-    Pictures are (C, H, W) uint8 and upright: the EXIF orientation has been applied. More than 8 bits are scaled to 8,
-    but ``"unchanged"`` keeps a 16-bit PNG's: uint16. Palettes are spread out, alpha is dropped (not blended) where it
-    was not asked for. Libraries agree to within one level of gray made from colour. Strides are the library's: often
-    the channels of a pixel lie together.
+    Images are (C, H, W) uint8 and upright: the EXIF orientation is applied. More than 8 bits are scaled to 8 bits, but
+    ``"unchanged"`` keeps the 16 bits of a PNG as uint16. Palettes are expanded. Alpha is dropped without blending,
+    except for ``"unchanged"``. Libraries agree exactly on RGB, and within one level on gray made from color. The
+    strides depend on the library.
 
     Args:
-        spec: ``"rgb"`` (C = 3), ``"gray"`` (C = 1), ``"unchanged"`` (1 gray, 2 gray and alpha, 3 RGB, 4 RGBA or
-            CMYK), or a function of the encoded bytes (bytes-like) that replaces all of this.
-        column_type: ``"jpeg"``, ``"png"``, ``"webp"``, ``"avif"``, ``"gif"``, ``"image/lossless"``; or
-            ``"image"``, ``"bytes"``, where the first bytes tell.
-        backend: As for `concurrent_loader.decode.libraries.load_decode`.
-        max_pixels: A larger picture is refused before memory is allocated for it, and one that may take
-            more than 2 GiB of memory, or than 12 bytes for each of these pixels.
+        spec: ``"rgb"`` (C = 3), ``"gray"`` (C = 1), ``"unchanged"`` (C = 1 for gray, 2 for gray and alpha, 3 for RGB, 4
+            for RGBA or CMYK), or a function of the encoded bytes that replaces the decoder.
+        column_type: Type of the column: ``"jpeg"``, ``"png"``, ``"webp"``, ``"avif"``, ``"gif"`` or
+            ``"image/lossless"``; or ``"image"`` or ``"bytes"``, which may hold several formats.
+        backend: Image library for all formats that it decodes; Pillow decodes the others. The default ``"auto"`` takes
+            the preferred library that is installed.
+        max_pixels: Maximum number of pixels (default 178,956,970). Decoding may take 2 GiB of memory, or 12 bytes for
+            each of these pixels if that is more. A larger image is refused before memory is allocated.
 
     Returns:
-        A function from bytes-like to a tensor. It raises `DecodeError` and releases the GIL while it decodes.
+        A function from a bytes-like object to a tensor. It raises `DecodeError`, and releases the GIL while it decodes.
 
     Raises:
-        ConfigurationError: An argument that cannot work, or a library that is not installed.
+        ConfigurationError: An argument is invalid, or the library is not installed.
 
     Thread-safety: The decoder may be called from any number of threads.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from concurrent_loader.decode import make_decoder
+        >>> decode = make_decoder("rgb", "jpeg")
+        >>> decode(Path("images/cat/0.jpg").read_bytes()).shape[0]
+        3
     """
     if callable(spec):
         return _wrapped(spec)
@@ -75,28 +81,31 @@ def make_decoder(
 
 
 def formats_of(column_type: str) -> frozenset[str]:
-    """The formats that a column's values may have.
+    """Returns the names of the formats that the values of a column may have.
 
     Raises:
-        ConfigurationError: It is no column of images.
+        ConfigurationError: The column does not hold images.
     """
     if column_type not in _FORMATS:
-        raise ConfigurationError("only columns of images can be decoded", expected=sorted(_FORMATS), got=column_type)
+        raise ConfigurationError("only image columns can be decoded", expected=sorted(_FORMATS), got=column_type)
     return _FORMATS[column_type]
 
 
 def check_header(header: ImageHeader, formats: frozenset[str], max_pixels: int, num_bytes: int) -> None:
-    """Refuses what a decoder must not get to see.
+    """Refuses an image that no decoder should see.
 
     Raises:
-        DecodeError: Another format, too many pixels, too much memory, a file too short for them, or an animation.
+        DecodeError: The format is not one of the column's, the image is too large or an animation, or its file is too
+            short for its size.
     """
     if header.format not in formats:
-        raise DecodeError("the image is of another format than its column", expected=sorted(formats), got=header.format)
+        raise DecodeError(
+            "the format of the image does not match its column", expected=sorted(formats), got=header.format
+        )
     check_size(header, num_bytes, max_pixels)
     if header.animated:
         raise DecodeError(
-            "an animated image is not one picture; decode it by a function of your own", got=header.format
+            "an animation is more than one image; pass a function of your own in decode=", got=header.format
         )
 
 

@@ -1,12 +1,12 @@
-"""From compressed bytes in page-locked memory to finished batches on an accelerator; the vendor's part is one file."""
+"""Turns compressed bytes in page-locked memory into batches on a GPU. Only one file calls the library of the vendor."""
 
 from concurrent_loader.device.backend import DeviceBackend, Ticket, Undecodable
-from concurrent_loader.device.deferral import DeferredDecoder
-from concurrent_loader.device.opening import check_pinning, device_codecs, has_stage, open_backend, resolve_device
-from concurrent_loader.device.outcomes import Staged
-from concurrent_loader.device.pictures import StagedColumn, StagedPicture
-from concurrent_loader.device.screening import CODECS, Codec
+from concurrent_loader.device.codecs import CODECS, Codec
+from concurrent_loader.device.deferred_decoder import DeferredDecoder
+from concurrent_loader.device.open_device import check_pinning, device_codecs, has_stage, open_backend, resolve_device
 from concurrent_loader.device.stage import DeviceStage
+from concurrent_loader.device.staged_batch import StagedBatch
+from concurrent_loader.device.staged_images import StagedColumn, StagedImage
 
 __all__ = [
     "CODECS",
@@ -14,9 +14,9 @@ __all__ = [
     "DeferredDecoder",
     "DeviceBackend",
     "DeviceStage",
-    "Staged",
+    "StagedBatch",
     "StagedColumn",
-    "StagedPicture",
+    "StagedImage",
     "Ticket",
     "Undecodable",
     "check_pinning",

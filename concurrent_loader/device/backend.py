@@ -1,8 +1,7 @@
-"""What the device stage asks of an accelerator: everything that a vendor's library does lies behind this protocol.
+"""Defines the interface between the device stage and a GPU. All calls of a vendor's library are behind this protocol.
 
-One backend has one stream. Whatever `copy` and `run` are given is done there in order, later; so are decoders that read
-from the device's memory. Those that read from the host's are done when `decode` returns. A `Ticket` is a point in that
-order.
+A backend has one stream. `copy` and `run` enqueue work on the stream, in order. Decoders that read device memory also
+do. Decoders that read host memory are done when `decode` returns. A `Ticket` marks a point on the stream.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ T = TypeVar("T")
 
 
 class Undecodable(Exception):
-    """The device's decoder refused some picture of those that it was given, and made none of them."""
+    """Raised if the decoder of the device refused an image of a call, and returned no image of the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A point on the stage's stream.
+    """Marks a point on the stream of the stage.
 
     Attributes:
-        event: The backend's own.
+        event: Event of the backend.
     """
 
     event: Any
 
 
 class DeviceBackend(Protocol):
-    """One device, one stream. All methods but `hand_over` are the stage's thread's.
+    """Controls one device with one stream. The thread of the stage calls all methods except `hand_over`.
 
-    Every method raises `concurrent_loader.errors.DeviceMemoryError` where memory is short, and `DeviceError` where the
-    device or its driver refuses anything else.
+    Every method raises `concurrent_loader.errors.DeviceMemoryError` if memory runs out, and `DeviceError` for any other
+    failure of the device or its driver.
     """
 
     @property
@@ -47,13 +46,13 @@ class DeviceBackend(Protocol):
 
     @property
     def codecs(self) -> Sequence[str]:
-        """Names of the encodings that it decodes, of `concurrent_loader.device.screening.CODECS`."""
+        """Names of the codecs that the device decodes, from `concurrent_loader.device.codecs.CODECS`."""
 
     def host_memory(self, num_bytes: int) -> torch.Tensor:
-        """Returns (num_bytes,) uint8 on the CPU from which the device copies while the CPU does something else."""
+        """Returns (num_bytes,) uint8 on the CPU, from which the device copies asynchronously."""
 
     def drain(self) -> None:
-        """Waits until everything on the stream is done."""
+        """Waits until the stream has no work left."""
 
     def decode(
         self,
@@ -63,48 +62,48 @@ class DeviceBackend(Protocol):
         mode: str,
         plans: Sequence[TilePlan | None] = (),
     ) -> list[torch.Tensor]:
-        """Decodes pictures, and turns them upright.
+        """Decodes images and applies their EXIF orientation.
 
         Args:
-            codec: Of all of them.
-            payloads: (n,) uint8 each, where the codec reads them.
-            orientations: By EXIF, of each.
+            codec: Codec of all images.
+            payloads: Encoded bytes of each image, (n,) uint8, in the memory that the codec reads.
+            orientations: EXIF orientation of each image.
             mode: ``"rgb"``, ``"gray"`` or ``"unchanged"``.
-            plans: Of each, where the codec prepares pictures.
+            plans: Plan of each image, if the codec prepares images.
 
         Returns:
-            (C, H, W) uint8 on the device, each.
+            (C, H, W) uint8 on the device for each image.
 
         Raises:
-            Undecodable: Some picture is broken.
+            Undecodable: An image is damaged.
 
-        Ordering: A decoder that reads from the host may write into memory that was freed on the stream as soon as it
-            is called, whatever the stream still has to do with it. Call `drain` first. One that reads on the device is
-            launched on the stream, like what `run` is given.
+        Ordering: A decoder that reads host memory ignores the stream. It may overwrite memory that was freed on the
+        stream while earlier work still uses it, so call `drain` first. A decoder that reads device memory is enqueued
+        on the stream, as `run` is.
         """
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
-        """Puts a copy of host memory to the device on the stream; the memory must stay as it is until that is done."""
+        """Enqueues a copy of host memory to the device; the memory must not change until the copy is done."""
 
     def run(self, work: Callable[[], T], *, what: str) -> T:
-        """Puts the kernels that a function launches on the stream.
+        """Enqueues the kernels that a function launches on the stream.
 
         Args:
-            work: Called at once; its tensors' contents come later.
-            what: It does, for an error.
+            work: Function that is called immediately; the contents of its tensors follow later.
+            what: Description of the work for an error message.
         """
 
     def ticket(self) -> Ticket:
-        """Returns the stream's end at this moment."""
+        """Returns the current end of the stream."""
 
     def wait(self, ticket: Ticket) -> None:
-        """Waits until the stream has come to a point."""
+        """Waits until the stream has reached a point."""
 
     def hand_over(self, ticket: Ticket, tensors: Sequence[torch.Tensor]) -> None:
-        """Has the calling thread's stream wait for a point, and keeps the memory until that stream has used it.
+        """Makes the stream of the calling thread wait for a point, and keeps the memory until that stream has used it.
 
-        Thread-safety: The consumer's thread.
+        Thread-safety: Called on the consumer's thread.
         """
 
     def close(self) -> None:
-        """Waits for the stream, and lets go of it. Idempotent."""
+        """Waits for the stream and releases it. Idempotent."""

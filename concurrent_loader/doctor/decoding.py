@@ -1,4 +1,4 @@
-"""What turns bytes into pictures on this machine, and how fast: a GPU if there is one, the decoder, one core."""
+"""Checks what decodes images on this machine, and how fast: a GPU if there is one, the image library, one core."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 
 from concurrent_loader.doctor.finding import Finding, Level
 
-__all__ = ["Gpu", "find_gpus", "has_nvidia_device", "judge_decoder", "judge_gpus", "measure_decoding", "sample_jpeg"]
+__all__ = ["Gpu", "check_decoder", "check_gpus", "find_gpus", "has_nvidia_device", "measure_decoding", "sample_jpeg"]
 
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device that torch can use."""
+    """Describes a GPU that torch can use: name, and memory in bytes."""
 
     name: str
     memory_bytes: int
 
 
 def find_gpus() -> tuple[Gpu, ...]:
-    """The devices that torch can use."""
+    """Returns the GPUs that torch can use."""
     import torch
 
     if not torch.cuda.is_available():
@@ -34,12 +34,12 @@ def find_gpus() -> tuple[Gpu, ...]:
 
 
 def has_nvidia_device() -> bool:
-    """Whether the driver shows a device, whatever torch makes of it."""
+    """Returns whether the NVIDIA driver exposes a device, even if torch cannot use it."""
     return Path("/dev/nvidiactl").exists()
 
 
-def judge_gpus(gpus: tuple[Gpu, ...], *, has_device: bool) -> Finding:
-    """Judges devices: none is no failure, one that torch cannot use nearly is."""
+def check_gpus(gpus: tuple[Gpu, ...], *, has_device: bool) -> Finding:
+    """Checks the GPUs: no GPU is fine, but a GPU that torch cannot use is a warning."""
     if gpus:
         names = ", ".join(f"{gpu.name} ({gpu.memory_bytes // _MIB:,} MiB)" for gpu in gpus)
         return Finding("gpu", Level.OK, names, facts={"num_gpus": len(gpus), "names": [gpu.name for gpu in gpus]})
@@ -47,15 +47,15 @@ def judge_gpus(gpus: tuple[Gpu, ...], *, has_device: bool) -> Finding:
         return Finding(
             "gpu",
             Level.WARN,
-            "the driver shows one that torch cannot use",
-            "install the torch build for this driver's CUDA version",
+            "the driver exposes a GPU that torch cannot use",
+            "install the build of torch for the CUDA version of this driver",
             {"num_gpus": 0},
         )
-    return Finding("gpu", Level.OK, "none; batches stay on the CPU", facts={"num_gpus": 0})
+    return Finding("gpu", Level.OK, "no GPU; batches stay on the CPU", facts={"num_gpus": 0})
 
 
 def sample_jpeg(*, num_bytes: int) -> bytes:
-    """Makes a picture of roughly that many bytes, like a photograph: smooth, with fine noise."""
+    """Makes an image of about that many bytes that resembles a photograph: smooth, with fine noise."""
     import numpy as np
     from PIL import Image
 
@@ -72,13 +72,13 @@ def sample_jpeg(*, num_bytes: int) -> bytes:
 def measure_decoding(
     jpeg: bytes, *, backend: str, seconds: float, clock: Callable[[], float] = time.monotonic
 ) -> float:
-    """Decodes one picture over and over on one core; returns pictures a second.
+    """Decodes one image repeatedly on one core; returns images per second.
 
     Args:
-        jpeg: Encoded.
-        backend: Of those that are available.
-        seconds: How long, about; at least one picture after one to warm up.
-        clock: Monotonic seconds.
+        jpeg: Encoded image.
+        backend: Name of an installed library.
+        seconds: Approximate duration; at least one image after one warm-up image.
+        clock: Function that returns monotonic seconds.
     """
     from concurrent_loader.decode import make_decoder
 
@@ -92,14 +92,14 @@ def measure_decoding(
     return number / max(clock() - begun, 1e-9)
 
 
-def judge_decoder(backends: tuple[str, ...], *, native_crop: bool, images_s: float | None, num_cores: int) -> Finding:
-    """Judges what decodes.
+def check_decoder(backends: tuple[str, ...], *, native_crop: bool, images_s: float | None, num_cores: int) -> Finding:
+    """Checks the image libraries.
 
     Args:
         backends: Usable libraries, the preferred one first.
-        native_crop: Whether the native module for crops of JPEGs was built.
-        images_s: Of one core, as measured.
-        num_cores: That the process may use.
+        native_crop: Whether the native module for JPEG crops was built.
+        images_s: Measured images per second on one core; None if not measured.
+        num_cores: Number of cores that the process may use.
     """
     facts = {
         "backends": list(backends),
@@ -108,14 +108,14 @@ def judge_decoder(backends: tuple[str, ...], *, native_crop: bool, images_s: flo
         "num_cores": num_cores,
     }
     if not backends:
-        return Finding("decoder", Level.FAIL, "no library can decode pictures", "pip install torchcodec", facts)
-    pace = "" if images_s is None else f", {images_s:,.0f} images/s on one core of {num_cores}"
-    said = f"{backends[0]}{' and native crops' if native_crop else ''}{pace}"
-    if backends[0] == "pillow":
-        return Finding("decoder", Level.WARN, said, "torchcodec is faster: pip install torchcodec", facts)
-    if not native_crop:
-        advice = (
-            "with libjpeg-turbo's headers and a compiler at installation, crops are decoded faster (docs/decoding.md)"
+        return Finding(
+            "decoder", Level.FAIL, "no installed library decodes images", "run `pip install torchcodec`", facts
         )
-        return Finding("decoder", Level.WARN, f"{said}, no native crops", advice, facts)
-    return Finding("decoder", Level.OK, said, facts=facts)
+    rate = "" if images_s is None else f", {images_s:,.0f} images/s on one of {num_cores} cores"
+    message = f"{backends[0]}{' with native crops' if native_crop else ''}{rate}"
+    if backends[0] == "pillow":
+        return Finding("decoder", Level.WARN, message, "run `pip install torchcodec`, which is faster", facts)
+    if not native_crop:
+        advice = "reinstall with libjpeg-turbo's headers and a C compiler for faster crops (docs/how-to/decoding.md)"
+        return Finding("decoder", Level.WARN, f"{message}, without native crops", advice, facts)
+    return Finding("decoder", Level.OK, message, facts=facts)

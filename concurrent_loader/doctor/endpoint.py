@@ -1,4 +1,4 @@
-"""Is the server there, is it the right one, and do its clock and ours agree: one unsigned request tells all of it."""
+"""Checks endpoint, TLS, path style, region and clock with one unsigned request."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from concurrent_loader.doctor.finding import Finding, Level
-from storage.stores.answers import parse_time
+from concurrent_loader.storage.stores.error_mapping import parse_time
 
 __all__ = [
-    "Answer",
-    "Failure",
-    "Place",
-    "ask",
-    "judge_clock",
-    "judge_endpoint",
-    "judge_path_style",
-    "judge_region",
-    "judge_tls",
+    "BucketAddress",
+    "EndpointFailure",
+    "EndpointResponse",
+    "check_clock",
+    "check_endpoint",
+    "check_path_style",
+    "check_region",
+    "check_tls",
+    "probe_endpoint",
 ]
 
 # S3 refuses signatures that are more than 15 minutes off (RequestTimeTooSkewed).
 MAX_SKEW_S = 15 * 60
 _NOTICED_SKEW_S = 60
 _CERTIFICATE_ADVICE = (
-    "if the server has a certificate of your own authority, name that in AWS_CA_BUNDLE; verify_tls=false gives up on"
-    " knowing whom you talk to"
+    "if your own authority signed the certificate, set AWS_CA_BUNDLE to its file; verify_tls=false would accept any"
+    " server"
 )
 
 
@@ -43,16 +43,16 @@ FailureKind = Literal["name", "refused", "certificate", "tls", "late", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the bucket is said to be.
+class BucketAddress:
+    """Describes where the bucket is.
 
     Attributes:
-        bucket: Its name.
-        endpoint_url: None is AWS.
-        region: None where nobody says.
-        path_style: As the option; None leaves it to the endpoint.
-        verify_tls: As the option.
-        ca_bundle: Path of certificates to trust, as AWS_CA_BUNDLE names it; None for the system's.
+        bucket: Name of the bucket.
+        endpoint_url: URL of the server; None for AWS.
+        region: Region of the bucket; None if not configured.
+        path_style: Option of the same name; None decides by the endpoint.
+        verify_tls: Option of the same name.
+        ca_bundle: Path of trusted certificates, as in AWS_CA_BUNDLE; None for the system's.
     """
 
     bucket: str
@@ -64,27 +64,27 @@ class Place:
 
     @property
     def server_url(self) -> str:
-        """The endpoint, AWS's own included."""
+        """URL of the endpoint, also for AWS."""
         if self.endpoint_url is not None:
             return self.endpoint_url.rstrip("/")
         return f"https://s3.{self.region}.amazonaws.com" if self.region else "https://s3.amazonaws.com"
 
     @property
     def uses_path_style(self) -> bool:
-        """Whether the bucket stands in the path of requests rather than in the host's name."""
+        """Whether requests name the bucket in the path instead of the host name."""
         return self.endpoint_url is not None if self.path_style is None else self.path_style
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the server said to somebody without keys; a refusal is an answer.
+class EndpointResponse:
+    """Stores the response to an unsigned request; a refusal is also a response.
 
     Attributes:
         status: HTTP status.
-        seconds: From the request to the answer's head, connecting included.
-        machine_time: When the answer came, by this machine's clock.
-        store_time: By the server's; None if it does not say.
-        region: Of the bucket; None if it does not say.
+        seconds: Time from the request to the head of the response in seconds, including connecting.
+        machine_time: Time of the response by this machine's clock.
+        store_time: Time of the response by the server's clock; None if unknown.
+        region: Region of the bucket; None if the server does not report it.
     """
 
     status: int
@@ -95,21 +95,21 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Why there was no answer."""
+class EndpointFailure:
+    """Stores why there was no response."""
 
     kind: FailureKind
     seconds: float
 
 
-async def ask(
-    place: Place,
+async def probe_endpoint(
+    place: BucketAddress,
     *,
     deadline_s: float,
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
-) -> Answer | Failure:
-    """Sends one unsigned HEAD for the bucket.
+) -> EndpointResponse | EndpointFailure:
+    """Sends one unsigned HEAD request for the bucket.
 
     Raises:
         OSError: The file of certificates cannot be read.
@@ -119,8 +119,8 @@ async def ask(
     trusted = ssl.create_default_context(cafile=place.ca_bundle) if place.verify_tls and place.ca_bundle else None
     begun = clock()
 
-    def failed(kind: FailureKind) -> Failure:
-        return Failure(kind, clock() - begun)
+    def failed(kind: FailureKind) -> EndpointFailure:
+        return EndpointFailure(kind, clock() - begun)
 
     try:
         async with (
@@ -130,7 +130,7 @@ async def ask(
                 f"{place.server_url}/{place.bucket}", allow_redirects=False, ssl=trusted or place.verify_tls
             ) as answer,
         ):
-            return Answer(
+            return EndpointResponse(
                 answer.status,
                 clock() - begun,
                 now(),
@@ -151,60 +151,64 @@ async def ask(
         return failed("broken")
 
 
-def judge_endpoint(place: Place, answer: Answer | Failure) -> Finding:
-    """Whether anybody answers there."""
+def check_endpoint(place: BucketAddress, answer: EndpointResponse | EndpointFailure) -> Finding:
+    """Checks whether a server answers."""
     where = place.server_url
-    if isinstance(answer, Answer):
+    if isinstance(answer, EndpointResponse):
         facts = {"status": answer.status, "answer_s": round(answer.seconds, 4)}
         if answer.status >= 500:
             return Finding(
-                "endpoint", Level.FAIL, f"{where} answers with status {answer.status}", "look at the server", facts
+                "endpoint",
+                Level.FAIL,
+                f"{where} answers with status {answer.status}",
+                "check the log of the server",
+                facts,
             )
         return Finding("endpoint", Level.OK, f"{where} answers after {answer.seconds * 1e3:.0f} ms", facts=facts)
-    said, advice = {
-        "name": ("has a name that nobody knows", "check the endpoint's spelling, the region, and this machine's DNS"),
+    message, advice = {
+        "name": ("cannot be resolved", "check the spelling of the endpoint, the region, and the DNS of this machine"),
         "refused": (
-            "does not take connections",
-            "check the port, whether the server runs, and firewalls, routes and endpoint policies on the way",
+            "refuses connections",
+            "check that the server runs, and check the port, firewalls, routes and endpoint policies",
         ),
-        "certificate": ("has a certificate that is not to be trusted", _CERTIFICATE_ADVICE),
-        "tls": ("does not speak TLS", "check the port, and whether it wants http://"),
+        "certificate": ("has an untrusted certificate", _CERTIFICATE_ADVICE),
+        "tls": ("does not speak TLS", "check the port; if the server has no TLS, use http://"),
         "late": (
             f"did not answer within {answer.seconds:.0f} s",
-            "a firewall that drops packets looks like this, and a private subnet without a gateway endpoint",
+            "check for a firewall that drops packets, or a private subnet without a gateway endpoint",
         ),
-        "broken": ("does not speak HTTP", "check the port, and whether it wants https:// or http://"),
+        "broken": ("does not speak HTTP", "check the port, and whether the server expects https:// or http://"),
     }[answer.kind]
-    return Finding("endpoint", Level.FAIL, f"{where} {said}", advice, {"kind": answer.kind})
+    return Finding("endpoint", Level.FAIL, f"{where} {message}", advice, {"kind": answer.kind})
 
 
-def judge_tls(place: Place, answer: Answer | Failure) -> Finding:
-    """Whether anybody can listen in."""
+def check_tls(place: BucketAddress, answer: EndpointResponse | EndpointFailure) -> Finding:
+    """Checks whether traffic is encrypted and the server is verified."""
     server = urlsplit(place.server_url)
     if server.scheme != "https":
-        if _is_near(server.hostname or ""):
-            return Finding("tls", Level.OK, "none, to this machine itself")
+        if _is_loopback(server.hostname or ""):
+            return Finding("tls", Level.OK, "not needed on this machine")
         return Finding(
             "tls",
             Level.WARN,
-            "none: whoever is on the way reads and changes the data",
-            "use https:// if the server can",
+            "no encryption: anyone on the network can read and change the data",
+            "use https:// if the server supports it",
         )
-    if isinstance(answer, Failure):
+    if isinstance(answer, EndpointFailure):
         if answer.kind == "certificate":
-            return Finding("tls", Level.FAIL, "the server's certificate is not one to trust", _CERTIFICATE_ADVICE)
+            return Finding("tls", Level.FAIL, "the certificate of the server is not trusted", _CERTIFICATE_ADVICE)
         if answer.kind == "tls":
-            return Finding("tls", Level.FAIL, "none came about", "see endpoint")
-        return Finding("tls", Level.WARN, "not known, because nobody answered", "see endpoint")
+            return Finding("tls", Level.FAIL, "no TLS connection was established", "see the advice for endpoint")
+        return Finding("tls", Level.WARN, "unknown, because no server answered", "see the advice for endpoint")
     if not place.verify_tls:
         return Finding(
-            "tls", Level.WARN, "the server's certificate is not checked (verify_tls=false)", _CERTIFICATE_ADVICE
+            "tls", Level.WARN, "the certificate of the server is not verified (verify_tls=false)", _CERTIFICATE_ADVICE
         )
-    return Finding("tls", Level.OK, "the server's certificate is good")
+    return Finding("tls", Level.OK, "the certificate of the server is valid")
 
 
-def judge_path_style(place: Place) -> Finding:
-    """Whether requests name the bucket in a way that the server understands."""
+def check_path_style(place: BucketAddress) -> Finding:
+    """Checks whether requests name the bucket in a way that the server understands."""
     if place.uses_path_style:
         return Finding("path style", Level.OK, f"{place.server_url}/{place.bucket}/…", facts={"path_style": True})
     facts = {"path_style": False}
@@ -212,53 +216,61 @@ def judge_path_style(place: Place) -> Finding:
         return Finding(
             "path style",
             Level.WARN,
-            f"the bucket goes into the host's name at {place.endpoint_url}",
-            "few servers of one's own have a name for each bucket: leave path_style out, or set it to true",
+            f"requests put the bucket into the host name of {place.endpoint_url}",
+            "few self-hosted servers have a host name for each bucket: leave out path_style, or set it to true",
             facts,
         )
     if "." in place.bucket:
         return Finding(
             "path style",
             Level.WARN,
-            "the bucket's name has dots, which no TLS certificate covers",
+            "the name of the bucket has dots, which no TLS certificate covers",
             "set path_style=true, or use a bucket without dots",
             facts,
         )
-    return Finding("path style", Level.OK, f"{place.bucket} in the host's name", facts=facts)
+    return Finding("path style", Level.OK, f"{place.bucket} in the host name", facts=facts)
 
 
-def judge_region(place: Place, answer: Answer | Failure) -> Finding:
-    """Whether requests are signed for the region that the bucket is in."""
-    found = answer.region if isinstance(answer, Answer) else None
+def check_region(place: BucketAddress, answer: EndpointResponse | EndpointFailure) -> Finding:
+    """Checks whether requests are signed for the region of the bucket."""
+    found = answer.region if isinstance(answer, EndpointResponse) else None
     facts = {"given": place.region, "found": found}
     if found is not None and place.region is not None and found != place.region:
-        advice = f"give region={found}, or --region {found}"
-        return Finding("region", Level.FAIL, f"the bucket is in {found}, and {place.region} was given", advice, facts)
+        advice = f"set region={found}, or pass --region {found}"
+        return Finding(
+            "region", Level.FAIL, f"the bucket is in {found}, but {place.region} is configured", advice, facts
+        )
     if place.region is None and place.endpoint_url is None:
-        said = f"none is given; the bucket is in {found}" if found else "none is given, and nobody told the bucket's"
-        return Finding("region", Level.WARN, said, f"give region={found or '…'}", facts)
-    agreed = "as the server says" if found else "the server does not say its own"
-    return Finding("region", Level.OK, f"{place.region or found or 'the default one'}, {agreed}", facts=facts)
+        message = (
+            f"no region is configured; the bucket is in {found}"
+            if found
+            else "no region is configured, and the server does not report the bucket's"
+        )
+        return Finding("region", Level.WARN, message, f"set region={found or '…'}", facts)
+    agreed = "confirmed by the server" if found else "not reported by the server"
+    return Finding("region", Level.OK, f"{place.region or found or 'the default region'}, {agreed}", facts=facts)
 
 
-def judge_clock(answer: Answer | Failure) -> Finding:
-    """Whether the server will take signatures made by this machine's clock."""
-    if isinstance(answer, Failure) or answer.store_time is None:
-        return Finding("clock", Level.WARN, "not compared: the server did not tell its time", "see endpoint")
-    # The date was written somewhere between question and answer, and has no fractions of seconds.
+def check_clock(answer: EndpointResponse | EndpointFailure) -> Finding:
+    """Checks whether the clock of this machine is accurate enough for request signatures."""
+    if isinstance(answer, EndpointFailure) or answer.store_time is None:
+        return Finding(
+            "clock", Level.WARN, "unknown: the server did not report its time", "see the advice for endpoint"
+        )
+    # The server wrote the date between request and response, without fractions of seconds.
     skew_s = (answer.machine_time - answer.store_time).total_seconds() - min(answer.seconds, 1.0) / 2 - 0.5
     facts = {"skew_s": round(skew_s, 1)}
     side = "ahead of" if skew_s > 0 else "behind"
-    said = f"{abs(skew_s):.0f} s {side} the server's"
-    advice = "set it, by `timedatectl set-ntp true` or chrony"
+    message = f"{abs(skew_s):.0f} s {side} the server's"
+    advice = "synchronize the clock: run `timedatectl set-ntp true`, or use chrony"
     if abs(skew_s) >= MAX_SKEW_S:
-        return Finding("clock", Level.FAIL, f"{said}: it refuses signatures 15 minutes off", advice, facts)
+        return Finding("clock", Level.FAIL, f"{message}; signatures fail from 15 minutes on", advice, facts)
     if abs(skew_s) >= _NOTICED_SKEW_S:
-        return Finding("clock", Level.WARN, f"{said}: from 15 minutes on it refuses signatures", advice, facts)
+        return Finding("clock", Level.WARN, f"{message}; signatures fail from 15 minutes on", advice, facts)
     return Finding("clock", Level.OK, "agrees with the server's", facts=facts)
 
 
-def _is_near(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What doctor found about one thing: how it stands, in words, and what to do about it."""
+"""Defines the result of one check: its level, a message, and what to do."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ __all__ = ["Finding", "Level", "is_healthy"]
 
 
 class Level(StrEnum):
-    """How a thing stands."""
+    """Ranks the result of a check."""
 
     OK = "ok"
-    WARN = "warn"  # it works, slower or less safely than it could
+    WARN = "warn"  # works, but slower or less safely than possible
     FAIL = "fail"  # training will not work
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check's result. Nothing in it is secret.
+    """Stores the result of one check. Never contains a secret.
 
     Attributes:
-        name: Of the check, always the same.
-        level: How the thing stands.
-        said: One sentence without a full stop, for a person.
-        advice: What to do, where there is something to do: of all levels but OK.
-        facts: Figures with their units in their names, for programs.
+        name: Fixed name of the check.
+        level: Level of the result.
+        message: One sentence for a person, without a full stop.
+        advice: Next step; empty exactly if the level is OK.
+        facts: Figures for programs, with units in their names.
     """
 
     name: str
     level: Level
-    said: str
+    message: str
     advice: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.level is Level.OK) == bool(self.advice):
-            raise ValueError(f"advice belongs to what is not well, and only there: {self.name}")
+            raise ValueError(f"a finding needs advice exactly if its level is not OK: {self.name}")
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, as ``--json`` prints them."""
+        """Returns plain values, as ``--json`` prints them."""
         return {**asdict(self), "level": self.level.value, "facts": dict(self.facts)}
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:
-    """Whether nothing failed; warnings do not count."""
+    """Returns whether no check failed; warnings do not count."""
     return all(finding.level is not Level.FAIL for finding in findings)

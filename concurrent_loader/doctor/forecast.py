@@ -1,4 +1,4 @@
-"""What to expect: the slowest of store, drive and decoder is how many images a second there will be."""
+"""Forecasts images per second: the slowest of store, drive and decoder is the limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Forecast", "Limit", "forecast"]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Images a second, and what allows no more."""
+    """Stores a rate in images per second, and the name of the bottleneck."""
 
     images_s: float
     by: str
@@ -18,12 +18,12 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """For samples of one size.
+    """Stores the expected rates for samples of one size.
 
     Attributes:
-        sample_bytes: Encoded size of a sample.
-        cold: The first epoch, from the store; None if the store was not measured.
-        warm: Later epochs, from the cache; None without one.
+        sample_bytes: Encoded size of a sample in bytes.
+        cold: Rate of the first epoch, from the store; None if the store was not measured.
+        warm: Rate of later epochs, from the cache; None without a cache.
     """
 
     sample_bytes: int
@@ -31,7 +31,7 @@ class Forecast:
     warm: Limit | None
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns plain values."""
         return asdict(self)
 
 
@@ -42,13 +42,13 @@ def forecast(
     drive_bytes_s: float | None,
     decode_images_s: float | None,
 ) -> Forecast:
-    """Divides what was measured by the size of a sample.
+    """Divides the measured rates by the size of a sample.
 
     Args:
-        sample_bytes: Encoded size of a sample, 1 or more.
-        store_bytes_s: What many requests in flight brought; None if that is not known.
-        drive_bytes_s: What the cache's drive takes; None without a cache, or where that was not measured.
-        decode_images_s: Of all cores; None where nothing is decoded.
+        sample_bytes: Encoded size of a sample in bytes, 1 or more.
+        store_bytes_s: Throughput of the store with many requests in flight, in bytes per second; None if unknown.
+        drive_bytes_s: Write rate of the cache's drive in bytes per second; None without a cache or a measurement.
+        decode_images_s: Images per second on all cores; None if nothing is decoded.
     """
     rates = {
         "store": None if store_bytes_s is None else store_bytes_s / sample_bytes,

@@ -1,4 +1,4 @@
-"""This machine: the drive under the cache, open files, how worker processes start, and what decodes."""
+"""Checks this machine: the drive of the cache, the limit of open files, and how processes start."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from concurrent_loader.doctor.finding import Finding, Level
-from storage.sizes import format_size
+from concurrent_loader.storage.sizes import format_size
 
 __all__ = [
     "Drive",
+    "check_descriptors",
+    "check_drive",
+    "check_start_method",
     "find_drive",
-    "judge_descriptors",
-    "judge_drive",
-    "judge_start_method",
     "measure_writing",
     "num_cores",
     "open_files_limit",
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 _SLOW_BYTES_S = 200e6
-# Faster than any disc that turns: virtual machines show their SSDs as such discs.
+# Faster than any hard disk: virtual machines report their SSDs as hard disks.
 _FAST_BYTES_S = 400e6
 _LITTLE_BYTES = 10 << 30
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "fuse.sshfs", "9p", "fuse.s3fs", "fuse.mount-s3"})
-# The loader's own needs at 256 requests in flight, shards and sockets of workers included.
+# Needed at 256 requests in flight, including shards and sockets of workers.
 _MANY_FILES = 4096
 _FEW_FILES = 256
 _BLOCK = bytes(1 << 20)
@@ -40,14 +40,14 @@ _BLOCK = bytes(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """What a folder lies on.
+    """Describes the file system of a folder.
 
     Attributes:
-        folder: The nearest existing folder of the cache's path.
-        kind: Of file system, as mounts name it; empty if unknown.
-        rotates: Whether the drive has turning discs; None if unknown.
-        free_bytes: That this user may take.
-        total_bytes: In all.
+        folder: Nearest existing folder on the path of the cache.
+        kind: File system type, as in the mount table; empty if unknown.
+        rotates: Whether the drive is a hard disk; None if unknown.
+        free_bytes: Space that this user may use, in bytes.
+        total_bytes: Total space in bytes.
     """
 
     folder: Path
@@ -58,14 +58,14 @@ class Drive:
 
 
 def find_drive(cache_dir: Path, *, mounts: str | None = None) -> Drive:
-    """Looks up what is under a folder, which need not exist yet.
+    """Finds the file system of a folder, which may not exist yet.
 
     Args:
-        cache_dir: The folder.
-        mounts: Text in the form of ``/proc/mounts``; that itself if None.
+        cache_dir: Folder of the cache.
+        mounts: Text in the format of ``/proc/mounts``; None reads ``/proc/mounts``.
 
     Raises:
-        OSError: The folder's nearest existing parent cannot be looked at.
+        OSError: The nearest existing parent folder cannot be read.
     """
     folder = cache_dir.absolute()
     while not folder.exists():
@@ -81,10 +81,10 @@ def find_drive(cache_dir: Path, *, mounts: str | None = None) -> Drive:
 
 
 def measure_writing(folder: Path, *, num_bytes: int, clock: Callable[[], float] = time.monotonic) -> float:
-    """Writes a file without a name that is gone afterwards, down to the drive; returns bytes a second.
+    """Writes an unnamed temporary file and flushes it to the drive; returns bytes per second.
 
     Raises:
-        OSError: The folder cannot be written to, or the drive is full.
+        OSError: The folder is not writable, or the drive is full.
     """
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         begun = clock()
@@ -95,13 +95,13 @@ def measure_writing(folder: Path, *, num_bytes: int, clock: Callable[[], float] 
     return max(1, num_bytes // len(_BLOCK)) * len(_BLOCK) / max(seconds, 1e-9)
 
 
-def judge_drive(drive: Drive, *, write_bytes_s: float | None, wanted_bytes: int | None) -> Finding:
-    """Judges a cache's drive.
+def check_drive(drive: Drive, *, write_bytes_s: float | None, wanted_bytes: int | None) -> Finding:
+    """Checks the drive of a cache.
 
     Args:
-        drive: What it is.
-        write_bytes_s: As measured; None where nothing could be written.
-        wanted_bytes: The budget that the cache is to have, if that is known.
+        drive: File system of the cache.
+        write_bytes_s: Measured write rate in bytes per second; None if writing failed.
+        wanted_bytes: Budget of the cache in bytes; None if unknown.
     """
     facts = {
         "kind": drive.kind,
@@ -115,68 +115,68 @@ def judge_drive(drive: Drive, *, write_bytes_s: float | None, wanted_bytes: int 
         return Finding(
             name,
             Level.FAIL,
-            f"{drive.folder} cannot be written to",
-            "give the training user a folder of its own",
+            f"{drive.folder} is not writable",
+            "use a folder that the training user owns",
             facts,
         )
-    said = (
+    message = (
         f"{drive.kind or 'an unknown file system'}, {format_size(drive.free_bytes)} free of "
         f"{format_size(drive.total_bytes)}, writes {format_size(round(write_bytes_s))}/s"
     )
     if wanted_bytes is not None and wanted_bytes > drive.free_bytes:
         return Finding(
-            name, Level.WARN, f"{said}, less than the cache may take", "lower cache_bytes, or make room", facts
+            name, Level.WARN, f"{message}, less than the budget of the cache", "lower cache_bytes, or free space", facts
         )
-    for troubled, advice in (
-        (drive.kind in _IN_MEMORY, "this is memory, not a drive: name a folder on the local NVMe"),
-        (drive.kind in _REMOTE, "this is itself over the network: name a folder on the local NVMe"),
+    for applies, advice in (
+        (drive.kind in _IN_MEMORY, "use a folder on a local NVMe drive: this file system is in memory"),
+        (drive.kind in _REMOTE, "use a folder on a local NVMe drive: this file system is on the network"),
         (
             bool(drive.rotates) and write_bytes_s < _FAST_BYTES_S,
-            "discs that turn are slow at many small reads: name a folder on an SSD",
+            "use a folder on an SSD: hard disks are slow at many small reads",
         ),
-        (drive.free_bytes < _LITTLE_BYTES, "a cache of less than 10 GiB will seldom be worth it: make room"),
-        (write_bytes_s < _SLOW_BYTES_S, "the first epoch waits for it: name a folder on the local NVMe"),
+        (drive.free_bytes < _LITTLE_BYTES, "free space: a cache of less than 10 GiB rarely helps"),
+        (write_bytes_s < _SLOW_BYTES_S, "use a folder on a local NVMe drive: the first epoch waits for this drive"),
     ):
-        if troubled:
-            return Finding(name, Level.WARN, said, advice, facts)
-    return Finding(name, Level.OK, said, facts=facts)
+        if applies:
+            return Finding(name, Level.WARN, message, advice, facts)
+    return Finding(name, Level.OK, message, facts=facts)
 
 
 def open_files_limit() -> int | None:
-    """How many files this process may open; None without a limit."""
+    """Returns the maximum number of open files of this process; None without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def judge_descriptors(limit: int | None) -> Finding:
-    """Judges how many files may be open."""
+def check_descriptors(limit: int | None) -> Finding:
+    """Checks the maximum number of open files."""
     if limit is None:
-        return Finding("descriptors", Level.OK, "as many open files as wanted", facts={"limit": None})
-    facts, said, advice = {"limit": limit}, f"{limit:,} open files", f"ulimit -n {_MANY_FILES * 16}"
+        return Finding("descriptors", Level.OK, "unlimited open files", facts={"limit": None})
+    facts, message, advice = {"limit": limit}, f"at most {limit:,} open files", f"run `ulimit -n {_MANY_FILES * 16}`"
     if limit < _FEW_FILES:
-        return Finding("descriptors", Level.FAIL, said, advice, facts)
+        return Finding("descriptors", Level.FAIL, message, advice, facts)
     if limit < _MANY_FILES:
-        return Finding("descriptors", Level.WARN, f"{said}, so that fewer requests are in flight", advice, facts)
-    return Finding("descriptors", Level.OK, said, facts=facts)
+        return Finding("descriptors", Level.WARN, f"{message}, which limits the requests in flight", advice, facts)
+    return Finding("descriptors", Level.OK, message, facts=facts)
 
 
 def start_method() -> str:
-    """How `multiprocessing` starts processes here if nobody says otherwise."""
-    # Asking without allow_none would fix the answer for the rest of the process.
+    """Returns the default start method of `multiprocessing`."""
+    # Without allow_none the call would fix the method for the rest of the process.
     chosen = multiprocessing.get_start_method(allow_none=True)
     return chosen or multiprocessing.get_all_start_methods()[0]
 
 
-def judge_start_method(method: str) -> Finding:
-    """Judges whether worker processes come to life with clients that work."""
-    said = f"processes start by {method}"
+def check_start_method(method: str) -> Finding:
+    """Checks whether worker processes start with working clients."""
+    message = f"processes start with {method}"
     if method == "fork":
-        said = "processes fork by default; the loader's workers do not, and a forked data set opens its store anew"
-    return Finding("fork safety", Level.OK, said, facts={"start_method": method})
+        message = "processes start with fork; the loader's workers do not, and a forked dataset reopens its store"
+    return Finding("fork safety", Level.OK, message, facts={"start_method": method})
 
 
 def num_cores() -> int:
-    """How many cores this process may use."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -194,7 +194,7 @@ def _kind_of(folder: Path, mounts: str | None) -> str:
         if len(fields) < 3:
             continue
         place = Path(fields[1].replace("\\040", " "))
-        # Of two mounts in one place the later one is on top.
+        # The later of two mounts at the same path is on top.
         if folder.is_relative_to(place) and len(place.parts) >= best:
             best, kind = len(place.parts), fields[2]
     return kind

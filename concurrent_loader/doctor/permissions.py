@@ -1,4 +1,4 @@
-"""What these keys may do with this bucket: by doing it, each thing once and under a deadline."""
+"""Checks what the credentials may do with the bucket, by trying each operation once under a deadline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from concurrent_loader.doctor.finding import Finding, Level
-from storage.errors import (
+from concurrent_loader.storage.errors import (
     AccessDenied,
     ConfigurationError,
     ConnectionFailed,
@@ -17,11 +17,12 @@ from storage.errors import (
     NotFound,
     StorageError,
 )
-from storage.stores.protocol import ObjectMeta, Store
+from concurrent_loader.storage.stores.objects import ObjectMeta
+from concurrent_loader.storage.stores.store import Store
 
-__all__ = ["PROBE_KEY", "Permissions", "advice_for", "try_permissions"]
+__all__ = ["PROBE_KEY", "Permissions", "advice_for", "check_permissions"]
 
-# One key for all runs: who may write but not delete leaves one small object behind, however often he asks.
+# One key for all runs, so that credentials that may write but not delete leave only one small object.
 PROBE_KEY = "doctor-probe"
 _MAX_LISTED = 1000
 T = TypeVar("T")
@@ -29,26 +30,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What was found.
+    """Stores the results of the checks.
 
     Attributes:
-        findings: list, get and, if asked for, put.
-        objects: Up to a thousand objects of the data set; the first in the order of their keys.
+        findings: Results of list, get and, if requested, put.
+        objects: Up to a thousand objects of the dataset, in key order.
     """
 
     findings: tuple[Finding, ...]
     objects: tuple[ObjectMeta, ...]
 
 
-async def try_permissions(store: Store, *, put: bool, deadline_s: float) -> Permissions:
-    """Lists, gets one byte, and puts and deletes a small object if ``put``.
+async def check_permissions(store: Store, *, put: bool, deadline_s: float) -> Permissions:
+    """Lists objects, gets one byte and, if ``put`` is set, puts and deletes a small object.
 
     Args:
-        store: Whose keys are meant.
-        put: Whether writing is wanted.
-        deadline_s: For each request.
+        store: Store with the credentials to check.
+        put: Whether to check writing.
+        deadline_s: Deadline for each request in seconds.
 
-    Cancellation: At any await; an object that was put may stay.
+    Cancellation: At any await; the small object may remain.
     """
     objects: list[ObjectMeta] = []
 
@@ -61,7 +62,7 @@ async def try_permissions(store: Store, *, put: bool, deadline_s: float) -> Perm
     findings = [await _try("list", fill, "s3:ListBucket on the bucket, for this prefix", deadline_s)]
     if findings[0].level is Level.OK and not objects:
         findings[0] = Finding(
-            "list", Level.WARN, "allowed, and there is nothing", "ingest a data set, or check the prefix"
+            "list", Level.WARN, "allowed, but there are no objects", "ingest a dataset, or check the prefix"
         )
     findings.append(await _try_get(store, objects, deadline_s))
     if put:
@@ -72,12 +73,12 @@ async def try_permissions(store: Store, *, put: bool, deadline_s: float) -> Perm
 async def _try_get(store: Store, objects: list[ObjectMeta], deadline_s: float) -> Finding:
     readable = next((meta for meta in objects if meta.size > 0), None)
     if readable is None:
-        return Finding("get", Level.WARN, "not tried: no object is known", "see list")
+        return Finding("get", Level.WARN, "not tried, because no object was listed", "see the advice for list")
 
     async def get() -> None:
         await store.get_range(readable.key, 0, 1)
 
-    return await _try("get", get, "s3:GetObject on the objects, and kms:Decrypt where a key encrypts them", deadline_s)
+    return await _try("get", get, "s3:GetObject on the objects, and kms:Decrypt if a key encrypts them", deadline_s)
 
 
 async def _try_put(store: Store, deadline_s: float) -> Finding:
@@ -92,7 +93,12 @@ async def _try_put(store: Store, deadline_s: float) -> Finding:
         return tried
     deleted = await _try("delete", delete, "s3:DeleteObject", deadline_s)
     if deleted.level is not Level.OK:
-        return Finding("put", Level.OK, f"allowed; {PROBE_KEY} stays there, deleting is not", facts={"deleted": False})
+        return Finding(
+            "put",
+            Level.OK,
+            f"allowed; {PROBE_KEY} stays there, because deleting is not allowed",
+            facts={"deleted": False},
+        )
     return Finding("put", Level.OK, "allowed", facts={"deleted": True})
 
 
@@ -101,7 +107,7 @@ async def _try(name: str, call: Callable[[], Awaitable[None]], right: str, deadl
         async with asyncio.timeout(deadline_s):
             await call()
     except TimeoutError:
-        error: StorageError = DeadlineExceeded(f"no complete answer within {deadline_s:.3g} s")
+        error: StorageError = DeadlineExceeded(f"no complete response within {deadline_s:.3g} s")
     except StorageError as refused:
         error = refused
     else:
@@ -110,26 +116,26 @@ async def _try(name: str, call: Callable[[], Awaitable[None]], right: str, deadl
 
 
 def advice_for(error: StorageError, *, right: str) -> str:
-    """What to do about a request that failed.
+    """Returns the next step after a request failed.
 
     Args:
-        error: How it failed.
-        right: The permission that the request needs.
+        error: Error of the request.
+        right: Permission that the request needs.
     """
     match error:
         case CredentialsExpired():
-            return "get new keys: these have expired"
+            return "get new keys: these keys have expired"
         case AccessDenied() if "does not know the access key" in error.what:
             return "check the access key and the endpoint, or get new keys"
         case AccessDenied() if "clock" in error.what or "secret key" in error.what:
-            return "see clock" if "clock" in error.what else "check the secret key"
+            return "see the advice for clock" if "clock" in error.what else "check the secret key"
         case AccessDenied():
-            return f"it needs {right}"
+            return f"grant {right}"
         case NotFound():
-            return "check the bucket's name and the region"
+            return "check the name of the bucket and the region"
         case ConfigurationError():
-            return "see region and endpoint"
+            return "see the advice for region and endpoint"
         case ConnectionFailed() | DeadlineExceeded():
-            return "see endpoint"
+            return "see the advice for endpoint"
         case _:
-            return f"got {error.got}; it needs {right}" if error.got is not None else f"it needs {right}"
+            return f"check that {right} is granted" + ("" if error.got is None else f"; the store returned {error.got}")

@@ -1,4 +1,4 @@
-"""From what Terraform made to what doctor examines: reads ``terraform output -json`` of this project's modules."""
+"""Reads ``terraform output -json`` of this project's modules, to find what to check."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from storage.errors import ConfigurationError
+from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = ["Identity", "Target", "read_outputs"]
 
@@ -16,12 +16,12 @@ _OPTIONS = ("endpoint_url", "region")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A data set's place and how to get at it.
+    """Describes a dataset and how to access it.
 
     Attributes:
-        url: Of the data set.
-        storage_options: Keys included, where the outputs have them.
-        cache_dir: Of the machine that the outputs are about, if any.
+        url: URL of the dataset.
+        storage_options: Options of the store, including keys if the outputs have them.
+        cache_dir: Cache folder of the machine in the outputs; None without one.
     """
 
     url: str
@@ -30,33 +30,34 @@ class Target:
 
 
 def read_outputs(text: str, *, identity: Identity = "reader") -> Target:
-    """Reads outputs.
+    """Reads Terraform outputs.
 
     Args:
-        text: JSON: ``{name: {"value": …}, …}``.
-        identity: Whose keys to take, where there are any.
+        text: JSON text, ``{name: {"value": …}, …}``.
+        identity: Identity whose keys to use, if the outputs have keys. Default ``"reader"``.
 
     Raises:
-        ConfigurationError: It is not that, or lacks ``dataset_url``. No value is repeated: some are secret.
+        ConfigurationError: The text is invalid or lacks ``dataset_url``. The message contains no values, because some
+            are secret.
     """
     try:
         outputs = json.loads(text)
     except ValueError as error:
-        raise ConfigurationError("this is no JSON; it should come from `terraform output -json`") from error
+        raise ConfigurationError("the outputs are not JSON; pass the output of `terraform output -json`") from error
     if not isinstance(outputs, dict) or not all(isinstance(facts, dict) for facts in outputs.values()):
-        raise ConfigurationError("this does not look like the answer of `terraform output -json`")
+        raise ConfigurationError("the JSON is not the output of `terraform output -json`")
     values = {name: facts.get("value") for name, facts in outputs.items()}
     url = values.get("dataset_url")
     if not isinstance(url, str):
         raise ConfigurationError("the outputs have no dataset_url", got=sorted(values))
     given = values.get("storage_options") or {}
     if not isinstance(given, dict) or not set(given) <= set(_OPTIONS):
-        raise ConfigurationError(f"storage_options may hold {' and '.join(_OPTIONS)}")
+        raise ConfigurationError(f"the output storage_options may contain only {' and '.join(_OPTIONS)}")
     options = {name: value for name, value in given.items() if value is not None}
     for name in ("access_key_id", "secret_access_key"):
         if (value := values.get(f"{identity}_{name}")) is not None:
             options[name] = value
     cache_dir = values.get("cache_dir")
     if cache_dir is not None and not isinstance(cache_dir, str):
-        raise ConfigurationError("cache_dir is a path")
+        raise ConfigurationError("the output cache_dir must be a path")
     return Target(url, options, cache_dir)

@@ -1,9 +1,9 @@
-"""Lossless pictures decoded where the batch is: a whole batch in one launch, only tiles that are needed."""
+"""Decodes lossless images on the device of the batch: one launch per batch, and only the tiles that are needed."""
 
-from concurrent_loader.lossless.arrived import decode_prepared
-from concurrent_loader.lossless.batches import decode_batch, decode_crops
-from concurrent_loader.lossless.planning import BatchPlan, plan_batch
-from concurrent_loader.lossless.preparing import TilePlan, prepare_picture
+from concurrent_loader.lossless.decode_batch import decode_batch, decode_crops
+from concurrent_loader.lossless.device_decode import decode_prepared
+from concurrent_loader.lossless.prepare import TilePlan, prepare_image
+from concurrent_loader.lossless.tile_plan import BatchPlan, plan_batch
 
 __all__ = [
     "BatchPlan",
@@ -12,5 +12,5 @@ __all__ = [
     "decode_crops",
     "decode_prepared",
     "plan_batch",
-    "prepare_picture",
+    "prepare_image",
 ]

@@ -1,11 +1,11 @@
-"""The kernel behind `concurrent_loader.lossless.batches`: tiles of pictures of any sizes, one program a tile.
+"""Implements the decoding of tiles as a Triton kernel: images of any sizes, one program per tile.
 
-Imported only where pictures go to a CUDA device, for it needs Triton.
+Imported only if images are on a CUDA device, because the module needs Triton.
 
-A tile's 256 blocks have their widths in half bytes; prefix sums over them say where each block's planes are. Each value
-then picks its bits, one of each plane, and what the predictor took away comes back by prefix sums along rows and
-columns. Green goes first, since red and blue may have been stored as differences from it. All of it is reading bytes
-that neighbouring threads read, too: the bus to the device is the bound, not this.
+The widths of a tile's 256 blocks take half a byte each. Prefix sums over the widths give the position of each block's
+bit planes. Each value then collects one bit of each plane, and prefix sums along rows and columns undo the predictor.
+Green is decoded first, because red and blue may be stored as differences from green. Most of the work is reading bytes
+that neighboring threads also read. The bus to the device is the bottleneck, not this kernel.
 """
 
 import triton
@@ -19,14 +19,14 @@ NUM_FACTS = tl.constexpr(24)
 
 @triton.jit
 def _spread(by_block):
-    """A value of each block, (256,), for each of its samples: (64, 64)."""
+    """Repeats a value per block, (256,), for each sample of the block: (64, 64)."""
     wide = tl.broadcast_to(tl.reshape(by_block, (16, 1, 16, 1)), (16, 4, 16, 4))
     return tl.reshape(wide, (64, 64))
 
 
 @triton.jit
 def _samples(data, start, widths, top, second, rest, down, across, predictor):
-    """A unit's samples, (64, 64) int32, modulo 256 yet to be taken."""
+    """Returns the samples of one channel of a tile, (64, 64) int32, before the reduction modulo 256."""
     block = tl.arange(0, 256)
     block_y = block // 16
     block_x = block % 16
@@ -37,7 +37,7 @@ def _samples(data, start, widths, top, second, rest, down, across, predictor):
     has_top = (width > 0).to(tl.int32)
     has_second = (width > 1).to(tl.int32)
     more = tl.maximum(width - 2, 0)
-    # Counted from the unit's top planes, in 32 bits: half the registers that places in the whole batch would take.
+    # 32-bit offsets from the top planes need half the registers of 64-bit offsets into the whole batch.
     top_at = _spread(2 * (tl.cumsum(has_top, 0) - has_top))
     second_at = _spread(2 * (tl.cumsum(has_second, 0) - has_second) + (second - top).to(tl.int32))
     rest_at = _spread(2 * (tl.cumsum(more, 0) - more) + (rest - top).to(tl.int32))
@@ -66,11 +66,11 @@ def _samples(data, start, widths, top, second, rest, down, across, predictor):
 
 @triton.jit
 def decode_tiles_kernel(
-    facts,  # (tiles, 24) int64, see planning.NUM_FACTS
+    facts,  # (tiles, 24) int64, see tile_plan.NUM_FACTS
     data,  # uint8
-    out,  # uint8: each picture's box as (C, H, W), one behind the other
+    out,  # uint8: the box of each image as (C, H, W), in sequence
 ):
-    """Decodes one tile's channels and stores what of them lies in the box."""
+    """Decodes the channels of one tile and stores the samples that lie in the box."""
     fact = facts + tl.program_id(0).to(tl.int64) * NUM_FACTS
     mode = tl.load(fact).to(tl.int32)
     starts = tl.load(fact + 1)
@@ -87,13 +87,13 @@ def decode_tiles_kernel(
     inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
     to = out + out_at + y * width + x
     widths_bytes = (down * across + 1) // 2
-    has_colour = channels >= 3
+    has_color = channels >= 3
     minus_green = (mode >> 8) & 1
 
     green = tl.zeros((64, 64), tl.int32)
     for turn in range(wanted):
         # Green, red, blue, alpha.
-        channel = tl.where(has_colour & (turn < 2), 1 - turn, turn)
+        channel = tl.where(has_color & (turn < 2), 1 - turn, turn)
         unit = fact + 12 + 3 * channel
         samples = _samples(
             data,

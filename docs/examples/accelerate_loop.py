@@ -1,8 +1,8 @@
-"""Trains with Accelerate, and goes on where a state was saved, also in the middle of an epoch.
+"""Trains with Accelerate, and resumes from a saved state, also in the middle of an epoch.
 
     accelerate launch docs/examples/accelerate_loop.py s3://bucket/points checkpoint
 
-The data set has the columns ``x`` (float32[8]) and ``label`` (int64, 0 … 2).
+The dataset has the columns ``x`` (float32[8]) and ``label`` (int64, 0 … 2).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def train(
     on_step: Callable[[Any, torch.nn.Module], None] = lambda batch, model: None,
     **options: Any,
 ) -> None:
-    """Trains, and saves everything's state after each epoch and at the end.
+    """Trains, and saves the state of everything after each epoch and at the end.
 
     Args:
-        url: The data set.
-        folder: Of the state; training goes on from it if it exists.
-        epochs: How many in all.
-        global_batch_size: Samples a step, all processes together.
-        max_steps: Stop after so many steps, wherever that is.
-        on_step: Called with each batch and the model after its gradients were averaged.
-        **options: For the `Accelerator`.
+        url: URL of the dataset.
+        folder: Folder of the state; training resumes from it if it exists.
+        epochs: Total number of epochs.
+        global_batch_size: Samples per step of all processes together.
+        max_steps: Number of steps after which to stop; None trains to the end.
+        on_step: Function that gets each batch and the model after its gradients were averaged.
+        **options: Further arguments of the `Accelerator`.
     """
     accelerator = Accelerator(**options)
     torch.manual_seed(0)

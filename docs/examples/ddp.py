@@ -1,8 +1,8 @@
-"""Trains with DistributedDataParallel; stopped at any step, it goes on with any number of processes.
+"""Trains with DistributedDataParallel, and resumes at any step with any number of processes.
 
     torchrun --nproc-per-node 4 docs/examples/ddp.py s3://bucket/points checkpoint.pt
 
-The data set has the columns ``x`` (float32[8]) and ``label`` (int64, 0 … 2).
+The dataset has the columns ``x`` (float32[8]) and ``label`` (int64, 0 … 2).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def train(
     """Trains, and writes a checkpoint after each epoch and at the end.
 
     Args:
-        url: The data set.
-        checkpoint: File; training goes on from it if it exists.
-        epochs: How many in all.
-        global_batch_size: Samples a step, all processes together: keep it when their number changes.
-        max_steps: Stop after so many steps, wherever that is.
-        on_step: Called with each batch and the model after its gradients were averaged.
+        url: URL of the dataset.
+        checkpoint: Path of the checkpoint; training resumes from it if it exists.
+        epochs: Total number of epochs.
+        global_batch_size: Samples per step of all processes together. Keep it when their number changes.
+        max_steps: Number of steps after which to stop; None trains to the end.
+        on_step: Function that gets each batch and the model after its gradients were averaged.
     """
     dist.init_process_group("gloo")  # "nccl" on GPUs
     torch.manual_seed(0)

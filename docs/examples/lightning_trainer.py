@@ -1,8 +1,8 @@
-"""Trains with Lightning, and goes on in the middle of an epoch: Lightning saves and restores the loader's position.
+"""Trains with Lightning, which saves and restores the loader's position, also in the middle of an epoch.
 
     python docs/examples/lightning_trainer.py s3://bucket/points checkpoints
 
-The data set has the columns ``x`` (float32[8]) and ``label`` (int64, 0 … 2).
+The dataset has the columns ``x`` (float32[8]) and ``label`` (int64, 0 … 2).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from concurrent_loader import ConcurrentDataLoader, ShardDataset
 
 
 class Points(lightning.LightningDataModule):
-    """The data.
+    """Loads the training and validation data.
 
     Args:
-        url: The data set.
+        url: URL of the dataset.
         global_batch_size: Samples a step, all processes together.
     """
 
@@ -32,48 +32,48 @@ class Points(lightning.LightningDataModule):
         self.global_batch_size = global_batch_size
 
     def train_dataloader(self) -> ConcurrentDataLoader:
-        """Made here, when Lightning has started its processes, and not before: it finds its rank by itself."""
+        """Creates the loader after Lightning has started its processes, so that it finds its rank."""
         batch_size = self.global_batch_size // self.trainer.world_size
         return ConcurrentDataLoader(ShardDataset(self.url), batch_size, shuffle=True, seed=0, drop_last=True)
 
     def val_dataloader(self) -> ConcurrentDataLoader:
-        """All samples in order, each on one rank; here those of the training, for want of others."""
+        """Returns all samples in order, each on one rank. For brevity, these are the training samples."""
         return ConcurrentDataLoader(ShardDataset(self.url), self.global_batch_size // self.trainer.world_size)
 
 
 class Classifier(lightning.LightningModule):
-    """A small model."""
+    """Classifies points with one layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(8, 3)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """One step."""
+        """Returns the loss of a batch."""
         return torch.nn.functional.cross_entropy(self.layer(batch["x"]), batch["label"])
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """One step; leaves out samples that only fill up the last batch."""
+        """Logs the accuracy without the padding of the last batch."""
         count = len(batch["label"]) - batch.num_padded
         correct = (self.layer(batch["x"]).argmax(1) == batch["label"])[:count].float()
         self.log("accuracy", correct.mean(), batch_size=count, sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The optimizer."""
+        """Returns the optimizer."""
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def fit(
     url: str, folder: str, *, model: lightning.LightningModule | None = None, resume: str | None = None, **options: Any
 ) -> lightning.Trainer:
-    """Trains, with a checkpoint every ten steps.
+    """Trains with a checkpoint every ten steps.
 
     Args:
-        url: The data set.
-        folder: Of the checkpoints.
-        model: What to train.
-        resume: The checkpoint to go on from.
-        **options: For the `Trainer`.
+        url: URL of the dataset.
+        folder: Folder for the checkpoints.
+        model: Model to train; a `Classifier` by default.
+        resume: Path of the checkpoint to resume from.
+        **options: Further arguments of the `Trainer`.
     """
     lightning.seed_everything(0, verbose=False)
     defaults: dict[str, Any] = {

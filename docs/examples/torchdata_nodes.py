@@ -1,8 +1,8 @@
-"""The loader inside torchdata: as the source of a pipeline of nodes, whose state then holds the loader's position.
+"""Uses the loader as the source of a torchdata pipeline, whose state then contains the loader's position.
 
     python docs/examples/torchdata_nodes.py s3://bucket/points
 
-The data set has the columns ``x`` (float32[8]) and ``label`` (int64, 0 … 2).
+The dataset has the columns ``x`` (float32[8]) and ``label`` (int64, 0 … 2).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from concurrent_loader import ConcurrentDataLoader, ShardDataset
 
 
 def normalised(batch: Any) -> Any:
-    """A step of a pipeline that exists already."""
+    """Normalizes a batch, as a step of an existing pipeline might."""
     batch["x"] = (batch["x"] - batch["x"].mean()) / batch["x"].std()
     return batch
 
 
 def pipeline(dataset: ShardDataset, batch_size: int = 64) -> nodes.Loader[Any]:
-    """Returns a torchdata pipeline; ``state_dict()`` at any batch, ``load_state_dict()`` costs no replay."""
+    """Returns a torchdata pipeline that can be saved at any batch, and restored without a replay."""
     source = nodes.IterableWrapper(ConcurrentDataLoader(dataset, batch_size, shuffle=True, seed=0))
     return nodes.Loader(nodes.Mapper(source, normalised))
 

@@ -1,12 +1,14 @@
 """Shards on the local drive, shared by threads, processes and ranks."""
 
-from storage.cache.disk_cache import DiskShardCache
-from storage.cache.in_place import InPlaceShards
-from storage.cache.object_entry import ObjectEntry
-from storage.cache.open_shard import FileShard, MemoryShard, OpenShard
-from storage.cache.opening import open_shard_cache
-from storage.cache.schedule import UseSchedule
-from storage.cache.shard_cache import CacheStats, MemoryShardCache, ShardCache
+from concurrent_loader.storage.cache.disk_cache import DiskShardCache
+from concurrent_loader.storage.cache.eviction import UseSchedule
+from concurrent_loader.storage.cache.local_files import InPlaceShards
+from concurrent_loader.storage.cache.memory_cache import MemoryShardCache
+from concurrent_loader.storage.cache.open_cache import open_shard_cache
+from concurrent_loader.storage.cache.open_shard import FileShard, MemoryShard, OpenShard
+from concurrent_loader.storage.cache.shard_cache import ShardCache
+from concurrent_loader.storage.cache.stats import CacheStats
+from concurrent_loader.storage.listing import ObjectEntry
 
 __all__ = [
     "CacheStats",

@@ -1,11 +1,17 @@
-"""Which files leave the cache when room is needed: the one whose next use lies farthest ahead; pure."""
+"""Chooses which files leave the cache when room is needed: those with the farthest next use. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-__all__ = ["Resident", "choose_victims"]
+import numpy as np
+import numpy.typing as npt
+
+from concurrent_loader.storage.errors import ConfigurationError
+
+__all__ = ["Resident", "UseSchedule", "choose_victims"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +19,10 @@ class Resident:
     """A file in the cache.
 
     Attributes:
-        name: Its name.
-        size: What it takes of the budget, in bytes.
-        next_use: When it is wanted again, on any rising scale (see `UseSchedule`); None when nobody knows.
-        last_used_s: When it was last wanted.
+        name: Name of the file.
+        size: Size of the file, in bytes.
+        next_use: Step at which the file is needed next, on any rising scale (see `UseSchedule`); None if unknown.
+        last_used_s: Time of the last use, in POSIX seconds.
     """
 
     name: str
@@ -31,18 +37,18 @@ def choose_victims(
     """Chooses files to delete until ``need_bytes`` are free, in the order in which to delete them.
 
     The order of an epoch is known, so this is Belady's optimal rule ("A study of replacement algorithms for a
-    virtual-storage computer", IBM Systems Journal 5(2), 1966): files without a known next use go first, the least
-    recently used of them ahead; then the farthest next use.
+    virtual-storage computer", IBM Systems Journal 5(2), 1966). Files without a known next use go first, least recently
+    used first. Then files go by their next use, farthest first.
 
     Args:
-        residents: The files that may go.
-        need_bytes: How much room is missing.
-        newcomer: When the file that the room is for will be wanted again. Nothing that is wanted sooner makes room for
-            it: it is then better read without being kept. None if that is not known.
+        residents: Files that may be evicted.
+        need_bytes: Number of missing bytes.
+        newcomer: Step at which the file that needs the room is needed again; None if unknown. No file with a sooner
+            next use is evicted for it, because such a newcomer is better read without being kept.
 
     Returns:
-        All that may go, in order (the caller stops when there is room, for some may turn out to be in use); None if
-        they are not enough.
+        All candidates, in order; None if together they are not enough. The caller stops when there is room, because
+        some candidates may turn out to be in use.
     """
     unknown = sorted((r for r in residents if r.next_use is None), key=lambda r: (r.last_used_s, r.name))
     known = sorted(
@@ -51,3 +57,70 @@ def choose_victims(
     )
     order = [*unknown, *known]
     return order if sum(resident.size for resident in order) >= need_bytes else None
+
+
+Steps = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class UseSchedule:
+    """The future uses of a dataset's shards, in this epoch and the next, by any rank.
+
+    Steps are counted from the start of this epoch and continue into the next, on one rising scale. Steps may be
+    fractional and approximate, because only their order matters.
+
+    Args:
+        names: Digests of the n shards.
+        first_step: (n,) float64: first step of this epoch that needs the shard; infinity if none does.
+        last_step: (n,) float64: last step of this epoch that needs the shard; -1 if none does.
+        next_step: (n,) float64: first step of the next epoch that needs the shard; infinity if none does.
+        shared: (n,) bool: whether other ranks also use the shard in this epoch.
+
+    Thread-safety: Immutable.
+    """
+
+    names: Sequence[str]
+    first_step: Steps
+    last_step: Steps
+    next_step: Steps
+    shared: npt.NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        for column in (self.first_step, self.last_step, self.next_step, self.shared):
+            if column.shape != (len(self.names),):
+                raise ConfigurationError(
+                    "a schedule must have one step per shard", expected=(len(self.names),), got=column.shape
+                )
+
+    def next_use(self, name: str, *, step: float, done_for_epoch: bool = False) -> float | None:
+        """Returns the step that needs a shard next; None for shards of other datasets.
+
+        Args:
+            name: Digest of the shard.
+            step: Current step of the epoch.
+            done_for_epoch: Whether this epoch is known to need the shard no more, whatever ``last_step`` says.
+        """
+        uses = self._uses.get(name)
+        if uses is None:
+            return None
+        first, last, following, _ = uses
+        return following if done_for_epoch or step > last else max(first, step)
+
+    def later_use(self, name: str, *, step: float) -> float | None:
+        """Returns the step that needs a shard again after the current use; None for shards of other datasets.
+
+        The step is in the next epoch, unless other ranks need the shard in this one.
+        """
+        uses = self._uses.get(name)
+        return None if uses is None else step if uses[3] else uses[2]
+
+    @cached_property
+    def _uses(self) -> dict[str, tuple[float, float, float, bool]]:
+        table: dict[str, tuple[float, float, float, bool]] = {}
+        columns = (column.tolist() for column in (self.first_step, self.last_step, self.next_step, self.shared))
+        for name, first, last, following, shared in zip(self.names, *columns, strict=True):
+            same = table.get(name)
+            if same is not None:  # two entries of a manifest may name one file
+                first, last, following = min(first, same[0]), max(last, same[1]), min(following, same[2])
+            table[name] = (first, last, following, shared or same is not None)
+        return table

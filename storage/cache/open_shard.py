@@ -1,4 +1,4 @@
-"""A whole shard at hand, in a cache file or in memory: any value of any row, verified, without another request."""
+"""A whole shard in a cache file or in memory: returns any value of any row, verified, without a request."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from storage.cache.drive import Drive
-from storage.errors import CorruptData, DigestMismatch, StoreError
-from storage.shards.columns import ColumnKind
-from storage.shards.index import ShardIndex
-from storage.shards.layout import HEADER_BYTES, parse_header
-from storage.shards.manifest import ShardEntry
+from concurrent_loader.storage.cache.blocking_io import Drive
+from concurrent_loader.storage.errors import CorruptData, DigestMismatch, StoreError
+from concurrent_loader.storage.shards.format.index import ShardIndex
+from concurrent_loader.storage.shards.format.layout import HEADER_BYTES, parse_header
+from concurrent_loader.storage.shards.format.schema import ColumnKind
+from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
 
 __all__ = ["FileShard", "MemoryShard", "OpenShard", "read_exactly"]
 
@@ -33,33 +33,33 @@ class OpenShard(ABC):
         )
         if self.index.num_samples != entry.num_samples:
             raise CorruptData(
-                "the shard does not hold as many samples as its manifest says",
+                "the shard does not have the number of samples that its manifest states",
                 shard=entry.key, expected=entry.num_samples, got=self.index.num_samples,
             )  # fmt: skip
 
     @property
     def key(self) -> str:
-        """Of the shard, below the data set's URL."""
+        """Key of the shard, relative to the dataset's URL."""
         return self.entry.key
 
     @property
     @abstractmethod
     def cached(self) -> bool:
-        """Whether the bytes come from a file that may have decayed, and that can be thrown away and fetched again."""
+        """Whether the bytes come from a file that can be deleted and fetched again if it is corrupt."""
 
     @abstractmethod
     def read(self, start: int, end: int) -> bytes | memoryview:
-        """Returns exactly the bytes [start, end) of the shard, not yet verified."""
+        """Returns exactly the bytes [start, end) of the shard, unverified."""
 
     def payload(self, column: str, rows: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
-        """Returns the stored bytes of a payload column for some rows, each checked against its digest.
+        """Returns the stored bytes of a payload column for given rows, each checked against its digest.
 
         Args:
-            column: A column of kind PAYLOAD.
-            rows: (n,) int64, row numbers in the shard, in any order.
+            column: Name of a column of kind PAYLOAD.
+            rows: (n,) int64: row numbers in the shard, in any order.
 
         Raises:
-            DigestMismatch: A value is not what was written; names shard, row and column.
+            DigestMismatch: A value differs from what was written; the error names shard, row and column.
         """
         index = self.index
         starts = index.payload_starts(column)[rows].tolist()
@@ -71,7 +71,7 @@ class OpenShard(ABC):
             got = xxhash.xxh3_64_intdigest(data)
             if got != digest:
                 raise DigestMismatch(
-                    "a sample is not what was written",
+                    "a sample differs from what was written",
                     shard=self.entry.key, sample=int(rows[position]), column=column, start=start, end=end,
                     expected=f"{digest:016x}", got=f"{got:016x}",
                 )  # fmt: skip
@@ -79,7 +79,7 @@ class OpenShard(ABC):
         return values
 
     def values(self, column: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.generic] | Sequence[object]:
-        """Returns one column's values for some rows: what `Column.decode` gives, images as their encoded bytes.
+        """Returns one column's values for given rows, decoded as by `Column.decode`; images stay encoded.
 
         Returns:
             FIXED columns: an array (n, *shape) of the column's dtype. Others: a list of n values.
@@ -90,11 +90,11 @@ class OpenShard(ABC):
         return self.index.values(column, rows)
 
     def close(self) -> None:
-        """Lets go of the bytes."""
+        """Releases the bytes."""
 
 
 class MemoryShard(OpenShard):
-    """A shard in memory, as the transfer chunks that it came in."""
+    """A shard in memory, in the transfer chunks that were fetched."""
 
     def __init__(self, entry: ShardEntry, chunks: Sequence[memoryview], *, chunk_bytes: int) -> None:
         self._chunks = chunks
@@ -120,13 +120,13 @@ class MemoryShard(OpenShard):
 class FileShard(OpenShard):
     """A shard in a local file.
 
-    Values are read by ``pread`` into memory of their own, not mapped: resident memory stays independent of how much
-    of a data set is local, and a file that is truncated under us is an error instead of a SIGBUS.
+    Values are read by ``pread`` into new memory, not mapped. So resident memory does not grow with the local part of a
+    dataset, and a file that is truncated while in use raises an error instead of SIGBUS.
 
     Args:
-        entry: The shard.
-        fd: The open file, which is this object's from now on; while it is open no process evicts the file.
-        drive: The system calls.
+        entry: Entry of the shard.
+        fd: Descriptor of the open file, owned by this object from now on. While it is open, no process evicts the file.
+        drive: System calls.
     """
 
     def __init__(self, entry: ShardEntry, fd: int, *, drive: Drive | None = None) -> None:
@@ -155,7 +155,7 @@ def read_exactly(drive: Drive, fd: int, start: int, end: int, *, shard: str) -> 
     """Reads the bytes [start, end) of a local copy of a shard.
 
     Raises:
-        CorruptData: They cannot be read, or the file ends before.
+        CorruptData: The bytes cannot be read, or the file is too short.
     """
     try:
         data = drive.read(fd, end - start, start)

@@ -1,4 +1,4 @@
-"""One call for many callers: whoever asks for a key that is being fetched waits for that fetch."""
+"""Joins concurrent calls for the same key into one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["LedFlight", "SingleFlight"]
+__all__ = ["LeaderFlight", "SingleFlight"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -22,15 +22,15 @@ class _Call(Generic[V]):
 class SingleFlight(Generic[K, V]):
     """Joins concurrent calls for the same key, on one event loop.
 
-    Cancellation: A cancelled caller leaves the others waiting; when the last one leaves, the call itself is cancelled
-    and has unwound before the caller's CancelledError goes on, also if the caller is cancelled again meanwhile.
+    Cancellation: A cancelled caller does not disturb the others. When the last caller is cancelled, the call itself is
+    cancelled, and it has ended before the caller's CancelledError propagates, even if the caller is cancelled again.
     """
 
     def __init__(self) -> None:
         self._calls: dict[K, _Call[V]] = {}
 
     async def run(self, key: K, make: Callable[[], Awaitable[V]]) -> V:
-        """Returns the result of ``make()``, or of the call for this key that is already under way."""
+        """Returns the result of ``make()``, or of the running call for this key."""
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = _Call(asyncio.ensure_future(_start(make)))
@@ -46,18 +46,17 @@ class SingleFlight(Generic[K, V]):
                 await _unwound(call.task)
 
 
-class LedFlight(Generic[K, V]):
-    """The same, cheaper where callers are hardly ever two: the first makes the call in its own task.
+class LeaderFlight(Generic[K, V]):
+    """Joins concurrent calls like `SingleFlight`; cheaper if calls rarely coincide, as the first runs in its own task.
 
-    Cancellation: A cancelled caller leaves the others waiting; if it was the one that made the call, one of them makes
-    it anew.
+    Cancellation: A cancelled caller does not disturb the others. If it made the call, one of the others repeats it.
     """
 
     def __init__(self) -> None:
-        self._led: dict[K, asyncio.Future[V] | None] = {}  # what others wait for, where there are any
+        self._led: dict[K, asyncio.Future[V] | None] = {}  # the future that other callers await, if there are any
 
     async def run(self, key: K, make: Callable[[], Awaitable[V]]) -> V:
-        """Returns the result of ``make()``, or of the call for this key that is already under way."""
+        """Returns the result of ``make()``, or of the running call for this key."""
         while key in self._led:
             following = self._led[key]
             if following is None:
@@ -71,7 +70,7 @@ class LedFlight(Generic[K, V]):
         except Exception as error:
             if (following := self._led.pop(key)) is not None:
                 following.set_exception(error)
-                following.exception()  # seen: those who wait may all be cancelled
+                following.exception()  # marks it as retrieved, because all waiting callers may be cancelled
             raise
         except BaseException:
             if (following := self._led.pop(key)) is not None:
@@ -87,9 +86,9 @@ async def _start(make: Callable[[], Awaitable[V]]) -> V:
 
 
 async def _unwound(task: asyncio.Task[V]) -> None:
-    """Waits until a cancelled task has ended, and only then raises a cancellation that came meanwhile.
+    """Waits until a cancelled task has ended, and then raises a cancellation of the caller that arrived meanwhile.
 
-    Nobody is left who wants to know what the task ended with, so its exception counts as retrieved.
+    No caller is left for the task's exception, so it is marked as retrieved.
     """
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,8 +1,8 @@
-"""How bytes are brought from a store: retries, resumption, limits, doubles, digests."""
+"""Fetches bytes from a store: retries, resumption, limits, hedged requests, digests."""
 
-from storage.fetch.engine import FetchEngine, InFlight, check_in_flight
-from storage.fetch.hedging import HedgePolicy
-from storage.fetch.retry import RetryPolicy
-from storage.fetch.stats import FetchStats
+from concurrent_loader.storage.fetch.engine import FetchEngine, InFlight, check_in_flight
+from concurrent_loader.storage.fetch.hedging import HedgePolicy
+from concurrent_loader.storage.fetch.retry import RetryPolicy
+from concurrent_loader.storage.fetch.stats import FetchStats
 
 __all__ = ["FetchEngine", "FetchStats", "HedgePolicy", "InFlight", "RetryPolicy", "check_in_flight"]

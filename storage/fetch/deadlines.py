@@ -1,73 +1,87 @@
-"""How long an answer may take: for its first byte, for the bytes after it, for everything; pure decisions."""
+"""Time limits of a request: for its first byte, for its body, and for the whole call."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeVar
 
-from storage.fetch.retry import RetryPolicy
+from concurrent_loader.storage.errors import DeadlineExceeded
+from concurrent_loader.storage.fetch.retry import RetryPolicy
 
-__all__ = ["Age", "StallWatch", "attempt_timeout_s", "for_size"]
+__all__ = [
+    "CallDeadline",
+    "StallWatch",
+    "attempt_timeout_s",
+    "for_size",
+    "run_with_timeout",
+    "wait_with_renewable_deadline",
+]
 
 _RANGE_BYTES = 8 << 20
 
 
 def for_size(policy: RetryPolicy, num_bytes: int) -> RetryPolicy:
-    """The policy for so many bytes: its deadline is meant for up to 8 MiB, more may take as much longer."""
+    """Returns the policy for a range: its deadline allows for 8 MiB, and longer ranges get more time."""
     more_s = max(0, num_bytes - _RANGE_BYTES) / policy.min_bytes_per_s
     return replace(policy, deadline_s=policy.deadline_s + more_s) if more_s else policy
 
 
 def attempt_timeout_s(policy: RetryPolicy, *, num_bytes: int, elapsed_s: float) -> float:
-    """How long an attempt may take of whose bytes nothing shows until they are all there, in seconds.
+    """Returns the seconds allowed for an attempt whose progress cannot be observed.
 
     Args:
-        policy: The limits.
-        num_bytes: That it brings at once; 0 for an answer that is followed as it comes (see `StallWatch`).
-        elapsed_s: Since the first attempt began; the deadline cuts what is left.
+        policy: Limits of the call.
+        num_bytes: Number of bytes that the response delivers at once; 0 for a streamed body (see `StallWatch`).
+        elapsed_s: Seconds since the first attempt began, which reduce what is left of the deadline.
     """
     return max(0.0, min(policy.first_byte_s + num_bytes / policy.min_bytes_per_s, policy.deadline_s - elapsed_s))
 
 
-class Age:
-    """How old a call is, as its deadline counts: from its first request on, and before that the store's silence.
+class CallDeadline:
+    """Time charged against a call's deadline. Queueing counts only while the endpoint is silent.
 
-    Who waits for the first place in flight behind a long queue waits because of the bound on requests, as long as the
-    store works through the queue. As soon as nothing comes from it any more, waiting is the store's doing, and counts.
+    A call that queues for its first place in flight waits because requests are limited, as long as the endpoint works
+    through the queue. When the endpoint falls silent, the wait is the endpoint's fault, and counts.
 
     Args:
-        now_s: When the call begins.
+        now_s: Start of the call, in monotonic seconds.
+
+    Attributes:
+        is_started: Whether the first request was sent, so that every second counts.
     """
 
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
-        self.is_sent = False
+        self.is_started = False
 
-    def seconds(self, now_s: float, *, heard_s: float) -> float:
-        """Its age.
+    def elapsed_s(self, now_s: float, *, last_activity_s: float) -> float:
+        """Returns the seconds charged so far.
 
         Args:
-            now_s: Now.
-            heard_s: When anything last came from the store, for whomever.
+            now_s: Current time.
+            last_activity_s: Time at which the endpoint last sent anything, for any call.
         """
-        return now_s - (self._since_s if self.is_sent else max(self._since_s, heard_s))
+        return now_s - (self._since_s if self.is_started else max(self._since_s, last_activity_s))
 
-    def sent(self, *, heard_s: float) -> None:
-        """A request has its place: from now on every second counts."""
-        if not self.is_sent:
-            self._since_s = max(self._since_s, heard_s)
-            self.is_sent = True
+    def start(self, *, last_activity_s: float) -> None:
+        """Starts to charge every second, because a request has got its place."""
+        if not self.is_started:
+            self._since_s = max(self._since_s, last_activity_s)
+            self.is_started = True
 
 
 class StallWatch:
-    """Says how long the next piece of a body may still be waited for.
+    """Limits the time to wait for the next piece of a body.
 
-    The rule: every window must bring its share, ``min_bytes_per_s`` times its length; as soon as it has, the next
-    one begins. So a connection that dies is given up within one window, a dribble of bytes too, and a body at the
-    slowest allowed pace passes. Only waiting counts: a taker that is slow itself accuses nobody.
+    Every window must deliver its share: ``min_bytes_per_s`` times its length. When the share has arrived, the next
+    window begins. So a dead connection, or a trickle of bytes, is given up within one window, and a body at the slowest
+    allowed rate passes. Only the time spent waiting for the network counts, not the time of a slow consumer.
 
     Args:
-        policy: The limits.
-        piece_bytes: What comes at once; a window is never too short for one piece at the slowest pace.
+        policy: Limits of the call.
+        piece_bytes: Size of a piece. A window is always long enough for one piece at the slowest rate.
     """
 
     def __init__(self, policy: RetryPolicy, *, piece_bytes: int) -> None:
@@ -78,13 +92,61 @@ class StallWatch:
 
     @property
     def allowed_s(self) -> float:
-        """Seconds until the body has stalled, unless a piece comes."""
+        """Seconds left for the next piece to arrive."""
         return max(0.0, self._window_s - self._waited_s)
 
     def count(self, waited_s: float, num_bytes: int) -> None:
-        """A piece came, after so many seconds of waiting."""
+        """Counts a piece that arrived after ``waited_s`` seconds."""
         self._waited_s += waited_s
         self._num_bytes += num_bytes
         if self._num_bytes >= self._share_bytes:
             self._waited_s = 0.0
             self._num_bytes = 0
+
+
+T = TypeVar("T")
+
+# Lower bound of a timer, so that a small difference between two clocks cannot keep the event loop busy.
+_SHORTEST_S = 0.001
+
+
+async def wait_with_renewable_deadline(left_s: Callable[[], float], wait: Callable[[], Awaitable[T]]) -> T:
+    """Waits with a deadline that is extended while the endpoint makes progress.
+
+    Args:
+        left_s: Function that returns the seconds left; called again only after these have passed.
+        wait: Function to await; cancelled when no time is left.
+
+    Raises:
+        TimeoutError: No time is left.
+    """
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def check() -> None:
+        nonlocal timer
+        more_s = left_s()
+        if more_s <= 0:
+            timeout.reschedule(loop.time())
+        else:
+            timer = loop.call_later(max(more_s, _SHORTEST_S), check)
+
+    async with asyncio.timeout(None) as timeout:
+        timer = loop.call_later(max(left_s(), _SHORTEST_S), check)
+        try:
+            return await wait()
+        finally:
+            timer.cancel()
+
+
+async def run_with_timeout(allowed_s: float, call: Callable[[], Awaitable[T]], what: str) -> T:
+    """Awaits a call for at most ``allowed_s`` seconds.
+
+    Raises:
+        DeadlineExceeded: The call took longer; the message is ``what`` and the limit.
+    """
+    try:
+        async with asyncio.timeout(allowed_s):
+            return await call()
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{what} within {allowed_s:.3g} s") from error

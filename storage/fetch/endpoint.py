@@ -1,4 +1,4 @@
-"""What all readers of one endpoint in this process share: the limit of requests in flight and the retry budget."""
+"""State shared by all readers of one endpoint in this process: the limit of requests in flight, the retry budget."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import threading
 from collections import deque
 from weakref import WeakSet, WeakValueDictionary
 
-from storage.fetch.limit_control import LimitController
-from storage.fetch.retry import RetryBudget
+from concurrent_loader.storage.fetch.concurrency_control import LimitController
+from concurrent_loader.storage.fetch.retry import RetryBudget
 
 __all__ = ["Endpoint", "Member"]
 
 
 class Member:
-    """A reader's stake in an endpoint; it ends with the object.
+    """A reader's membership in an endpoint, which ends when this object is deleted.
 
     Attributes:
-        bound: Requests that the reader wants in flight; None if it leaves the number to the endpoint.
+        bound: Number of requests that the reader wants in flight; None to leave the number to the endpoint.
     """
 
     __slots__ = ("__weakref__", "bound")
@@ -29,7 +29,7 @@ class Member:
 
 
 class _Waiter:
-    """Somebody who waits for a place, on any event loop."""
+    """A request that waits for a place, on any event loop."""
 
     __slots__ = ("future", "generation", "granted", "loop")
 
@@ -39,17 +39,17 @@ class _Waiter:
         self.granted = False
         self.generation = 0
 
-    def tell(self) -> None:
+    def wake(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
 
 
 class Endpoint:
-    """Places in flight at one endpoint, first come, first served, and its retry budget.
+    """Places in flight at one endpoint, first come, first served, and the retry budget.
 
-    It lives as long as a reader holds it: see `of`.
+    An endpoint lives as long as a reader holds it; see `of`.
 
-    Thread-safety: All methods; readers live on event loops of several threads.
+    Thread-safety: All methods may be called from any thread, because readers run on event loops of several threads.
     """
 
     def __init__(self) -> None:
@@ -61,11 +61,11 @@ class Endpoint:
         self._active = 0
         self._waiting: deque[_Waiter] = deque()
         self._throttled_s: float | None = None
-        self._heard_s = -math.inf
+        self._last_activity_s = -math.inf
 
     @classmethod
     def of(cls, name: str) -> Endpoint:
-        """The one of that name in this process."""
+        """Returns the endpoint of a name, one per process."""
         with _registry.lock:
             found = _registry.endpoints.get(name)
             if found is None:
@@ -74,35 +74,35 @@ class Endpoint:
 
     @property
     def limit(self) -> int:
-        """Requests that may be in flight at the moment."""
+        """Number of requests that may be in flight now."""
         return self._control.limit
 
     @property
     def num_active(self) -> int:
-        """Requests in flight."""
+        """Number of requests in flight now."""
         return self._active
 
     @property
-    def heard_s(self) -> float:
-        """When anything last came from it, by its readers' clock: bytes, or an answer that was complete or final."""
-        return self._heard_s
+    def last_activity_s(self) -> float:
+        """Time of the last bytes, or of the last complete or final response, by the readers' clock."""
+        return self._last_activity_s
 
-    def heard(self, now_s: float) -> None:
-        """Something has come from it: it is alive."""
-        self._heard_s = now_s  # one store of one word: threads need no lock for it, bytes come often
+    def record_activity(self, now_s: float) -> None:
+        """Records that the endpoint has sent something."""
+        self._last_activity_s = now_s  # called for every piece; assigning one attribute needs no lock
 
     def join(self, bound: int | None) -> Member:
-        """Adds a reader; it leaves when it drops the result."""
+        """Adds a reader, which leaves when it drops the result."""
         member = Member(bound)
         with self._lock:
             self._members.add(member)
             self._count_members()
             woken = self._admit_waiting()
-        self._tell(woken)
+        self._wake(woken)
         return member
 
-    def enter_at_once(self) -> int | None:
-        """Takes a place if there is one and nobody waits for it; returns the generation to `leave` with, or None."""
+    def try_enter(self) -> int | None:
+        """Takes a place if one is free and no request waits; returns the generation for `leave`, or None."""
         with self._lock:
             return self._take()
 
@@ -110,9 +110,9 @@ class Endpoint:
         """Waits for a place.
 
         Returns:
-            The generation to `leave` with.
+            Generation of the limit, for `leave`.
 
-        Cancellation: A cancelled waiter leaves the queue, and gives back what it had just been granted.
+        Cancellation: A cancelled waiter leaves the queue, and releases a place that it was just granted.
         """
         with self._lock:
             generation = self._take()
@@ -129,24 +129,24 @@ class Endpoint:
                 else:
                     self._waiting.remove(waiter)
                 woken = self._admit_waiting()
-            self._tell(woken)
+            self._wake(woken)
             raise
         return waiter.generation
 
     def enter_extra(self) -> None:
-        """Takes a place without waiting, beyond the limit if need be: for hedges, which have a budget of their own."""
+        """Takes a place for a hedged request, without waiting; it may exceed the limit, as hedging has a budget."""
         with self._lock:
             self._active += 1
 
     def leave_extra(self) -> None:
-        """Gives that place back."""
+        """Releases the place of a hedged request."""
         with self._lock:
             self._active -= 1
             woken = self._admit_waiting()
-        self._tell(woken)
+        self._wake(woken)
 
     def leave(self, generation: int, *, now_s: float, num_bytes: int, answer_s: float) -> None:
-        """Gives a place back, and says what came of it; see `LimitController.finished`."""
+        """Releases a place and reports the outcome of its request; see `LimitController.finished`."""
         with self._lock:
             bound = self._active >= self._control.limit
             self._active -= 1
@@ -156,20 +156,20 @@ class Endpoint:
                 self._count_members()
             self._control.finished(now_s, generation=generation, num_bytes=num_bytes, answer_s=answer_s, bound=bound)
             woken = self._admit_waiting()
-        self._tell(woken)
+        self._wake(woken)
 
     def throttled(self, now_s: float) -> None:
-        """The store asked for fewer requests, or did not answer in time."""
+        """Reports that the store asked for fewer requests, or did not respond in time."""
         with self._lock:
             self._throttled_s = now_s
             self._control.throttled(now_s)
 
     def is_throttled(self, now_s: float, *, within_s: float) -> bool:
-        """Whether that happened within the last seconds."""
+        """Returns whether the store throttled within the last ``within_s`` seconds."""
         return self._throttled_s is not None and now_s - self._throttled_s < within_s
 
     def withdraw(self) -> bool:
-        """Whether the retry budget allows one more."""
+        """Takes a token from the retry budget; returns False if no token is left."""
         with self._lock:
             return self._budget.withdraw()
 
@@ -197,22 +197,22 @@ class Endpoint:
             woken.append(waiter)
         return woken
 
-    # -- without it ------------------------------------------------------------------------------------------------
+    # -- without the lock ------------------------------------------------------------------------------------------
 
-    def _tell(self, woken: list[_Waiter]) -> None:
+    def _wake(self, woken: list[_Waiter]) -> None:
         for waiter in woken:
             if waiter.loop is _running_loop():
-                waiter.tell()
+                waiter.wake()
                 continue
             try:
-                waiter.loop.call_soon_threadsafe(waiter.tell)
+                waiter.loop.call_soon_threadsafe(waiter.wake)
             except RuntimeError:
-                # That loop has been closed over its waiter's head: nobody is left to use the place.
+                # The waiter's event loop was closed, so the place would stay taken forever.
                 self.leave_extra()
 
 
 class _Registry:
-    """Endpoints by name. An entry is gone with the last reader that holds it."""
+    """Endpoints by name. An entry disappears with the last reader that holds it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -223,7 +223,7 @@ _registry = _Registry()
 
 
 def _forget() -> None:
-    # A forked child has none of its parent's requests in flight, and the parent may have held a lock.
+    # A forked child has no requests in flight, and a thread of the parent may have held a lock.
     global _registry
     _registry = _Registry()
 

@@ -1,7 +1,7 @@
-"""Whether a request that is late gets a double: the rule and its budget, pure and synchronous.
+"""Decides whether a slow request is hedged, that is, sent a second time: the policy and its budget. No I/O.
 
 Source: Dean and Barroso, "The Tail at Scale" (CACM 56(2), 2013): a second request after the 95th percentile of the
-expected latency, which bounds the additional load to about 5 % and cuts the tail.
+expected latency limits the additional load to about 5 % and shortens the tail.
 """
 
 from __future__ import annotations
@@ -10,23 +10,28 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from storage.errors import ConfigurationError
+from concurrent_loader.storage.errors import ConfigurationError
 
-__all__ = ["HedgeBudget", "HedgePolicy", "Late"]
+__all__ = ["HedgeBudget", "HedgePolicy", "SlowRequest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgePolicy:
-    """When a GET whose first byte is late is sent a second time. Puts never are.
+    """Rules for hedged requests: a GET whose first byte is late is sent again. PUTs are never hedged.
 
     Attributes:
-        percentile: Of the first-byte times observed lately; what takes longer is late.
-        floor_s: Nothing is late before.
-        share: Additional requests, as a part of all.
-        burst: Additional requests that may be saved up.
-        max_hedges: Doubles of one request.
-        min_observations: Before there are so many, nothing is late.
-        quiet_s: After the store has asked for fewer requests, for so long there are no doubles.
+        percentile: Percentile (0 to 1) of recent times to the first byte; a slower request is late. 0.95 by default.
+        floor_s: Shortest time after which a request is late, 0.05 s by default.
+        share: Hedged requests as a fraction of all requests, 0.05 by default.
+        burst: Number of hedged requests that can be saved up, 8 by default.
+        max_hedges: Number of hedged requests per request, 2 by default.
+        min_observations: Number of responses needed before any request counts as late, 20 by default.
+        quiet_s: Seconds without hedged requests after the store throttled, 5 by default.
+
+    Example:
+        >>> from concurrent_loader.storage import HedgePolicy
+        >>> HedgePolicy(percentile=0.99, share=0.01).max_hedges
+        2
     """
 
     percentile: float = 0.95
@@ -39,53 +44,53 @@ class HedgePolicy:
 
     def __post_init__(self) -> None:
         if not 0 < self.percentile < 1 or not 0 < self.share <= 1:
-            raise ConfigurationError("percentile and share lie between 0 and 1", got=(self.percentile, self.share))
+            raise ConfigurationError("percentile and share must lie between 0 and 1", got=(self.percentile, self.share))
         if self.floor_s < 0 or self.burst < 1 or self.max_hedges < 1 or self.min_observations < 1 or self.quiet_s < 0:
-            raise ConfigurationError("a hedge policy's numbers are positive")
+            raise ConfigurationError("the numbers of a HedgePolicy must be positive")
 
 
-class Late(Protocol):
-    """A request that is late: what the budget can do for it."""
+class SlowRequest(Protocol):
+    """A late request, as the budget sees it."""
 
-    def double(self) -> None:
-        """Sends it a second time."""
+    def hedge(self) -> None:
+        """Sends the request again."""
 
 
 class HedgeBudget:
-    """Tokens for doubles: every request brings a share of one.
+    """Tokens for hedged requests: each request adds a share of a token.
 
-    A request that has just become late gets a token only if half of the bucket stays; one that is late a second time
-    may take the last. So the few that are really slow find a token, although at the 95th percentile as many become late
-    as the budget can pay for. Who finds none waits, the longest first, for the tokens that further requests bring.
+    A request that has just become late gets a token only if half of the bucket remains. A request that is late a second
+    time may take the last token. So the few very slow requests find a token, although at the 95th percentile as many
+    become late as the budget can pay for. Requests without a token queue for the tokens that later requests add.
 
     Args:
-        policy: The numbers.
+        policy: Rules for hedged requests.
     """
 
     def __init__(self, policy: HedgePolicy) -> None:
         self._policy = policy
         self._tokens = policy.burst / 2
-        self._waiting: deque[Late] = deque()
+        self._waiting: deque[SlowRequest] = deque()
 
     def deposit(self, *, quiet: bool) -> None:
-        """A request was sent; ``quiet`` while no doubles are wanted."""
+        """Adds a share of a token for a request; ``quiet`` suspends hedging."""
         self._tokens = min(self._policy.burst, self._tokens + self._policy.share)
         while self._waiting and not quiet and self._tokens >= 1.0:
             self._tokens -= 1.0
-            self._waiting.popleft().double()
+            self._waiting.popleft().hedge()
 
     def take(self, *, again: bool) -> bool:
-        """Takes a token for a late request; ``again`` if it has been refused one before."""
+        """Takes a token for a late request; ``again`` if the request was refused a token before."""
         if self._tokens < (1.0 if again else 1.0 + self._policy.burst / 2):
             return False
         self._tokens -= 1.0
         return True
 
-    def wait(self, late: Late) -> None:
-        """Puts a request in line."""
-        self._waiting.append(late)
+    def enqueue(self, request: SlowRequest) -> None:
+        """Queues a request for the next token."""
+        self._waiting.append(request)
 
-    def leave(self, late: Late) -> None:
-        """Takes it out of the line, if it is there."""
-        if late in self._waiting:
-            self._waiting.remove(late)
+    def leave_queue(self, request: SlowRequest) -> None:
+        """Removes a request from the queue, if it is there."""
+        if request in self._waiting:
+            self._waiting.remove(request)

@@ -1,11 +1,13 @@
-"""Reads an AVIF's boxes: how large a picture its decoder would make, before anything is allocated for its pixels.
+"""Reads the boxes of an AVIF, and the size of the largest image that its decoder may allocate.
 
-An AVIF names its size three times: in a box for people (``ispe``), in the layout of a grid of tiles, and in the AV1
-stream itself, which is what a decoder allocates by. All are read, of all items, as a file may say otherwise in each.
+An AVIF states its size in three places: in an ``ispe`` box, in the layout of a grid of tiles, and in the AV1 stream.
+Pillow and libavif report the ``ispe`` box, but the decoder allocates memory by the stream. The three may disagree, so
+all of them are read, for all items. `tests/storage/images/test_avif_header.py` has a file of 1.5 KB that claims 16 × 16
+pixels and makes libavif 1.4.2 allocate 9000 × 9000.
 
-Sources: ISO/IEC 23008-12 (HEIF) for the boxes, AV1 Image File Format 1.1 for what they hold, AV1 Bitstream
-Specification 5.3 and 5.5 for the sequence header. A stream that is no still picture may hold frames larger than its
-sequence header says; libavif refuses those beyond 2**28 pixels.
+Sources: ISO/IEC 23008-12 (HEIF) for the boxes, AV1 Image File Format 1.1 for their contents, AV1 Bitstream
+Specification 5.3 and 5.5 for the sequence header. A stream with more than one frame may contain frames larger than its
+sequence header states; libavif refuses frames of more than 2**28 pixels.
 """
 
 from __future__ import annotations
@@ -14,43 +16,22 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from storage.errors import FormatError
+from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.images.header import ImageHeader
 
-__all__ = ["AvifFacts", "parse_avif"]
+__all__ = ["parse_avif"]
 
 _MAX_BOXES = 4096
 _MAX_ITEMS = 4096
-_MAX_UNITS = 4096  # of a stream; a still picture has three or four
+_MAX_UNITS = 4096  # in one AV1 stream; a still image has three or four
 _SEQUENCE_HEADER = 1
 _ALPHA = (b"urn:mpeg:mpegB:cicp:systems:auxiliary:alpha", b"urn:mpeg:hevc:2015:auxid:1")
-# (irot, imir) → EXIF: quarter turns against the clock, then a mirror: 0 upside down, 1 left to right.
+# (irot, imir) → EXIF orientation. irot counts quarter turns counterclockwise; imir then mirrors: 0 top to
+# bottom, 1 left to right.
 _ORIENTATIONS = {
     (0, None): 1, (0, 1): 2, (2, None): 3, (0, 0): 4, (1, 0): 5, (3, None): 6, (3, 0): 7, (1, None): 8,
     (2, 0): 2, (2, 1): 4, (1, 1): 7, (3, 1): 5,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class AvifFacts:
-    """What the boxes say.
-
-    Attributes:
-        width: Of the primary picture, before it is turned.
-        height: The same.
-        coded_pixels: Of the largest thing in the file that a decoder may make.
-        num_channels: 1 gray, 3 colour; one more with alpha.
-        bits: Per channel.
-        orientation: As by EXIF.
-        animated: It is a sequence of pictures.
-    """
-
-    width: int
-    height: int
-    coded_pixels: int
-    num_channels: int
-    bits: int
-    orientation: int
-    animated: bool
 
 
 @dataclass
@@ -78,12 +59,12 @@ class _Meta:
         return dict(self.properties[at - 1] for at in item.properties if 0 < at <= len(self.properties))
 
 
-def parse_avif(view: memoryview) -> AvifFacts:
+def parse_avif(view: memoryview) -> ImageHeader:
     """Reads the boxes of an AVIF.
 
     Raises:
-        FormatError: They make no sense, or the picture is none that libraries know.
-        struct.error, IndexError: They end too early.
+        FormatError: The boxes are invalid, or the primary image is neither AV1 nor a grid.
+        struct.error, IndexError: The boxes end too early.
     """
     meta: _Meta | None = None
     brands = b""
@@ -98,27 +79,23 @@ def parse_avif(view: memoryview) -> AvifFacts:
         raise FormatError("the AVIF has no meta box")
     primary = meta.items.get(meta.primary)
     if primary is None or primary.kind not in (b"av01", b"grid"):
-        raise FormatError("the AVIF has no primary picture", got=None if primary is None else primary.kind)
+        raise FormatError("the AVIF has no primary image", got=None if primary is None else primary.kind)
     own = meta.properties_of(primary)
     if b"ispe" not in own:
-        raise FormatError("the AVIF does not say how large it is")
+        raise FormatError("the AVIF has no ispe box, which states its size")
     width, height = _size(own[b"ispe"])
     config = own.get(b"av1C") or _first_tile(meta).get(b"av1C")
     if config is None or len(config) < 4:
-        raise FormatError("the AVIF does not say how it is coded")
+        raise FormatError("the AVIF has no av1C box, which states its coding")
     flags = config[2]  # ... high_bitdepth at 6, twelve_bit at 5, monochrome at 4
     bits = 8 if not flags & 0x40 else 12 if flags & 0x20 else 10
     angle = own[b"irot"][0] & 3 if b"irot" in own else 0
     axis = own[b"imir"][0] & 1 if b"imir" in own else None
-    return AvifFacts(
-        width=width,
-        height=height,
+    num_channels = (1 if flags & 0x10 else 3) + _has_alpha(meta)
+    return ImageHeader(
+        "avif", width, height, num_channels, bits, animated=animated, orientation=_ORIENTATIONS[angle, axis],
         coded_pixels=_coded_pixels(view, meta),
-        num_channels=(1 if flags & 0x10 else 3) + _has_alpha(meta),
-        bits=bits,
-        orientation=_ORIENTATIONS[angle, axis],
-        animated=animated,
-    )
+    )  # fmt: skip
 
 
 # -- boxes -------------------------------------------------------------------------------------------------------------
@@ -136,7 +113,7 @@ def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
             start += 8
         end = len(view) if size == 0 else position + size
         if end < start:
-            raise FormatError("an AVIF box has an impossible length", got=size)
+            raise FormatError("an AVIF box has an invalid length", got=size)
         if end > len(view) and kind != b"mdat":
             raise IndexError
         yield kind, view[start:end]
@@ -168,16 +145,16 @@ def _parse_meta(body: memoryview) -> _Meta:
 def _parse_locations(box: memoryview, meta: _Meta) -> None:
     version, sizes, more = box[0], box[4], box[5]
     if version > 2:
-        raise FormatError("the AVIF's locations are of an unknown version", got=version)
+        raise FormatError("the version of the AVIF's iloc box is unknown", got=version)
     offset_size, length_size, base_size = sizes >> 4, sizes & 15, more >> 4
     index_size = more & 15 if version else 0
     if length_size not in (4, 8):
-        raise FormatError("the AVIF's items have no lengths", got=length_size)
+        raise FormatError("the iloc box of the AVIF has no item lengths", got=length_size)
     reader = _Bytes(box, 6)
     for _ in range(reader.take(4 if version == 2 else 2)):
         item = meta.item(reader.take(4 if version == 2 else 2))
         item.in_idat = bool(version) and reader.take(2) & 15 == 1
-        reader.take(2)  # in which file: this one
+        reader.take(2)  # data_reference_index: always this file
         base = reader.take(base_size)
         for _ in range(reader.take(2)):
             reader.take(index_size)
@@ -207,7 +184,7 @@ def _parse_properties(box: memoryview, meta: _Meta) -> None:
 
 
 class _Bytes:
-    """Reads numbers one after the other."""
+    """Reads big-endian numbers in sequence."""
 
     def __init__(self, view: memoryview, position: int) -> None:
         self._view = view
@@ -247,9 +224,9 @@ def _has_alpha(meta: _Meta) -> bool:
 
 
 def _coded_pixels(view: memoryview, meta: _Meta) -> int:
-    """The most pixels that any one box or stream announces."""
-    most = max(width * height for width, height in (_size(box) for name, box in meta.properties if name == b"ispe"))
-    budget = len(view)  # items may share their bytes, but not so that reading them takes for ever
+    """Returns the largest number of pixels that any box or stream announces."""
+    largest = max(width * height for width, height in (_size(box) for name, box in meta.properties if name == b"ispe"))
+    budget = len(view)  # items may share bytes; the budget keeps the time linear in the file's length
     for item in meta.items.values():
         if item.kind not in (b"av01", b"grid"):
             continue
@@ -257,8 +234,8 @@ def _coded_pixels(view: memoryview, meta: _Meta) -> int:
         if budget < 0:
             raise FormatError("the AVIF's items are longer than the file")
         data = _data(view, meta, item)
-        most = max(most, _grid_pixels(data) if item.kind == b"grid" else _stream_pixels(data))
-    return most
+        largest = max(largest, _grid_pixels(data) if item.kind == b"grid" else _stream_pixels(data))
+    return largest
 
 
 def _data(view: memoryview, meta: _Meta, item: _Item) -> bytes:
@@ -274,8 +251,8 @@ def _grid_pixels(data: bytes) -> int:
 
 
 def _stream_pixels(data: bytes) -> int:
-    """Finds all sequence headers of an AV1 stream; there must be one."""
-    most, position = 0, 0
+    """Returns the pixels of the largest sequence header in an AV1 stream, which must contain at least one."""
+    largest, position = 0, 0
     for _ in range(_MAX_UNITS):
         if position >= len(data):
             break
@@ -287,13 +264,13 @@ def _stream_pixels(data: bytes) -> int:
         if position + size > len(data):
             raise IndexError
         if head >> 3 & 15 == _SEQUENCE_HEADER:
-            most = max(most, _sequence_pixels(data[position : position + min(size, 4096)]))
+            largest = max(largest, _sequence_pixels(data[position : position + min(size, 4096)]))
         position += size
     if position < len(data):
-        raise FormatError("the AVIF's stream has too many units", expected=f"at most {_MAX_UNITS}")
-    if not most:
-        raise FormatError("the AVIF holds an AV1 stream without a sequence header")
-    return most
+        raise FormatError("an AV1 stream of the AVIF has too many units", expected=f"at most {_MAX_UNITS}")
+    if not largest:
+        raise FormatError("an AV1 stream of the AVIF has no sequence header")
+    return largest
 
 
 def _leb128(data: bytes, position: int) -> tuple[int, int]:
@@ -303,13 +280,13 @@ def _leb128(data: bytes, position: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << (7 * at)
         if not byte & 0x80:
             return number, position + at + 1
-    raise FormatError("the AVIF has a length without end")
+    raise FormatError("an AV1 stream of the AVIF has an invalid length")
 
 
 def _sequence_pixels(data: bytes) -> int:
     bits = _Bits(data)
     bits.take(4)  # profile, still picture
-    if bits.take(1):  # its header is the reduced one
+    if bits.take(1):  # reduced_still_picture_header
         bits.take(5)
     else:
         _skip_operating_points(bits)
@@ -341,7 +318,7 @@ def _skip_operating_points(bits: _Bits) -> None:
 
 
 class _Bits:
-    """Reads numbers of some bits, the highest first."""
+    """Reads numbers of any number of bits in sequence, most significant bit first."""
 
     def __init__(self, data: bytes) -> None:
         self._number = int.from_bytes(data, "big")

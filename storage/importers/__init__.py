@@ -1,6 +1,6 @@
-"""Foreign formats, one a file: each says which columns it has and yields samples for the writer."""
+"""Importers of other dataset formats, one per module; "Add an importer" in CONTRIBUTING.md lists the steps."""
 
-from storage.importers.image_folder import ImageFolder
-from storage.importers.protocol import ImportedSample, Importer, ImportProblem, ImportScan
+from concurrent_loader.storage.importers.image_folder import ImageFolder
+from concurrent_loader.storage.importers.protocol import ImportedSample, Importer, ImportProblem, ImportScan
 
 __all__ = ["ImageFolder", "ImportProblem", "ImportScan", "ImportedSample", "Importer"]

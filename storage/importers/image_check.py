@@ -1,4 +1,4 @@
-"""Whether an encoded image can be trusted to decode: asked of every file before it becomes a sample. No I/O."""
+"""Checks that an encoded image can be decoded, before it becomes a sample. No I/O."""
 
 from __future__ import annotations
 
@@ -10,49 +10,47 @@ from typing import Literal, get_args
 
 from PIL import Image
 
-from storage.errors import ConfigurationError, FormatError, SchemaError
-from storage.images import check_limits, parse_header
-from storage.shards.columns import Column
+from concurrent_loader.storage.errors import ConfigurationError, FormatError, SchemaError
+from concurrent_loader.storage.images import FORMATS, check_limits, parse_header
+from concurrent_loader.storage.shards.format.schema import Column
 
 __all__ = ["IMAGE_FAULTS", "Verification", "check_verification", "fault_text", "image_fault"]
 
 Verification = Literal["decode", "header", "none"]
 
-# What Pillow raises for damaged files, format by format (AVIF: RuntimeError); its own classes are OSErrors. A Warning
-# is raised where the caller's filters make errors of them.
+# Pillow raises these for damaged files, depending on the format (AVIF: RuntimeError); its own classes are OSErrors.
+# Warnings are raised if the caller's filters turn them into errors.
 IMAGE_FAULTS = (OSError, RuntimeError, SyntaxError, ValueError, TypeError, EOFError, IndexError, KeyError,
            OverflowError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError, Warning)  # fmt: skip
 
-
-_BUFFER = re.compile(r"<_io\.BytesIO object at 0x[0-9a-f]+>")  # reasons are kept in manifests: no addresses in them
+_PILLOW_FORMATS = tuple(row.pillow_name.upper() for row in FORMATS.values() if row.pillow_name)
+# Manifests keep the reasons, so they must not contain addresses.
+_BUFFER = re.compile(r"<_io\.BytesIO object at 0x[0-9a-f]+>")
 
 
 def check_verification(verify: str) -> Verification:
-    """Returns the option if it is one.
+    """Returns a valid option.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The option is invalid.
     """
     for known in get_args(Verification):
         if verify == known:
             return known  # type: ignore[no-any-return]
-    raise ConfigurationError("verify is 'decode', 'header' or 'none'", got=verify)
+    raise ConfigurationError("verify must be 'decode', 'header' or 'none'", got=verify)
 
 
 def fault_text(error: BaseException) -> str:
-    """What Pillow said, in words that can be kept."""
+    """Returns Pillow's message without memory addresses."""
     return _BUFFER.sub("the data", str(error)) or type(error).__name__
 
 
-_ANIMATED = frozenset({"WEBP", "GIF", "AVIF"})
-
-
 def image_fault(data: bytes, *, column: Column, verify: Verification) -> str | None:
-    """Says what is wrong with an encoded image, or None.
+    """Returns the fault of an encoded image, or None.
 
     Args:
-        data: The whole file.
-        column: That it is meant for; decides which formats are welcome.
+        data: Bytes of the file.
+        column: Column of the image, which determines the accepted formats.
         verify: ``"decode"`` decodes every pixel, ``"header"`` reads format and size, ``"none"`` only the first bytes.
     """
     if not data:
@@ -64,16 +62,17 @@ def image_fault(data: bytes, *, column: Column, verify: Verification) -> str | N
     if verify == "none":
         return None
     try:
-        # Before Pillow, which allocates for a WebP or AVIF as it opens it. The loader has the same limits.
-        check_limits(parse_header(data), len(data))
+        # Checked before Pillow, which allocates memory when it opens a WebP or AVIF. The loader has the same limits.
+        header = parse_header(data)
+        check_limits(header, len(data))
     except FormatError as error:
         return str(error)
     try:
-        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "AVIF", "GIF")) as image:
+        with Image.open(io.BytesIO(data), formats=_PILLOW_FORMATS) as image:
             if verify == "decode":
-                # A JPEG may have a preview behind it (MPO): no decoder minds.
-                if image.format in _ANIMATED and getattr(image, "is_animated", False):
-                    return "an animation is not one picture"
+                # A JPEG may be followed by a preview (MPO), which decoders ignore.
+                if header.animated:
+                    return "an animation is not a single image"
                 image.load()
     except IMAGE_FAULTS as error:
         return f"it does not decode: {fault_text(error)}"

@@ -1,4 +1,4 @@
-"""A folder of images in any store, one sub-folder a class: each file becomes a sample (image, label, path)."""
+"""Imports a folder of images, with one sub-folder per class; each file becomes a sample (image, label, path)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from typing import Any
 
 import xxhash
 
-from storage.errors import ConfigurationError, InvalidRange, NotFound, ObjectChanged, StorageError
-from storage.fetch import FetchEngine
-from storage.importers.image_check import check_verification, image_fault
-from storage.importers.lossless_encoding import LOSSLESS_EXTENSIONS, check_encoding, to_lossless
-from storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
-from storage.printable import printable
-from storage.shards.columns import Column
-from storage.shards.manifest import Manifest
-from storage.sizes import Size, format_size, parse_size
-from storage.stores.protocol import ObjectMeta, Store
+from concurrent_loader.storage.errors import ConfigurationError, InvalidRange, NotFound, ObjectChanged, StorageError
+from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.importers.image_check import check_verification, image_fault
+from concurrent_loader.storage.importers.lossless_encoding import LOSSLESS_EXTENSIONS, check_encoding, to_lossless
+from concurrent_loader.storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
+from concurrent_loader.storage.printable import printable
+from concurrent_loader.storage.shards.format.schema import Column
+from concurrent_loader.storage.shards.manifest.manifest import Manifest
+from concurrent_loader.storage.sizes import Size, format_size, parse_size
+from concurrent_loader.storage.stores.objects import ObjectMeta
+from concurrent_loader.storage.stores.store import Store
 
 __all__ = ["ImageFolder"]
 
@@ -35,27 +36,38 @@ _MAX_IMAGE_BYTES = 512 << 20
 class _File:
     key: str
     size: int
-    version: str | None  # changes with the bytes
+    version: str | None  # ETag or time, which changes with the bytes
 
 
 class ImageFolder:
     """Imports ``root/class/…/name.jpg``.
 
-    Files end in jpg, jpeg, png or webp, in any case; others, and whatever has a name with a leading dot on its path,
-    are ignored. Classes are the folders right below the root that hold an image, in the order of their names' bytes;
-    label i is the i-th. Appending keeps the numbers that the data set has and adds new classes behind them.
+    Files must end in jpg, jpeg, png or webp, in any case. Other files, and paths with a name that starts with a dot,
+    are ignored. Classes are the folders directly below the root that hold an image, sorted by the bytes of their names;
+    label i is the i-th class. Appending keeps the dataset's class numbers and adds new classes after them.
 
     Args:
-        store: The root. Closed by `close`.
-        classes: False: any depth, no ``label`` column.
-        shuffle_seed: Order of the samples: by the hash of their path under this seed, so that neighbours in a shard are
-            of different classes (a loader's window shuffle depends on it). None: sorted by path.
-        image_type: ``"jpeg"`` or ``"image"`` (JPEG, PNG and WebP mixed); None: jpeg if all files are called so.
-        encode: ``"lossless"`` or ``"lossless-pack"``: PNG, lossless WebP, TIFF and BMP become lossless pictures
-            (`storage.importers.lossless_encoding.to_lossless`); JPEGs and lossy WebPs cannot be imported then.
-        verify: ``"decode"`` every file, its ``"header"``, or ``"none"`` but its first bytes.
-        in_flight: Files fetched at once.
-        bytes_in_flight: Of files fetched and not yet taken; a larger single one works, alone.
+        store: Store of the root folder; `close` closes it.
+        classes: Whether the first folders are classes. If false, images may lie at any depth, and there is no ``label``
+            column.
+        shuffle_seed: Seed of the sample order, which sorts by a hash of the path, so that neighbours in a shard belong
+            to different classes (a loader's window shuffle depends on this). None sorts by path.
+        image_type: ``"jpeg"``, or ``"image"`` for a mix of JPEG, PNG and WebP. By default ``"jpeg"`` if all names say
+            so.
+        encode: ``"lossless"`` or ``"lossless-pack"`` to store PNG, lossless WebP, TIFF and BMP as lossless images
+            (`concurrent_loader.storage.importers.lossless_encoding.to_lossless`); JPEG and lossy WebP are then errors.
+        verify: Check of each file: ``"decode"`` decodes it, ``"header"`` reads its header, ``"none"`` only its first
+            bytes.
+        in_flight: Upper bound of files fetched at once.
+        bytes_in_flight: Upper bound of the bytes of fetched files that are not yet written; a single larger file is
+            fetched alone.
+
+    Example:
+        >>> from concurrent_loader.storage import ImageFolder, open_store
+        >>> from concurrent_loader.storage.importers.ingest import ingest
+        >>> report = ingest(ImageFolder(open_store("images")), "from-images")
+        >>> report.manifest.metadata["classes"]
+        {'label': ['cat', 'dog']}
     """
 
     def __init__(
@@ -71,19 +83,21 @@ class ImageFolder:
         bytes_in_flight: Size = "256MiB",
     ) -> None:
         if not isinstance(store, Store):
-            raise ConfigurationError("store must be a store, as open_store(url) returns it", got=type(store).__name__)
+            raise ConfigurationError("store must be a store, such as open_store(url) returns", got=type(store).__name__)
         if image_type not in (None, "jpeg", "image"):
-            raise ConfigurationError("image_type is 'jpeg' or 'image'", got=image_type)
+            raise ConfigurationError("image_type must be 'jpeg' or 'image'", got=image_type)
         if encode is not None and image_type is not None:
-            raise ConfigurationError("encode decides the image type; give one of them", got=(encode, image_type))
+            raise ConfigurationError(
+                "encode determines the image type; pass only one of them", got=(encode, image_type)
+            )
         if shuffle_seed is not None and not 0 <= shuffle_seed < 2**64:
-            raise ConfigurationError("shuffle_seed has 64 bits, without a sign", got=shuffle_seed)
+            raise ConfigurationError("shuffle_seed must be a 64-bit integer of at least 0", got=shuffle_seed)
         self._store = store
         self._with_classes = classes
         self._shuffle_seed = shuffle_seed
         self._image_type = image_type
         self._encode = check_encoding(encode)
-        self._extensions = _IMAGES if encode is None else LOSSLESS_EXTENSIONS | _JPEG  # a JPEG is named, not ignored
+        self._extensions = _IMAGES if encode is None else LOSSLESS_EXTENSIONS | _JPEG  # a JPEG is reported, not ignored
         self._verify = check_verification(verify)
         self._in_flight = in_flight
         self._max_bytes = parse_size(bytes_in_flight, name="bytes_in_flight")
@@ -95,17 +109,17 @@ class ImageFolder:
 
     @property
     def url(self) -> str:
-        """The root."""
+        """URL of the root folder."""
         return self._store.url
 
     async def scan(self, onto: Manifest | None = None) -> ImportScan:
         """Lists the files and numbers the classes.
 
         Raises:
-            NotFound: No image at all.
-            ConfigurationError: Images that lie in no class folder.
+            NotFound: There is no image.
+            ConfigurationError: An image is not in a class folder.
         """
-        found, problems = await self._engine.insist(self._list, "")
+        found, problems = await self._engine.call_with_retries(self._list, "")
         self._files = [file for file in found if self._is_image(file.key)]
         self._problems = [
             ImportProblem(name=problem.key or "", reason=problem.what) for problem in problems if self._counts(problem)
@@ -131,9 +145,9 @@ class ImageFolder:
         )
 
     async def read(self) -> AsyncGenerator[ImportedSample | ImportProblem, None]:
-        """Yields what cannot be listed, then every file in order; many are fetched ahead, in a bounded window.
+        """Yields the entries that cannot be listed, then every file in order; fetches ahead in a bounded window.
 
-        Cancellation: closing the generator cancels what is under way and waits for it.
+        Cancellation: Closing the generator cancels the running fetches and waits for them.
         """
         ahead: deque[tuple[asyncio.Task[ImportedSample | ImportProblem], int]] = deque()
         ahead_bytes = 0
@@ -142,7 +156,7 @@ class ImageFolder:
         with ThreadPoolExecutor(os.cpu_count(), "import-verify") as threads:
             try:
                 for file in self._files:
-                    # Twice as many as requests: some are being decoded while others are on the wire.
+                    # Twice as many tasks as requests, because some decode while others fetch.
                     while ahead and (len(ahead) >= 2 * self._in_flight or ahead_bytes + file.size > self._max_bytes):
                         task, size = ahead.popleft()
                         ahead_bytes -= size
@@ -175,7 +189,7 @@ class ImageFolder:
         return "." in key.rpartition("/")[2] and _extension(key) in self._extensions
 
     def _counts(self, problem: StorageError) -> bool:
-        """Whether an entry that cannot be listed may hide an image: it is called so, or it may be a folder."""
+        """Returns whether an unlistable entry may be an image or a folder of images, judging by its name."""
         key = problem.key or ""
         return isinstance(problem, NotFound) or key.endswith("/") or self._is_image(key)
 
@@ -191,7 +205,7 @@ class ImageFolder:
                 why = "there is no such folder"
             return NotFound(f"nothing to import: {why}", url=self.url)
         if any(key.startswith("manifests/") and key.endswith(".clm") for key in keys):
-            return NotFound("nothing to import: this is a data set of shards already", url=self.url)
+            return NotFound("nothing to import: this is a dataset of shards already", url=self.url)
         others = Counter(_extension(key) for key in keys if "." in key.rpartition("/")[2])
         seen = ", ".join(printable(name) for name, _ in others.most_common(5)) or "none"
         return NotFound(
@@ -200,7 +214,7 @@ class ImageFolder:
 
     def _identity(self) -> str | None:
         if any(file.version is None for file in self._files):
-            return None  # a file could change without a sign of it
+            return None  # without ETags and times a change could go unnoticed
         how = (self.url, self._with_classes, self._shuffle_seed, self._image_type, self._encode, self._verify)
         hashed = xxhash.xxh3_128(repr(how).encode())
         for file in self._files:
@@ -221,8 +235,8 @@ class ImageFolder:
         if strays:
             number = "all images lie" if len(strays) == len(self._files) else f"{len(strays)} of {len(self._files)} lie"
             raise ConfigurationError(
-                f"{number} directly in the folder and in no class folder (CLASS/name.jpg): move them, or import them "
-                "without labels (--no-classes; in Python classes=False)",
+                f"{number} directly in the folder and not in a class folder (CLASS/name.jpg): move them, or import "
+                "them without labels (--no-classes; in Python classes=False)",
                 url=self.url,
                 key=strays[0],
             )
@@ -259,7 +273,7 @@ class ImageFolder:
         return ImportedSample(name=file.key, values=values, num_bytes=file.size, encoded_from=encoded_from)
 
     def _made(self, data: bytes) -> bytes | str:
-        """The value to store; or, in words, why there is none."""
+        """Returns the value to store; or, as text, the reason why the file was rejected."""
         if self._encode is not None:
             return to_lossless(data, encoding=self._encode, verify=self._verify == "decode")
         return image_fault(data, column=self._column, verify=self._verify) or data
@@ -278,7 +292,7 @@ def _is_hidden(key: str) -> bool:
 
 
 def _known_classes(onto: Manifest | None) -> list[str]:
-    """Class names of the data set that is appended to, in the order of their numbers."""
+    """Returns the class names of the dataset to append to, in the order of their numbers."""
     classes = onto.metadata.get("classes") if onto is not None else None
     names = classes.get("label") if isinstance(classes, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -1,6 +1,7 @@
-"""From a foreign image file to a lossless picture: which files have pixels to keep, and what those are. No I/O.
+"""Encodes image files of lossless formats as lossless images. No I/O.
 
-Pillow reads. What it would change silently (16 bits of colour cut to 8, a second page left out) is refused instead.
+Pillow reads the files. Files that Pillow would change silently (16-bit colour cut to 8, a second page left out) are
+rejected.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import BITSPERSAMPLE, EXTRASAMPLES, SAMPLEFORMAT, SAMPLESPERPIXEL, TiffImageFile
 
-from storage.errors import ConfigurationError, FormatError, SchemaError
-from storage.images import check_limits, check_size, parse_header
-from storage.importers.image_check import IMAGE_FAULTS, fault_text
-from storage.lossless import decode, encode
+from concurrent_loader.storage.errors import ConfigurationError, FormatError, SchemaError
+from concurrent_loader.storage.images import check_limits, check_size, parse_header
+from concurrent_loader.storage.importers.image_check import IMAGE_FAULTS, fault_text
+from concurrent_loader.storage.lossless import decode, encode
 
 __all__ = ["LOSSLESS_ENCODINGS", "LOSSLESS_EXTENSIONS", "check_encoding", "to_lossless"]
 
 LOSSLESS_ENCODINGS = ("lossless", "lossless-pack")
-"""``lossless-pack`` leaves zstd out: larger, and nothing is left to the processor where an accelerator decodes."""
+"""``lossless-pack`` omits zstd: the files are larger, but an accelerator decodes them without the processor."""
 
 LOSSLESS_EXTENSIONS = frozenset({"png", "webp", "tif", "tiff", "bmp"})
 
@@ -30,40 +31,40 @@ _FORMATS = ("PNG", "WEBP", "TIFF", "BMP")
 _LOSSY_TIFF = frozenset({"jpeg", "tiff_jpeg", "webp"})
 _MODES = ("L", "LA", "RGB", "RGBA", "I;16")
 _DEEP_COLOUR = "16 bits a channel are kept for gray only, not for colour"
-_PREMULTIPLIED, _SIGNED = 1, 2  # values of TIFF's ExtraSamples and SampleFormat
+_PREMULTIPLIED, _SIGNED = 1, 2  # values of ExtraSamples and SampleFormat in TIFF
 
 
 def check_encoding(encoding: str | None) -> str | None:
-    """Returns the option if it is one.
+    """Returns a valid option.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The option is invalid.
     """
     if encoding is not None and encoding not in LOSSLESS_ENCODINGS:
-        raise ConfigurationError("encode is 'lossless' or 'lossless-pack'", got=encoding)
+        raise ConfigurationError("encode must be 'lossless' or 'lossless-pack'", got=encoding)
     return encoding
 
 
 def to_lossless(data: bytes, *, encoding: str = "lossless", verify: bool = True) -> bytes | str:
-    """Encodes an image file's pixels.
+    """Encodes the pixels of an image file.
 
-    They are upright (EXIF), gray, gray and alpha, RGB or RGBA of 8 bits, or gray of 16; palettes and single bits are
-    spread out, a transparent colour becomes alpha. Colour profiles and other metadata are left behind.
+    The result is upright (EXIF) and has 8-bit gray, gray with alpha, RGB or RGBA, or 16-bit gray. Palettes and single
+    bits are expanded, and a transparent colour becomes alpha. Colour profiles and other metadata are dropped.
 
     Args:
-        data: A PNG, lossless WebP, TIFF or BMP.
-        encoding: Of `LOSSLESS_ENCODINGS`.
-        verify: Whether the result is decoded and compared.
+        data: Bytes of a PNG, lossless WebP, TIFF or BMP.
+        encoding: One of `LOSSLESS_ENCODINGS`.
+        verify: Whether to decode the result and compare it.
 
     Returns:
-        The lossless picture; or, in words, why there is none.
+        Lossless image; or, as text, the reason why the file was rejected.
     """
     if not data:
         return "the file is empty"
     if data[:3] == b"\xff\xd8\xff":
-        return "a JPEG: it is lossy, and its pixels are better kept as they are encoded"
+        return "a JPEG is lossy; keep it as it is encoded"
     try:
-        if data[:4] == b"RIFF":  # Pillow allocates for a WebP as it opens it
+        if data[:4] == b"RIFF":  # Pillow allocates memory when it opens a WebP
             check_limits(parse_header(data), len(data))
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             check_size(*image.size)
@@ -82,28 +83,28 @@ def to_lossless(data: bytes, *, encoding: str = "lossless", verify: bool = True)
     except SchemaError as error:
         return str(error)
     if verify and not np.array_equal(decode(encoded, max_pixels=pixels.size), pixels):
-        return "the encoded picture does not decode to the same pixels"
+        return "the encoded image does not decode to the same pixels"
     return encoded
 
 
 def _refusal(image: Image.Image, data: bytes) -> str | None:
     if getattr(image, "n_frames", 1) > 1:
-        return "it has more than one picture"
+        return "it has more than one image"
     if image.format == "PNG" and data[12:16] != b"IHDR":
         return "its header is not its first chunk"
     if image.format == "PNG" and data[24] == 16 and data[25] != 0:
         return _DEEP_COLOUR
     if image.format == "WEBP" and not _is_lossless_webp(data):
-        return "a lossy WebP: its pixels are better kept as they are encoded"
+        return "a lossy WebP; keep it as it is encoded"
     if image.format == "TIFF" and image.info.get("compression") in _LOSSY_TIFF:
-        return "a lossy TIFF: its pixels are better kept as they are encoded"
+        return "a lossy TIFF; keep it as it is encoded"
     if isinstance(image, TiffImageFile) and image.mode in ("L", "LA", "RGB", "RGBA"):
         return _tiff_loss(image)
     return None
 
 
 def _tiff_loss(image: TiffImageFile) -> str | None:
-    """What Pillow would change of a TIFF's samples, or leave out, on their way to 8 bits; None where it is nothing."""
+    """Returns what Pillow would change or drop when it converts a TIFF to 8 bits; None if nothing."""
     tags = image.tag_v2
     if max(tags.get(BITSPERSAMPLE, (1,))) > 8:
         return _DEEP_COLOUR
@@ -112,12 +113,12 @@ def _tiff_loss(image: TiffImageFile) -> str | None:
     if _PREMULTIPLIED in tags.get(EXTRASAMPLES, ()):
         return "its colours are multiplied by alpha"
     if _SIGNED in tags.get(SAMPLEFORMAT, ()):
-        return "its samples have signs"
+        return "its samples are signed"
     return None
 
 
 def _is_lossless_webp(data: bytes) -> bool:
-    """Looks for the chunk that holds the pixels: VP8L, where lossy ones have VP8."""
+    """Returns whether the pixels are in a VP8L chunk; lossy files have VP8."""
     at = 12
     while at + 8 <= len(data):
         kind, size = struct.unpack_from("<4sI", data, at)
@@ -128,20 +129,20 @@ def _is_lossless_webp(data: bytes) -> bool:
 
 
 def _pixels(image: Image.Image, *, bits: int) -> npt.NDArray[Any] | str:
-    """(C, H, W) uint8 or uint16; or why not. ``bits`` are a PNG's, of a channel."""
-    key = image.info.get("transparency")  # before anything else: turning upright may lose it
+    """Returns the pixels (C, H, W) as uint8 or uint16, or the reason why not; ``bits`` is a PNG's bits per channel."""
+    key = image.info.get("transparency")  # read first, because turning the image upright may drop it
     has_key = key is not None
     if has_key and image.mode.startswith("I"):
-        return "16 bits of gray with a transparent one are not supported"
+        return "16-bit gray with a transparent value is not supported"
     if isinstance(key, int) and image.mode == "L":
-        # Pillow has scaled the gray of a PNG to 8 bits, but not its key.
+        # Pillow scales the gray of a PNG to 8 bits, but not its transparency key.
         image.info["transparency"] = (key & (1 << bits) - 1) * 255 // ((1 << bits) - 1)
     if image.mode in ("1", "L", "P", "PA", "RGB") and (has_key or image.mode == "PA"):
         image = image.convert("RGBA")
     elif image.mode in ("1", "P"):
         image = image.convert("L" if image.mode == "1" else "RGB")
     if image.mode == "I" and image.format == "PNG":
-        image = image.convert("I;16")  # as Pillow before 11 has it
+        image = image.convert("I;16")  # needed by Pillow before 11
     ImageOps.exif_transpose(image, in_place=True)
     upright = image
     if upright.mode not in _MODES and upright.mode != "I;16B":

@@ -1,4 +1,7 @@
-"""What `storage.ingest` asks of an importer: first what there is, then the samples in a fixed order."""
+"""The interface between importers and `concurrent_loader.storage.importers.ingest`.
+
+An importer first scans its source, and then yields the samples in a fixed order.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,23 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from storage.shards.manifest import Manifest
+from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
 __all__ = ["ImportProblem", "ImportScan", "ImportedSample", "Importer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportScan:
-    """What an importer found before it reads any sample.
+    """The result of scanning a source, before any sample is read.
 
     Attributes:
-        columns: Name → type, for the writer.
-        num_samples: That will come, problems included.
-        num_bytes: Of the source's objects.
-        num_ignored: Objects that are none of this format's and are left out.
-        metadata: For the manifest.
-        identity: Digest of what is imported and how. Two scans with the same identity yield the same samples. None if
-            the source cannot promise this.
+        columns: Column types by name.
+        num_samples: Number of samples to expect, including problems.
+        num_bytes: Size of the source's objects in bytes.
+        num_ignored: Number of objects that are not of this format and are left out.
+        metadata: Metadata for the manifest.
+        identity: Digest of the source and of the import options. Scans with the same identity yield the same samples.
+            None if the source cannot guarantee this.
     """
 
     columns: dict[str, str]
@@ -35,13 +38,13 @@ class ImportScan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedSample:
-    """A sample, ready for the writer.
+    """A sample for the writer.
 
     Attributes:
-        name: Of what it was made from, for messages.
-        values: Column → value.
-        num_bytes: Of the source's object.
-        encoded_from: Column → bytes that its value had in the source, for columns that were encoded anew.
+        name: Name of the source's object, for messages.
+        values: Values by column name.
+        num_bytes: Size of the source's object in bytes.
+        encoded_from: Size of the value in the source, in bytes, by column name; for columns that were encoded again.
     """
 
     name: str
@@ -55,8 +58,8 @@ class ImportProblem:
     """An object that cannot become a sample.
 
     Attributes:
-        name: Its key as it is; it may hold line breaks, and lone surrogates where a file name is not UTF-8.
-        reason: For a person.
+        name: Unchanged key, which may hold line breaks, and lone surrogates if a file name is not UTF-8.
+        reason: Reason in words.
     """
 
     name: str
@@ -68,14 +71,14 @@ class Importer(Protocol):
 
     @property
     def url(self) -> str:
-        """Of the source, without credentials."""
+        """URL of the source, without credentials."""
         ...
 
     async def scan(self, onto: Manifest | None = None) -> ImportScan:
-        """Looks what there is.
+        """Scans the source.
 
         Args:
-            onto: The snapshot that will be appended to: its columns and class numbers are to be kept.
+            onto: Snapshot to append to, whose columns and class numbers must be kept; None for a new dataset.
         """
         ...
 

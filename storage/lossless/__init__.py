@@ -1,8 +1,8 @@
-"""Lossless pictures in tiles that decode independently, on processors and accelerators: docs/lossless.md."""
+"""Encodes and decodes lossless images in tiles that decode independently, on CPUs and GPUs: docs/how-to/lossless.md."""
 
-from storage.lossless.decoder import decode
-from storage.lossless.encoder import encode
-from storage.lossless.layout import MAGIC, PictureHeader, parse_header
-from storage.lossless.native import has_native_lossless
+from concurrent_loader.storage.lossless.decoder import decode
+from concurrent_loader.storage.lossless.encoder import encode
+from concurrent_loader.storage.lossless.layout import MAGIC, LosslessHeader, parse_header
+from concurrent_loader.storage.lossless.native import has_native_lossless
 
-__all__ = ["MAGIC", "PictureHeader", "decode", "encode", "has_native_lossless", "parse_header"]
+__all__ = ["MAGIC", "LosslessHeader", "decode", "encode", "has_native_lossless", "parse_header"]

@@ -1,7 +1,7 @@
-"""From a lossless picture's bytes to pixels, or to those of a box. Specification: docs/lossless.md.
+"""Decodes a lossless image, or a box of it. Specification: docs/how-to/lossless.md.
 
-A box costs the groups of tiles that it touches, zstd included. Everything is checked before it is believed: the header
-and the table first, then each group's widths and modes against the lengths of its sections.
+A box decodes only the groups of tiles that it touches, including zstd. Everything is checked before it is used: first
+the header and the table, then the widths and modes of each group against the lengths of its sections.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from storage.errors import FormatError
-from storage.lossless.layout import (
+from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.lossless.layout import (
     HEADER_BYTES,
     PACKED,
     TILE_SIDE,
     Buffer,
     Groups,
-    PictureHeader,
+    LosslessHeader,
     parse_groups,
     parse_header,
 )
-from storage.lossless.native import Native, native_module
-from storage.lossless.tiles import GroupPlace, count_units, unpack_group
+from concurrent_loader.storage.lossless.native import Native, native_module
+from concurrent_loader.storage.lossless.tiles import GroupPlace, count_units, unpack_group
 
 __all__ = ["DEFAULT_MAX_PIXELS", "decode", "index_units", "plain_sections"]
 
@@ -42,29 +42,36 @@ def decode(
     max_pixels: int = DEFAULT_MAX_PIXELS,
     native: Native = "auto",
 ) -> npt.NDArray[Any]:
-    """Decodes a picture, or a part of it.
+    """Decodes an image, or a part of it.
 
     Args:
-        data: The whole file.
-        box: (top, left, height, width) in pixels; all of the picture by default.
-        alpha: False leaves an alpha channel out, undecoded.
-        max_pixels: A larger picture is refused before memory is taken for it.
-        native: Whether the native module unpacks; ``"auto"``: where there is one.
+        data: Encoded image, the whole file.
+        box: Part to decode: (top, left, height, width) in pixels. Default: the whole image.
+        alpha: Whether to return an alpha channel. Default True.
+        max_pixels: Maximum number of pixels (default 2**28); a larger image is refused before memory is allocated.
+        native: Whether to use the native module. The default ``"auto"`` uses it if it was built.
 
     Returns:
-        (C, height, width), uint8 or uint16, a new array.
+        New array (C, height, width), uint8 or uint16.
 
     Raises:
-        FormatError: The bytes are no picture, not the whole of one, or of one that is too large.
-        ConfigurationError: ``native=True`` and there is none.
-        ValueError: The box does not lie within the picture.
+        FormatError: The data is not a complete lossless image, or the image is too large.
+        ConfigurationError: ``native=True`` and the native module was not built.
+        ValueError: The box does not lie within the image.
 
-    Thread-safety: Any number of threads; the native module and zstd release the GIL.
+    Thread-safety: May be called from any number of threads; the native module and zstd release the GIL.
+
+    Example:
+        >>> import numpy as np
+        >>> from concurrent_loader.storage.lossless import decode, encode
+        >>> pixels = np.arange(3 * 48 * 64, dtype=np.uint8).reshape(3, 48, 64)
+        >>> decode(encode(pixels), box=(8, 0, 16, 32)).shape
+        (3, 16, 32)
     """
     module = native_module(native)
     header = parse_header(data)
     if header.width * header.height > max_pixels:
-        raise FormatError("the picture is too large", expected=max_pixels, got=(header.width, header.height))
+        raise FormatError("the image is too large", expected=max_pixels, got=(header.width, header.height))
     top, left, height, width = _checked(box, header)
     channels = header.num_channels if alpha else header.num_channels - (header.num_channels + 1) % 2
     if header.mode != PACKED:
@@ -81,15 +88,15 @@ def decode(
     try:
         module.unpack(data, groups.places(), coded, out, shape, (top, left, height, width), channels)
     except ValueError as error:
-        raise FormatError(f"a damaged lossless picture: {error}") from error
+        raise FormatError(f"the lossless image is damaged: {error}") from error
     return out
 
 
 def plain_sections(data: Buffer, groups: Groups) -> list[Buffer]:
-    """The coded sections of some groups, decompressed where they were compressed; views of ``data`` where not.
+    """Returns the coded sections of groups, decompressed if necessary; otherwise views of ``data``.
 
     Raises:
-        FormatError: A frame that is damaged or not of the length that the table has.
+        FormatError: A zstd frame is damaged, or its length differs from the table.
     """
     view = memoryview(data).cast("B")
     context = _context()
@@ -102,16 +109,16 @@ def plain_sections(data: Buffer, groups: Groups) -> list[Buffer]:
 
 
 def index_units(
-    data: Buffer, header: PictureHeader, groups: Groups, coded: list[Buffer], *, native: Native = "auto"
+    data: Buffer, header: LosslessHeader, groups: Groups, coded: list[Buffer], *, native: Native = "auto"
 ) -> npt.NDArray[np.int32]:
-    """Checks groups as `decode` does, and says where each unit (a tile's channel) lies.
+    """Checks groups as `decode` does, and returns the position of each unit (one channel of a tile).
 
     Returns:
-        (units, 3) int32, in the order of the file: where the unit's top and second planes begin in its group's coded
-        section, and its rest in the group's rest.
+        (units, 3) int32, in file order: offsets of the unit's top planes and second planes in the coded section of its
+        group, and of its remaining planes in the group's rest.
 
     Raises:
-        FormatError: As for `decode`.
+        FormatError: The data is damaged, as for `decode`.
     """
     module = native_module(native)
     if module is None:
@@ -124,11 +131,11 @@ def index_units(
     try:
         module.index(data, groups.places(), coded, out, shape)
     except ValueError as error:
-        raise FormatError(f"a damaged lossless picture: {error}") from error
+        raise FormatError(f"the lossless image is damaged: {error}") from error
     return out
 
 
-def _checked(box: tuple[int, int, int, int] | None, header: PictureHeader) -> tuple[int, int, int, int]:
+def _checked(box: tuple[int, int, int, int] | None, header: LosslessHeader) -> tuple[int, int, int, int]:
     if box is None:
         return 0, 0, header.height, header.width
     top, left, height, width = box
@@ -137,16 +144,23 @@ def _checked(box: tuple[int, int, int, int] | None, header: PictureHeader) -> tu
     return box
 
 
-def _plain(data: Buffer, header: PictureHeader) -> npt.NDArray[Any]:
+def _plain(data: Buffer, header: LosslessHeader) -> npt.NDArray[Any]:
     view = memoryview(data).cast("B")
     if len(view) - HEADER_BYTES != header.num_bytes:
-        raise FormatError("plain samples have not the picture's length", expected=header.num_bytes, got=len(view))
+        raise FormatError(
+            "the length of the plain samples does not match the size of the image",
+            expected=header.num_bytes,
+            got=len(view),
+        )
     samples = np.frombuffer(view, dtype=header.dtype.newbyteorder("<"), offset=HEADER_BYTES)
     return samples.astype(header.dtype).reshape(header.shape)
 
 
 def _context() -> zstandard.ZstdDecompressor:
-    """This thread's: a context serves one thread at a time, and making one costs as much as a small group."""
+    """Returns this thread's decompressor.
+
+    A decompressor serves one thread at a time, and making one costs as much as decoding a small group.
+    """
     if not hasattr(_contexts, "zstd"):
         _contexts.zstd = zstandard.ZstdDecompressor()
     return _contexts.zstd  # type: ignore[no-any-return]
@@ -154,15 +168,15 @@ def _context() -> zstandard.ZstdDecompressor:
 
 def _decompressed(context: zstandard.ZstdDecompressor, frame: memoryview, num_bytes: int) -> bytes:
     try:
-        # A declared size would be believed by `decompress`, whatever it is.
+        # `decompress` would allocate any size that the frame declares.
         if zstandard.get_frame_parameters(frame).content_size != num_bytes:
-            raise FormatError("a group's frame is not of the length that the table has", expected=num_bytes)
+            raise FormatError("the length of a group's zstd frame does not match the table", expected=num_bytes)
         return context.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise FormatError(f"a group does not decompress: {error}") from error
+        raise FormatError(f"a group cannot be decompressed: {error}") from error
 
 
-def _place(header: PictureHeader, groups: Groups, at: int) -> GroupPlace:
+def _place(header: LosslessHeader, groups: Groups, at: int) -> GroupPlace:
     return GroupPlace(header, int(groups.tile_row[at]), int(groups.tile_column[at]), int(groups.num_tiles[at]))
 
 
@@ -176,13 +190,13 @@ def _group_bytes(
 
 def _unpack(
     data: Buffer,
-    header: PictureHeader,
+    header: LosslessHeader,
     groups: Groups,
     coded: list[Buffer],
     out: npt.NDArray[Any],
     corner: tuple[int, int],
 ) -> None:
-    """Decodes groups in numpy into ``out``, whose first pixel is the picture's at ``corner``."""
+    """Decodes groups in numpy into ``out``, whose first pixel is at ``corner`` in the image."""
     for at in range(len(groups)):
         place = _place(header, groups, at)
         part = unpack_group(*_group_bytes(data, groups, coded, at), place)

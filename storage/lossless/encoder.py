@@ -1,6 +1,6 @@
-"""From pixels to a lossless picture's bytes: what ingesting calls. Specification: docs/lossless.md.
+"""Encodes pixels as a lossless image, for ingesting. Specification: docs/how-to/lossless.md.
 
-The same pixels give the same bytes, with the native module or without it, as long as the version of zstd is the same.
+The same pixels give the same bytes, with or without the native module, if the version of zstd is the same.
 """
 
 from __future__ import annotations
@@ -12,40 +12,46 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from storage.errors import SchemaError
-from storage.lossless.layout import GROUP_TILES, MAX_SIDE, PACKED, PLAIN, PictureHeader
-from storage.lossless.native import Native, native_module
-from storage.lossless.tiles import GroupPlace, pack_group
+from concurrent_loader.storage.errors import SchemaError
+from concurrent_loader.storage.lossless.layout import GROUP_TILES, MAX_SIDE, PACKED, PLAIN, LosslessHeader
+from concurrent_loader.storage.lossless.native import Native, native_module
+from concurrent_loader.storage.lossless.tiles import GroupPlace, pack_group
 
 __all__ = ["encode"]
 
-# Level 1 is Huffman codes and hardly any matches: packed planes have none to find. Level 3 was larger, and slower.
+# Level 1 is Huffman codes with few matches, because packed planes contain none. Level 3 was larger and slower.
 _LEVEL = 1
 _MAX_BYTES = (1 << 31) - 1
 
 
 def encode(pixels: npt.NDArray[Any], *, compress: bool = True, native: Native = "auto") -> bytes:
-    """Encodes a picture.
+    """Encodes an image.
 
     Args:
-        pixels: (C, H, W) uint8 with 1 (gray), 2 (gray, alpha), 3 (RGB) or 4 (RGBA) channels, or uint16 with 1.
-        compress: Whether zstd may take what it can of each group. Without it files are about a sixth larger, and
-            nothing has to be undone on the processor before an accelerator has them.
-        native: Whether the native module packs; ``"auto"``: where there is one.
+        pixels: (C, H, W) uint8 with 1 (gray), 2 (gray, alpha), 3 (RGB) or 4 (RGBA) channels, or uint16 with 1 channel.
+        compress: Whether to compress groups with zstd (default). Without zstd, files are about a sixth larger, and the
+            CPU need not decompress them for a GPU.
+        native: Whether to use the native module. The default ``"auto"`` uses it if it was built.
 
     Returns:
-        The file; the smaller one of packed and plain samples.
+        The encoded image: packed or plain samples, whichever is smaller.
 
     Raises:
-        SchemaError: An array of another kind.
-        ConfigurationError: ``native=True`` and there is none.
+        SchemaError: The shape or dtype of the array is not supported.
+        ConfigurationError: ``native=True`` and the native module was not built.
 
-    Thread-safety: Any number of threads; the native module releases the GIL.
+    Thread-safety: May be called from any number of threads; the native module releases the GIL.
+
+    Example:
+        >>> import numpy as np
+        >>> from concurrent_loader.storage.lossless import encode, parse_header
+        >>> parse_header(encode(np.zeros((3, 48, 64), np.uint8))).shape
+        (3, 48, 64)
     """
     module = native_module(native)
     _check(pixels)
     pixels = np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("="))
-    header = PictureHeader(
+    header = LosslessHeader(
         PACKED, pixels.shape[0], pixels.dtype.itemsize * 8, pixels.shape[2], pixels.shape[1], GROUP_TILES
     )
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False) if compress else None
@@ -60,7 +66,7 @@ def encode(pixels: npt.NDArray[Any], *, compress: bool = True, native: Native = 
             bodies += [coded, rest]
     packed_bytes = len(table) + sum(map(len, bodies))
     if packed_bytes >= header.num_bytes:
-        plain = PictureHeader(PLAIN, header.num_channels, header.bits, header.width, header.height, GROUP_TILES)
+        plain = LosslessHeader(PLAIN, header.num_channels, header.bits, header.width, header.height, GROUP_TILES)
         return plain.to_bytes() + pixels.astype(pixels.dtype.newbyteorder("<"), copy=False).tobytes()
     return b"".join((header.to_bytes(), table, *bodies))
 
@@ -72,15 +78,15 @@ def _check(pixels: npt.NDArray[Any]) -> None:
     )
     if not fits:
         raise SchemaError(
-            "a lossless picture is (C, H, W) uint8 with 1 to 4 channels, or uint16 with one",
+            "a lossless image must be (C, H, W) uint8 with 1 to 4 channels, or uint16 with 1",
             got=f"{pixels.dtype}{list(pixels.shape)}",
         )
     if not all(1 <= side <= MAX_SIDE for side in pixels.shape[1:]) or pixels.nbytes > _MAX_BYTES:
-        raise SchemaError("a lossless picture has at least a pixel and at most 2 GiB", got=list(pixels.shape))
+        raise SchemaError("a lossless image must have at least one pixel and at most 2 GiB", got=list(pixels.shape))
 
 
 def _packed(
-    module: Any, pixels: npt.NDArray[Any], header: PictureHeader, group: tuple[int, int, int]
+    module: Any, pixels: npt.NDArray[Any], header: LosslessHeader, group: tuple[int, int, int]
 ) -> tuple[bytes, bytes, bytes, bytes]:
     if module is None:
         return pack_group(pixels, GroupPlace(header, *group))
@@ -89,7 +95,10 @@ def _packed(
 
 
 def _coded(sections: tuple[bytes, ...], num_bytes: int, compressor: zstandard.ZstdCompressor | None) -> bytes:
-    """One zstd frame with a block of its own for each section, each with codes of its own; plain where that is less."""
+    """Returns one zstd frame, or plain bytes if they are smaller.
+
+    Each section has its own block, and so its own Huffman codes.
+    """
     if compressor is not None:
         stream = compressor.compressobj(size=num_bytes)
         parts = []

@@ -1,12 +1,12 @@
-/* From packed tiles to samples and back, for docs/lossless.md, with the GIL released. The oracle is tiles.py.
+/* Packs and unpacks the tiles of docs/how-to/lossless.md, with the GIL released. The reference implementation is tiles.py.
  *
- * A block's bit planes are brought into the order of their significance by one shuffle, turned into values by
- * transposing 8 by 8 bits in each 64-bit lane (H. S. Warren, "Hacker's Delight", 2nd edition, 7-3), and summed up by
- * shifted additions within a row (W. D. Hillis, G. L. Steele, "Data parallel algorithms", 1986) and whole rows below
- * each other. Nothing that a picture says is believed before it has been counted: widths, modes and lengths of all
- * sections of a group are checked before its first block is unpacked.
+ * One shuffle brings the bit planes of a block into the order of their significance. A transposition of 8 by 8 bits in
+ * each 64-bit lane (H. S. Warren, "Hacker's Delight", 2nd edition, 7-3) turns the planes into values. Shifted additions
+ * within a row (W. D. Hillis, G. L. Steele, "Data parallel algorithms", 1986) and additions of whole rows undo the
+ * predictor. Nothing that a file states is used before it is checked: widths, modes and the lengths of all sections of
+ * a group are checked before its first block is unpacked.
  *
- * Python's stable ABI, 3.11 on.
+ * Uses Python's stable ABI, from 3.11 on.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -18,7 +18,7 @@
 #include <string.h>
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-/* Chosen when the module is loaded: what the processor has decides. */
+/* The loader of the module chooses the version for the processor. */
 #define FAST __attribute__((target_clones("avx2", "default")))
 #else
 #define FAST
@@ -44,7 +44,7 @@ typedef struct {
     int num_tiles;
 } Group;
 
-/* Where a tile lies in its picture, and how many blocks it has. */
+/* Position of a tile in its image, and its number of blocks. */
 typedef struct {
     int64_t top, left;
     int height, width, num_down, num_across;
@@ -57,7 +57,7 @@ typedef struct {
 typedef struct {
     int cost, predictor;
     uint8_t grid[BLOCKS];
-    uint16_t values[TILE * TILE]; /* samples of either size */
+    uint16_t values[TILE * TILE]; /* 8-bit or 16-bit samples */
 } Choice;
 
 typedef struct {
@@ -66,14 +66,14 @@ typedef struct {
     Choice choices[MAX_CHANNELS + 2];
 } Packed;
 
-/* Part of the picture that is wanted, and where it goes: (channels, height, width). */
+/* Part of the image to decode, and its output: (channels, height, width). */
 typedef struct {
     int channels;
     int64_t top, left, height, width;
     void *out;
 } Target;
 
-/* What a unit has in each section, in bytes, and from where on. */
+/* Length in bytes and offset of a unit in each section. */
 typedef struct {
     int top_bytes, second_bytes, rest_bytes;
     const uint8_t *top, *second, *rest;
@@ -89,7 +89,7 @@ static Extent extent_of(const Shape *shape, const Group *group, int number) {
     return extent;
 }
 
-/* The matrix of 8 by 8 bits, a row a byte, mirrored at its diagonal. */
+/* Transposes a matrix of 8 by 8 bits, one row per byte. */
 static uint64_t transposed(uint64_t x) {
     uint64_t swapped = (x ^ (x >> 7)) & 0x00AA00AA00AA00AAu;
     x ^= swapped ^ (swapped << 7);
@@ -144,7 +144,7 @@ static inline __attribute__((always_inline)) void sum_row_16(uint16_t *row) {
 #undef SAMPLE
 #undef BITS
 
-/* Two vectors as one; not by way of memory, where reading 32 bytes that were written as twice 16 would stall. */
+/* Joins two vectors in registers; in memory, reading 32 bytes that were written as two times 16 would stall. */
 #if defined(__has_builtin) && (defined(__clang__) || __GNUC__ >= 12)
 #define JOINED(one, two) \
     __builtin_shufflevector(one, two, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, \
@@ -160,8 +160,8 @@ static inline v32qu JOINED(v16qu one, v16qu two) {
 
 /* -- unpacking ----------------------------------------------------------------------------------------------------- */
 
-/* Behind a block's rest, 12 bytes at most, stand its top plane and its second one; by width, where plane p's two bytes
- * are: first those of values 0 to 7, plane after plane, then those of values 8 to 15. */
+/* A block's remaining planes, at most 12 bytes, are followed by its top plane and its second plane. For each width: the
+ * positions of the two bytes of plane p, first of values 0 to 7, plane after plane, then of values 8 to 15. */
 #define P(p, w) ((p) == (w) - 1 ? 12 : (p) == (w) - 2 ? 14 : (p) < (w) ? 2 * (p) : 0)
 #define M(p, w) ((p) < (w) ? 255 : 0)
 #define ORDER(w) {P(0, w), P(1, w), P(2, w), P(3, w), P(4, w), P(5, w), P(6, w), P(7, w), P(0, w) + 1, P(1, w) + 1, \
@@ -173,7 +173,7 @@ static const v16qu THERES[9] = {THERE(0), THERE(1), THERE(2), THERE(3), THERE(4)
 static const uint8_t TOPS[9] = {0, 2, 2, 2, 2, 2, 2, 2, 2}, SECONDS[9] = {0, 0, 2, 2, 2, 2, 2, 2, 2};
 static const uint8_t RESTS[9] = {0, 0, 0, 2, 4, 6, 8, 10, 12};
 
-/* Residuals of an 8-bit unit, as a tile. The three sections have PAD bytes behind them. */
+/* Unpacks the residuals of an 8-bit unit to a tile. Each of the three sections is followed by PAD bytes. */
 FAST static void unpack_8(uint8_t *restrict tile, const uint8_t *restrict grid, int num_down, const uint8_t *top,
                           const uint8_t *second, const uint8_t *rest) {
     for (int by = 0; by < num_down; by++) {
@@ -230,7 +230,7 @@ static void unpack_16(uint16_t *tile, const uint8_t *grid, int num_down, const u
     }
 }
 
-/* Reads a unit's width codes onto its grid, and counts; 0 where a code is none. */
+/* Reads the width codes of a unit into its grid, and counts; returns 0 if a code is invalid. */
 FAST static int read_widths(Unit *unit, const uint8_t *widths, const Extent *extent, int bits) {
     uint8_t codes[BLOCKS + 2] = {0};
     int count = extent->num_down * extent->num_across, top = 0, second = 0, rest = 0, worst = 0;
@@ -260,7 +260,7 @@ FAST static int read_widths(Unit *unit, const uint8_t *widths, const Extent *ext
     return 1;
 }
 
-/* Finds every unit of a group; NULL, or what is wrong. */
+/* Finds every unit of a group; returns NULL, or an error message. */
 static const char *find_units(Unit *units, const Shape *shape, const Group *group, const uint8_t *coded,
                               int64_t coded_bytes, const uint8_t *rest, int64_t rest_bytes) {
     int sample_bytes = shape->bits / 8;
@@ -270,20 +270,21 @@ static const char *find_units(Unit *units, const Shape *shape, const Group *grou
     for (int number = 0; number < group->num_tiles; number++) {
         unsigned mode = coded[2 * number] | (unsigned)coded[2 * number + 1] << 8;
         for (int channel = 0; channel < MAX_CHANNELS; channel++, mode = (mode & 0xFF00) | ((mode & 255) >> 2))
-            if ((mode & 3) > (channel < shape->channels ? PLANE : 0)) return "an unknown predictor";
-        if (mode >> 8 > (shape->channels >= 3)) return "an unknown colour transform";
+            if ((mode & 3) > (channel < shape->channels ? PLANE : 0)) return "unknown predictor";
+        if (mode >> 8 > (shape->channels >= 3)) return "unknown color transform";
         Extent extent = extent_of(shape, group, number);
         int num_bytes = (extent.num_down * extent.num_across + 1) / 2;
         for (int channel = 0; channel < shape->channels; channel++, at += num_bytes) {
             Unit *unit = units + number * shape->channels + channel;
             if (at + num_bytes > coded_bytes) return "a group ends within its widths";
-            if (!read_widths(unit, coded + at, &extent, shape->bits)) return "an impossible width";
+            if (!read_widths(unit, coded + at, &extent, shape->bits)) return "invalid width code";
             top += unit->top_bytes;
             second += unit->second_bytes;
             other += unit->rest_bytes;
         }
     }
-    if (at + top + second != coded_bytes || other != rest_bytes) return "a group's sections have not the length of its widths";
+    if (at + top + second != coded_bytes || other != rest_bytes)
+        return "the lengths of a group's sections do not match its widths";
     const uint8_t *tops = coded + at, *seconds = tops + top;
     for (int i = 0; i < group->num_tiles * shape->channels; i++) {
         units[i].top = tops;
@@ -305,7 +306,7 @@ typedef struct {
     Unit units[];
 } Room;
 
-/* The bytes themselves; or, where whole vectors cannot be read before their buffer ends, a copy. */
+/* Returns the bytes, or a padded copy if a whole vector would read past the end of their buffer. */
 static const uint8_t *roomy(uint8_t *copy, const uint8_t *bytes, int num_bytes, const uint8_t *end) {
     if (end - bytes >= num_bytes + PAD) return bytes;
     memcpy(copy, bytes, (size_t)num_bytes);
@@ -350,7 +351,7 @@ static void unpack_group(Room *room, const Shape *shape, const Group *group, con
 static int is_shape(Shape *shape) {
     if (shape->channels < 1 || shape->channels > MAX_CHANNELS || (shape->bits != 8 && shape->bits != 16) ||
         shape->height < 1 || shape->width < 1 || shape->height > MAX_LENGTH || shape->width > MAX_LENGTH) {
-        PyErr_SetString(PyExc_ValueError, "an impossible shape");
+        PyErr_SetString(PyExc_ValueError, "invalid shape");
         return 0;
     }
     shape->tiles_down = (shape->height + TILE - 1) / TILE;
@@ -366,9 +367,9 @@ static int is_group(const Shape *shape, const Group *group) {
 
 PyDoc_STRVAR(pack_doc,
 "pack(pixels, shape, group)\n--\n\n"
-"Packs a group's tiles: (head, top planes, second planes, the rest).\n\n"
-"pixels: (C, H, W) of uint8 or native uint16, C-contiguous. shape: (channels, bits, height, width). group: (row of\n"
-"tiles, first column of tiles, number of tiles).");
+"Packs the tiles of a group: (head, top planes, second planes, remaining planes).\n\n"
+"pixels: C-contiguous (C, H, W) uint8 or native uint16. shape: (channels, bits, height, width). group: (tile row,\n"
+"first tile column, number of tiles).");
 
 static PyObject *pack(PyObject *module, PyObject *args) {
     (void)module;
@@ -390,7 +391,7 @@ static PyObject *pack(PyObject *module, PyObject *args) {
     if (!is_group(&shape, &group) || (uintptr_t)pixels.buf % (size_t)(shape.bits / 8) ||
         pixels.len != (Py_ssize_t)(shape.height * shape.width * shape.channels * (shape.bits / 8))) {
         PyBuffer_Release(&pixels);
-        PyErr_SetString(PyExc_ValueError, "pixels, shape and group do not fit together");
+        PyErr_SetString(PyExc_ValueError, "pixels, shape and group do not match");
         return NULL;
     }
     size_t num_units = (size_t)group.num_tiles * (size_t)shape.channels;
@@ -418,7 +419,7 @@ static PyObject *pack(PyObject *module, PyObject *args) {
     return result;
 }
 
-enum { FIELDS = 5 }; /* of a group: row of tiles, first column, number of tiles, where its rest begins, its length */
+enum { FIELDS = 5 }; /* per group: tile row, first tile column, number of tiles, offset and length of the rest */
 
 typedef struct {
     Py_buffer data, groups, out;
@@ -437,7 +438,7 @@ static void release(Held *held) {
     PyMem_Free(held->room);
 }
 
-/* Takes hold of all buffers; 0 with an exception set where they do not fit together. */
+/* Acquires all buffers; returns 0 with an exception set if they do not match. */
 static int hold(Held *held, const Shape *shape, PyObject *data, PyObject *groups, PyObject *coded, PyObject *out) {
     if (PyObject_GetBuffer(data, &held->data, PyBUF_SIMPLE) < 0) return 0;
     held->has_data = 1;
@@ -448,7 +449,7 @@ static int hold(Held *held, const Shape *shape, PyObject *data, PyObject *groups
     held->num_groups = PySequence_Size(coded);
     if (held->num_groups < 0) return 0;
     if (held->groups.len != held->num_groups * FIELDS * (Py_ssize_t)sizeof(int64_t)) {
-        PyErr_SetString(PyExc_ValueError, "groups has five numbers for each coded section");
+        PyErr_SetString(PyExc_ValueError, "groups must have five numbers for each coded section");
         return 0;
     }
     held->coded = PyMem_Calloc((size_t)held->num_groups + 1, sizeof *held->coded);
@@ -468,15 +469,15 @@ static int hold(Held *held, const Shape *shape, PyObject *data, PyObject *groups
     return 1;
 }
 
-/* The i-th group, checked against shape and data; NULL, or what is wrong. */
+/* Reads group i and checks it against shape and data; returns NULL, or an error message. */
 static const char *open_group(const Held *held, const Shape *shape, Py_ssize_t i, Group *group) {
     int64_t fields[FIELDS];
     memcpy(fields, (const uint8_t *)held->groups.buf + (size_t)i * sizeof fields, sizeof fields);
-    if (fields[2] < 1 || fields[2] > MAX_GROUP) return "an impossible group";
+    if (fields[2] < 1 || fields[2] > MAX_GROUP) return "invalid group";
     group->tile_row = fields[0];
     group->tile_column = fields[1];
     group->num_tiles = (int)fields[2];
-    if (!is_group(shape, group)) return "a group does not lie within the picture";
+    if (!is_group(shape, group)) return "a group does not lie within the image";
     if (fields[3] < 0 || fields[4] < 0 || fields[3] > held->data.len || fields[4] > held->data.len - fields[3])
         return "a group does not lie within the data";
     return find_units(held->room->units, shape, group, held->coded[i].buf, held->coded[i].len,
@@ -485,12 +486,12 @@ static const char *open_group(const Held *held, const Shape *shape, Py_ssize_t i
 
 PyDoc_STRVAR(unpack_doc,
 "unpack(data, groups, coded, out, shape, box, channels)\n--\n\n"
-"Decodes the part of a picture that lies in some groups and in a box.\n\n"
-"data: the whole file. groups: int64 (n, 5): row of tiles, first column of tiles, number of tiles, where in data the\n"
-"rest begins, its length. coded: n bytes-like, each group's coded section, not compressed. out: writable,\n"
-"(channels, height, width) of the box. shape: (channels, bits, height, width) of the picture. box: (top, left, height,\n"
-"width). channels: how many are wanted.\n\n"
-"Raises ValueError where anything does not hold; out is then undefined.");
+"Decodes the part of an image that lies in the groups and in the box.\n\n"
+"data: the whole file. groups: int64 (n, 5): tile row, first tile column, number of tiles, offset of the rest,\n"
+"length of the rest. coded: n bytes-like objects, the decompressed coded section of each group. out: writable,\n"
+"(channels, height, width) of the box. shape: (channels, bits, height, width) of the image. box: (top, left, height,\n"
+"width). channels: number of channels to decode.\n\n"
+"Raises ValueError if a check fails; out is then undefined.");
 
 static PyObject *unpack(PyObject *module, PyObject *args) {
     (void)module;
@@ -512,7 +513,7 @@ static PyObject *unpack(PyObject *module, PyObject *args) {
         target.height > shape.height || target.width > shape.width || target.top > shape.height - target.height ||
         target.left > shape.width - target.width || target.channels < 1 || target.channels > shape.channels ||
         (shape.channels >= 3 && target.channels < 3)) {
-        PyErr_SetString(PyExc_ValueError, "an impossible box");
+        PyErr_SetString(PyExc_ValueError, "invalid box");
         return NULL;
     }
     Held held;
@@ -522,7 +523,7 @@ static PyObject *unpack(PyObject *module, PyObject *args) {
     if (is_held) {
         if (held.out.len != target.channels * target.height * target.width * (shape.bits / 8) ||
             (uintptr_t)held.out.buf % (size_t)(shape.bits / 8))
-            wrong = "out is not as large as the box";
+            wrong = "out does not have the size of the box";
         target.out = held.out.buf;
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t i = 0; i < held.num_groups && wrong == NULL; i++) {
@@ -547,10 +548,10 @@ static PyObject *unpack(PyObject *module, PyObject *args) {
 
 PyDoc_STRVAR(index_doc,
 "index(data, groups, coded, out, shape)\n--\n\n"
-"Checks groups as unpack does, and says where each of their units lies.\n\n"
-"out: writable, int32 (number of units of all groups, 3): where the unit's top and second planes begin in the coded\n"
-"section, and its rest in the rest. The others as for unpack.\n\n"
-"Raises ValueError where anything does not hold.");
+"Checks groups as unpack does, and returns the position of each unit.\n\n"
+"out: writable int32 (number of units of all groups, 3): offsets of the unit's top and second planes in the coded\n"
+"section, and of its remaining planes in the rest. The other arguments are those of unpack.\n\n"
+"Raises ValueError if a check fails.");
 
 static PyObject *find(PyObject *module, PyObject *args) {
     (void)module;
@@ -609,7 +610,7 @@ static PyMethodDef methods[] = {
 static PyModuleDef_Slot slots[] = {{0, NULL}};
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_tiles", "Tiles of lossless pictures; see lossless_tiles.c.", 0, methods, slots,
+    PyModuleDef_HEAD_INIT, "_tiles", "Packs and unpacks lossless tiles; see lossless_tiles.c.", 0, methods, slots,
     NULL, NULL, NULL,
 };
 

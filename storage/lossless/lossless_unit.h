@@ -1,10 +1,10 @@
-/* One unit (a tile's channel), for one type of sample: included twice by lossless_tiles.c, with SAMPLE and BITS set. */
+/* Functions for one unit (one channel of a tile). lossless_tiles.c includes them twice, with SAMPLE and BITS set. */
 
 #define PASTE_(name, bits) name##bits
 #define PASTE(name, bits) PASTE_(name, bits)
 #define F(name) PASTE(name, BITS)
 
-/* Zigzagged residuals of a tile's samples; those outside of (height, width) are zero. */
+/* Computes the zigzag-coded residuals of a tile; residuals outside (height, width) are zero. */
 FAST static void F(residuals_)(SAMPLE *restrict out, const SAMPLE *restrict tile, int predictor, int height, int width) {
     SAMPLE row[TILE];
     memset(out, 0, sizeof(SAMPLE) * TILE * TILE);
@@ -27,7 +27,7 @@ FAST static void F(residuals_)(SAMPLE *restrict out, const SAMPLE *restrict tile
     }
 }
 
-/* Width codes of a unit's blocks on a grid of 16 by 16; returns what the blocks take, in bytes. */
+/* Computes the width codes of a unit's blocks, a grid of 16 by 16; returns the size of the blocks in bytes. */
 FAST static int F(measure_)(uint8_t *restrict grid, const SAMPLE *restrict values) {
     int cost = 0;
     for (int by = 0; by < GRID; by++) {
@@ -46,7 +46,7 @@ FAST static int F(measure_)(uint8_t *restrict grid, const SAMPLE *restrict value
     return cost;
 }
 
-/* Appends a unit's planes to the three sections. */
+/* Appends the planes of a unit to the three sections. */
 static void F(pack_)(Sections *to, const SAMPLE *values, const uint8_t *grid, int num_down, int num_across) {
     for (int by = 0; by < num_down; by++)
         for (int bx = 0; bx < num_across; bx++) {
@@ -77,7 +77,7 @@ static void F(pack_)(Sections *to, const SAMPLE *values, const uint8_t *grid, in
         }
 }
 
-/* Chooses for a plane of samples the predictor that needs least; leaves its residuals and widths behind. */
+/* Chooses the predictor with the smallest size for a plane of samples, and stores its residuals and widths. */
 static int F(choose_)(Choice *best, const SAMPLE *tile, int height, int width) {
     SAMPLE values[TILE * TILE];
     uint8_t grid[GRID * GRID];
@@ -93,7 +93,7 @@ static int F(choose_)(Choice *best, const SAMPLE *tile, int height, int width) {
     return best->cost;
 }
 
-/* Samples from residuals, in place; the first sample stands in the first residual's place already. */
+/* Converts residuals to samples, in place; the first residual has been replaced by the first sample. */
 FAST static void F(sum_)(SAMPLE *tile, int predictor, int height) {
     if (predictor == LEFT)
         for (int y = 1; y < height; y++) tile[y * TILE] = (SAMPLE)(tile[y * TILE] + tile[(y - 1) * TILE]);
@@ -106,13 +106,13 @@ FAST static void F(sum_)(SAMPLE *tile, int predictor, int height) {
         }
 }
 
-/* Cuts a tile out of a picture's planes; what lies outside is zero. */
+/* Copies a tile from the plane of an image, with zeros outside the image. */
 static void F(cut_)(SAMPLE *tile, const SAMPLE *plane, int64_t stride, int height, int width) {
     memset(tile, 0, sizeof(SAMPLE) * TILE * TILE);
     for (int y = 0; y < height; y++) memcpy(tile + y * TILE, plane + y * stride, sizeof(SAMPLE) * (size_t)width);
 }
 
-/* Packs a group's tiles. */
+/* Packs the tiles of a group. */
 static void F(pack_group_)(const Shape *shape, const Group *group, const SAMPLE *pixels, Packed *to) {
     SAMPLE tiles[MAX_CHANNELS][TILE * TILE], less[2][TILE * TILE];
     Choice *plain = to->choices, *minus = to->choices + MAX_CHANNELS;
@@ -170,7 +170,7 @@ static void F(pack_group_)(const Shape *shape, const Group *group, const SAMPLE 
     to->rest_bytes = sections.rest - to->rest;
 }
 
-/* Writes what of a tile lies in the box. */
+/* Writes the part of a tile that lies in the box. */
 FAST static void F(put_)(const Target *target, const Extent *extent, unsigned mode,
                          SAMPLE tiles[MAX_CHANNELS][TILE * TILE]) {
     int64_t top = extent->top > target->top ? extent->top : target->top;

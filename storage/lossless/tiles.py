@@ -1,6 +1,7 @@
-"""A group of tiles, packed and unpacked in numpy: the oracle of docs/lossless.md, and what runs where no C was built.
+"""Packs and unpacks a group of tiles in numpy: the reference for docs/how-to/lossless.md.
 
-It says in arrays what `lossless_tiles.c` does in loops, and gives the same bytes and the same errors' cases.
+Runs where the native module was not built. The functions do with arrays what `lossless_tiles.c` does with loops: same
+bytes, and errors in the same cases.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from storage.errors import FormatError
-from storage.lossless.layout import BLOCK_SIDE, TILE_SIDE, PictureHeader
+from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.lossless.layout import BLOCK_SIDE, TILE_SIDE, LosslessHeader
 
 __all__ = ["GroupPlace", "count_units", "pack_group", "unpack_group"]
 
@@ -25,44 +26,44 @@ _GRID = TILE_SIDE // BLOCK_SIDE
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """Which tiles a group has, and how large they are.
+    """Describes the tiles of a group and their sizes.
 
     Attributes:
-        header: Of the picture.
-        tile_row: Row of tiles.
+        header: Header of the image.
+        tile_row: Tile row of the group.
         tile_column: Column of the first tile.
-        num_tiles: Side by side.
+        num_tiles: Number of adjacent tiles.
     """
 
-    header: PictureHeader
+    header: LosslessHeader
     tile_row: int
     tile_column: int
     num_tiles: int
 
     @property
     def height(self) -> int:
-        """Rows of samples."""
+        """Number of sample rows."""
         return min(TILE_SIDE, self.header.height - self.tile_row * TILE_SIDE)
 
     @property
     def widths(self) -> list[int]:
-        """Columns of samples of each tile."""
+        """Number of sample columns of each tile."""
         lefts = [(self.tile_column + number) * TILE_SIDE for number in range(self.num_tiles)]
         return [min(TILE_SIDE, self.header.width - left) for left in lefts]
 
     @property
     def num_down(self) -> int:
-        """Rows of blocks."""
+        """Number of block rows."""
         return -(-self.height // BLOCK_SIDE)
 
     @property
     def num_across(self) -> list[int]:
-        """Columns of blocks of each tile."""
+        """Number of block columns of each tile."""
         return [-(-width // BLOCK_SIDE) for width in self.widths]
 
     @property
     def start_bytes(self) -> int:
-        """Of modes and first samples."""
+        """Length of the modes and first samples in bytes."""
         return self.num_tiles * (2 + self.header.num_channels * (self.header.bits // 8))
 
 
@@ -70,14 +71,14 @@ class GroupPlace:
 
 
 def pack_group(pixels: Samples, place: GroupPlace) -> tuple[bytes, bytes, bytes, bytes]:
-    """Packs a group's tiles.
+    """Packs the tiles of a group.
 
     Args:
-        pixels: (C, H, W) of uint8 or uint16, the whole picture.
-        place: The group.
+        pixels: Whole image, (C, H, W) uint8 or uint16.
+        place: Group to pack.
 
     Returns:
-        The head (modes, first samples, widths), all top planes, all second planes, the rest.
+        The head (modes, first samples, widths), all top planes, all second planes, and the remaining planes.
     """
     tiles = _cut(pixels, place)  # (T, C, 64, 64)
     plain = [_choose(tiles[:, channel], place) for channel in range(tiles.shape[1])]
@@ -109,7 +110,7 @@ def pack_group(pixels: Samples, place: GroupPlace) -> tuple[bytes, bytes, bytes,
 
 
 def _cut(pixels: Samples, place: GroupPlace) -> Samples:
-    """The group's tiles, (T, C, 64, 64); zero outside of the picture."""
+    """Returns the tiles of the group, (T, C, 64, 64), with zeros outside the image."""
     top, left = place.tile_row * TILE_SIDE, place.tile_column * TILE_SIDE
     part = pixels[:, top : top + TILE_SIDE, left : left + place.num_tiles * TILE_SIDE]
     room = np.zeros((len(pixels), TILE_SIDE, place.num_tiles * TILE_SIDE), pixels.dtype)
@@ -119,7 +120,7 @@ def _cut(pixels: Samples, place: GroupPlace) -> Samples:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Of one channel, for each tile: values (T, 64, 64), width codes (T, 16, 16), predictor and cost (T,)."""
+    """Stores, for one channel of each tile: values (T, 64, 64), width codes (T, 16, 16), predictor and cost (T,)."""
 
     values: Samples
     grid: npt.NDArray[np.uint8]
@@ -131,7 +132,7 @@ def _choose(tiles: Samples, place: GroupPlace) -> _Choice:
     candidates = [_folded(_residuals(tiles, predictor)) for predictor in (LEFT, UP, PLANE)]
     for values in candidates:
         values[:, place.height :] = 0
-        values[-1, :, place.widths[-1] :] = 0  # only a row's last tile is narrower
+        values[-1, :, place.widths[-1] :] = 0  # only the last tile of a row is narrower
     grids = [_width_codes(values) for values in candidates]
     costs = np.stack([(grid.astype(np.int64) + (grid == 15)).sum(axis=(1, 2)) for grid in grids])
     best = costs.argmin(axis=0)
@@ -140,7 +141,7 @@ def _choose(tiles: Samples, place: GroupPlace) -> _Choice:
 
 
 def _residuals(tiles: Samples, predictor: int) -> Samples:
-    """Differences modulo 2 to the bits; the first sample's is zero, since it is stored."""
+    """Returns differences modulo 2**bits; the first one is zero, because the first sample is stored."""
     rows, columns = np.zeros_like(tiles), np.zeros_like(tiles)
     rows[:, :, 1:] = tiles[:, :, 1:] - tiles[:, :, :-1]
     columns[:, 1:] = tiles[:, 1:] - tiles[:, :-1]
@@ -157,7 +158,7 @@ def _residuals(tiles: Samples, predictor: int) -> Samples:
 
 
 def _folded(residuals: Samples) -> Samples:
-    """Zigzag: 0, -1, 1, -2 … become 0, 1, 2, 3 …"""
+    """Applies zigzag coding, which maps 0, -1, 1, -2 to 0, 1, 2, 3."""
     signs = residuals >> (residuals.itemsize * 8 - 1)
     folded: Samples = (residuals << 1) ^ (0 - signs).astype(residuals.dtype)
     return folded
@@ -176,7 +177,7 @@ def _nibbles(codes: npt.NDArray[np.uint8]) -> bytes:
 
 
 def _planes(values: Samples, grids: npt.NDArray[np.uint8]) -> tuple[bytes, bytes, bytes]:
-    """Bit planes of all blocks in the order of the format: the top ones, the second ones, the rest."""
+    """Returns the bit planes of all blocks in file order: top planes, second planes, remaining planes."""
     bits = values.itemsize * 8
     blocks = values.reshape(-1, _GRID, BLOCK_SIDE, _GRID, BLOCK_SIDE).swapaxes(2, 3).reshape(-1, BLOCK_SIDE**2)
     # (blocks, bits, 2): bit p of sixteen values, little-endian
@@ -196,18 +197,18 @@ def _widths(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 
 
 def unpack_group(coded: npt.NDArray[np.uint8], rest: npt.NDArray[np.uint8], place: GroupPlace) -> Samples:
-    """Decodes a group's tiles.
+    """Decodes the tiles of a group.
 
     Args:
-        coded: The coded section, (n,) uint8, not compressed.
-        rest: The rest, (n,) uint8.
-        place: The group.
+        coded: Decompressed coded section, (n,) uint8.
+        rest: Remaining planes, (n,) uint8.
+        place: Group to unpack.
 
     Returns:
-        (C, 64, 64 T); only what lies within the picture means anything.
+        (C, 64, 64 T). Samples outside the image are undefined.
 
     Raises:
-        FormatError: Modes, widths or lengths that no encoder writes.
+        FormatError: The modes, widths or lengths are invalid.
     """
     modes, starts, grids, sections = _split(coded, rest, place)
     values = _values(grids, *sections, bits=place.header.bits)
@@ -217,8 +218,8 @@ def unpack_group(coded: npt.NDArray[np.uint8], rest: npt.NDArray[np.uint8], plac
     for channel in range(place.header.num_channels):
         predictors = modes >> (2 * channel) & 3
         for predictor in (LEFT, UP, PLANE):
-            those = predictors == predictor
-            tiles[those, channel] = _summed(residuals[those, channel], predictor)
+            chosen = predictors == predictor
+            tiles[chosen, channel] = _summed(residuals[chosen, channel], predictor)
     is_less = modes & SUBTRACT_GREEN != 0
     for channel in (0, 2) if place.header.num_channels >= 3 else ():
         tiles[is_less, channel] += tiles[is_less, 1]
@@ -227,10 +228,13 @@ def unpack_group(coded: npt.NDArray[np.uint8], rest: npt.NDArray[np.uint8], plac
 
 
 def count_units(coded: npt.NDArray[np.uint8], rest: npt.NDArray[np.uint8], place: GroupPlace) -> npt.NDArray[np.int32]:
-    """Where a group's units lie: (T * C, 3), their top and second planes in the coded section, their rest in the rest.
+    """Returns the offsets of the units of a group.
+
+    Returns:
+        (T * C, 3) int32: top and second planes in the coded section, remaining planes in the rest.
 
     Raises:
-        FormatError: As for `unpack_group`.
+        FormatError: The modes, widths or lengths are invalid.
     """
     _, _, grids, (top, second, _) = _split(coded, rest, place)
     widths = _widths(grids).reshape(-1, _GRID * _GRID)
@@ -243,16 +247,16 @@ def count_units(coded: npt.NDArray[np.uint8], rest: npt.NDArray[np.uint8], place
 def _split(
     coded: npt.NDArray[np.uint8], rest: npt.NDArray[np.uint8], place: GroupPlace
 ) -> tuple[npt.NDArray[np.int64], Samples, npt.NDArray[np.uint8], tuple[npt.NDArray[np.uint8], ...]]:
-    """Modes (T,), first samples (T, C), width codes (T, C, 16, 16), and the three sections; all of it checked."""
+    """Returns checked modes (T,), first samples (T, C), width codes (T, C, 16, 16), and the three sections."""
     channels, num_tiles = place.header.num_channels, place.num_tiles
     if len(coded) < place.start_bytes:
         raise FormatError("a group ends within its modes", expected=place.start_bytes, got=len(coded))
     modes = coded[: 2 * num_tiles].view("<u2").astype(np.int64)
     for channel in range(4):
         if np.any((modes >> (2 * channel) & 3) > (PLANE if channel < channels else 0)):
-            raise FormatError("an unknown predictor", got=modes.tolist())
+            raise FormatError("unknown predictor", got=modes.tolist())
     if np.any(modes >> 8 > (1 if channels >= 3 else 0)):
-        raise FormatError("an unknown colour transform", got=modes.tolist())
+        raise FormatError("unknown color transform", got=modes.tolist())
     dtype = place.header.dtype
     starts = np.frombuffer(coded[2 * num_tiles : place.start_bytes].tobytes(), dtype.newbyteorder("<"))
     grids, at = np.zeros((num_tiles, channels, _GRID, _GRID), np.uint8), place.start_bytes
@@ -264,13 +268,13 @@ def _split(
         packed = coded[at : at + num_bytes * channels].reshape(channels, num_bytes)
         codes = np.stack((packed & 15, packed >> 4), axis=2).reshape(channels, -1)
         if codes[:, count:].any() or (place.header.bits == 8 and codes.max() > 8):
-            raise FormatError("an impossible width")
+            raise FormatError("invalid width code")
         grids[number, :, : place.num_down, :across] = codes[:, :count].reshape(channels, place.num_down, across)
         at += num_bytes * channels
     widths = _widths(grids)
     top, second = 2 * int((widths > 0).sum()), 2 * int((widths > 1).sum())
     if at + top + second != len(coded) or 2 * int(np.maximum(widths - 2, 0).sum()) != len(rest):
-        raise FormatError("a group's sections have not the length of its widths", got=(len(coded), len(rest)))
+        raise FormatError("the lengths of a group's sections do not match its widths", got=(len(coded), len(rest)))
     sections = coded[at : at + top], coded[at + top :], rest
     return modes, starts.astype(dtype).reshape(num_tiles, channels), grids, sections
 
@@ -283,7 +287,7 @@ def _values(
     *,
     bits: int,
 ) -> Samples:
-    """Zigzagged residuals, (T, C, 64, 64), from bit planes."""
+    """Returns zigzag-coded residuals, (T, C, 64, 64), from bit planes."""
     widths = _widths(grids.reshape(-1))[:, np.newaxis]
     which = np.arange(bits)
     planes = np.zeros((len(widths), bits, 2), np.uint8)

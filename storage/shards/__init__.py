@@ -1,14 +1,21 @@
-"""The unified shard format: samples in, one immutable file out, every value of it one verified range.
+"""The unified shard format: immutable files of samples, in which every value is one verified range.
 
-This package is the format and what is built on it; docs/format.md specifies the bytes.
+docs/reference/format.md specifies the bytes.
 """
 
 from __future__ import annotations
 
-from storage.shards.builder import FinishedShard, ShardBuilder
-from storage.shards.columns import Column, ColumnKind, Schema
-from storage.shards.index import ShardIndex, verify_shard
-from storage.shards.layout import CHUNK_BYTES, FOOTER_BYTES, HEADER_BYTES, Footer, parse_footer, parse_header
+from concurrent_loader.storage.shards.format.builder import FinishedShard, ShardBuilder
+from concurrent_loader.storage.shards.format.index import ShardIndex, verify_shard
+from concurrent_loader.storage.shards.format.layout import (
+    CHUNK_BYTES,
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    Footer,
+    parse_footer,
+    parse_header,
+)
+from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
 
 __all__ = [
     "CHUNK_BYTES",

@@ -1,6 +1,6 @@
-"""From a sample's number to its verified bytes: reads one snapshot of a data set, sparsely or a column at a time.
+"""Random access to one snapshot of a dataset: reads single samples, or one column of all samples.
 
-The loader's dense reading of whole shards goes through `storage.cache` directly; this is the random access beside it.
+The loader reads whole shards through `concurrent_loader.storage.cache` directly.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from storage.cache.shard_cache import ShardCache
-from storage.cache.single_flight import SingleFlight
-from storage.errors import CorruptData, SchemaError, StorageError
-from storage.fetch.engine import FetchEngine
-from storage.map_concurrently import map_concurrently
-from storage.shards.columns import ColumnKind, Schema
-from storage.shards.index import ShardIndex
-from storage.shards.manifest import BundleEntry, Manifest, ShardEntry
+from concurrent_loader.storage.cache.shard_cache import ShardCache
+from concurrent_loader.storage.cache.single_flight import SingleFlight
+from concurrent_loader.storage.errors import CorruptData, SchemaError, StorageError
+from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.map_concurrently import map_concurrently
+from concurrent_loader.storage.shards.format.index import ShardIndex
+from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
+from concurrent_loader.storage.shards.manifest.manifest import BundleEntry, Manifest, ShardEntry
 
 __all__ = ["DatasetReader"]
 
@@ -30,14 +30,14 @@ class DatasetReader:
     """Random access to one snapshot.
 
     Args:
-        manifest: The snapshot.
-        engine: Fetches from the data set's store.
-        cache: Where shards, or parts of them, are, if they are local.
+        manifest: Snapshot to read.
+        engine: Engine over the dataset's store.
+        cache: Cache of shards and of parts of shards.
 
     Attributes:
-        first_samples: (num_shards + 1,) int64, where each shard's samples begin, and where the last one's end.
-        entry: Returns a shard's entry, given its place in the manifest. A few hundred entries are kept: making one
-            costs a Python number per chunk of the shard, which every sample would pay again.
+        first_samples: (num_shards + 1,) int64: number of each shard's first sample, then the number of samples.
+        entry: Function that returns a shard's entry, given its place in the manifest. A few hundred entries are kept,
+            because creating one takes a Python integer per chunk.
 
     Usable from one event loop, by any number of tasks.
     """
@@ -61,26 +61,26 @@ class DatasetReader:
         """Returns the (shard, row) of a sample.
 
         Raises:
-            IndexError: No such sample; negative numbers are not counted from the end here.
+            IndexError: The sample does not exist; negative numbers do not count from the end.
         """
         if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of a data set of {len(self)}")
+            raise IndexError(f"sample {sample} is out of range for a dataset of {len(self)} samples")
         shard = int(np.searchsorted(self.first_samples, sample, side="right")) - 1
         return shard, sample - int(self.first_samples[shard])
 
     async def read(self, sample: int, columns: Sequence[str] | None = None) -> dict[str, object]:
-        """Reads one sample: at most one range of its shard's tail and one range of its payload, both kept locally.
+        """Reads one sample, by at most one range of its shard's tail and one of its payload, which are both cached.
 
         Args:
-            sample: 0 … len - 1, in the order of writing.
-            columns: Which; all by default.
+            sample: Number of the sample, from 0, in the order of writing.
+            columns: Names of the columns to read; all by default.
 
         Returns:
-            Column name → value, as `Column.decode` gives it.
+            Decoded values by column name.
 
         Raises:
-            SchemaError: No such column.
-            StorageError: It could not be fetched or is damaged; names shard, sample and column.
+            SchemaError: A column does not exist.
+            StorageError: The sample could not be fetched or is damaged; the error names shard, sample and column.
         """
         names = self.check_columns(columns)
         shard, row = self.locate(sample)
@@ -97,26 +97,26 @@ class DatasetReader:
         return {name: values[name] for name in names}
 
     async def read_many(self, samples: Sequence[int], columns: Sequence[str] | None = None) -> list[dict[str, object]]:
-        """Reads several samples at once; the engine bounds how many requests are in flight."""
+        """Reads several samples concurrently; the engine limits the requests in flight."""
         return await map_concurrently(lambda sample: self.read(sample, columns), samples)
 
     async def column(
         self, name: str, samples: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.generic] | list[object]:
-        """Reads one column of all samples, or of some.
+        """Reads one column of all samples, or of given samples.
 
-        FIXED columns come from the snapshot's bundles (all labels of 1.2 M samples are two or three GETs), SMALL ones
-        from each shard's tail; tails of shards without any of the samples are not fetched.
+        FIXED columns come from the snapshot's bundles: all labels of 1.2 million samples take two or three GETs. SMALL
+        columns come from the tails of the shards that hold the samples.
 
         Args:
-            name: A FIXED or SMALL column.
-            samples: (n,) int64, sample numbers in ascending order; all samples by default.
+            name: Name of a FIXED or SMALL column.
+            samples: (n,) int64: sample numbers in ascending order; all samples by default.
 
         Returns:
-            FIXED: an array (n, *shape) of the column's dtype. SMALL: a list of n values.
+            An array (n, *shape) of the column's dtype for a FIXED column, a list of n values for a SMALL column.
 
         Raises:
-            SchemaError: No such column, or one of payload (read those by sample).
+            SchemaError: The column does not exist, or is a payload column, which is read by sample.
         """
         (name,) = self.check_columns([name])
         column = self.schema[name]
@@ -124,7 +124,7 @@ class DatasetReader:
             raise SchemaError("a payload column is not read as a whole; read samples, or use a loader", column=name)
         firsts = self.first_samples
         index_of: Callable[[int], Awaitable[ShardIndex]] = self.index
-        # Bundles neither overlap nor go beyond the last sample: as many samples as the data set has are all of them.
+        # Bundles neither overlap nor exceed the last sample, so equal counts mean that they cover every sample.
         bundles = self.manifest.bundles
         if column.kind is ColumnKind.FIXED and sum(bundle.num_samples for bundle in bundles) == len(self):
             firsts = np.array([*(bundle.first_sample for bundle in bundles), len(self)], np.int64)
@@ -144,7 +144,7 @@ class DatasetReader:
         return [value for part in parts for value in part]
 
     async def index(self, shard: int) -> ShardIndex:
-        """Returns a shard's parsed index; a few hundred are kept."""
+        """Returns a shard's parsed index; a few hundred are cached."""
         index = self._indexes.get(shard)
         if index is None:
             index = await self._flight.run(shard, lambda: self._fetch_index(self.entry(shard)))
@@ -156,10 +156,10 @@ class DatasetReader:
         return index
 
     def check_columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        """Returns the columns asked for, in the order asked for.
+        """Returns the requested columns in the requested order; all columns for None.
 
         Raises:
-            SchemaError: One of them does not exist.
+            SchemaError: A column does not exist.
         """
         if columns is None:
             return self.schema.names
@@ -173,7 +173,7 @@ class DatasetReader:
             index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
             if index.num_samples != entry.num_samples:
                 raise CorruptData(
-                    "the shard does not hold as many samples as its manifest says",
+                    "the shard does not have the number of samples that its manifest states",
                     shard=entry.key, expected=entry.num_samples, got=index.num_samples,
                 )  # fmt: skip
             return index
@@ -189,7 +189,7 @@ class DatasetReader:
         payload = [name for name in names if self.schema[name].kind is ColumnKind.PAYLOAD]
         if not payload:
             return {}
-        # Values of one sample lie side by side: one range brings them all.
+        # The values of one sample are adjacent, so one range covers them.
         spans = [index.payload_range(row, name) for name in payload]
         start, end = min(span.start for span in spans), max(span.end for span in spans)
 

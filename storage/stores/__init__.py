@@ -1,10 +1,11 @@
-"""Where bytes live: one protocol, five backends; see `open_store`."""
+"""Object stores behind one protocol; `open_store` opens one from a URL."""
 
-from storage.stores.credentials import S3Credentials
-from storage.stores.local import LocalStore
-from storage.stores.memory import MemoryStore
-from storage.stores.opening import open_store
-from storage.stores.protocol import Buffer, GetResult, ObjectMeta, Store, check_key
+from concurrent_loader.storage.stores.aws.credentials import S3Credentials
+from concurrent_loader.storage.stores.backends.local import LocalStore
+from concurrent_loader.storage.stores.backends.memory import MemoryStore
+from concurrent_loader.storage.stores.backends.open_store import open_store
+from concurrent_loader.storage.stores.objects import Buffer, GetResult, ObjectMeta, check_key
+from concurrent_loader.storage.stores.store import Store
 
 __all__ = [
     "Buffer",

@@ -1,4 +1,4 @@
-"""Options of the stores behind a network, checked once, before anything is sent; secrets never show in a repr."""
+"""Options of network stores, validated before the first request. Secrets never show in a repr."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
-from storage.checked_url import endpoint_error, text_error
-from storage.errors import ConfigurationError
-from storage.secrets import Secret, hide, is_lost, reveal
-from storage.sizes import Size, parse_size
+from concurrent_loader.storage.checked_url import endpoint_error, text_error
+from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.secret import Secret, hide, is_lost, reveal
+from concurrent_loader.storage.sizes import Size, parse_size
 
 __all__ = ["AzureOptions", "CloudOptions", "GoogleOptions", "S3Options", "parse_options"]
 
 MIB = 1 << 20
-_SECRET = {"secret": True}  # a field that is neither shown nor pickled; text that is put there is wrapped
-_SENT = {"sent": True}  # text that goes into requests as it is
+_SECRET = {"secret": True}  # a field that is never shown or pickled; its text is wrapped
+_SENT = {"sent": True}  # text that is sent unmodified in requests
 _TYPES: dict[str, tuple[type, ...]] = {
     "str | None": (str, type(None)),
     "str | Secret | None": (str, type(None)),
@@ -31,15 +31,14 @@ OptionsT = TypeVar("OptionsT", bound="CloudOptions")
 
 
 def parse_options(kind: type[OptionsT], options: Mapping[str, Any], *, url: str) -> OptionsT:
-    """Makes typed options of what a user wrote.
+    """Validates options from a user.
 
     Raises:
-        ConfigurationError: An unknown option, one of the wrong type or with characters that no request can carry, or
-            options that contradict each other. It lists the valid names and never repeats a value, which may be a
-            secret.
+        ConfigurationError: An option is unknown, has the wrong type or contains invalid characters, or options
+            contradict each other. The error lists the valid names. It never repeats a value, which may be a secret.
     """
     known = {option.name: option for option in fields(kind)}
-    options = hide(dict(options))  # a traceback shows the variables of this frame and of those below
+    options = hide(dict(options))  # a traceback may show the variables of this frame and of its callees
     for name, value in options.items():
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -57,13 +56,13 @@ def parse_options(kind: type[OptionsT], options: Mapping[str, Any], *, url: str)
 
 
 def _refusal(option: Field[Any], value: object) -> ConfigurationError | None:
-    """What is wrong with an option's value; returned and not raised, for here the value stands bare."""
+    """Returns an error for an invalid value. Raising it here would put the bare value into the traceback."""
     value, kind = reveal(value), str(option.type)
     if kind not in _TYPES:
         if value is None or callable(value):
             return None
         return ConfigurationError(
-            f"option {option.name!r} takes a function without arguments", got=type(value).__name__
+            f"option {option.name!r} must be a function without arguments", got=type(value).__name__
         )
     types = _TYPES[kind]
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
@@ -81,18 +80,19 @@ def _refusal(option: Field[Any], value: object) -> ConfigurationError | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CloudOptions:
-    """What all object stores have in common.
+    """Options of all object stores.
 
     Attributes:
-        endpoint_url: ``http://`` or ``https://`` address of a server other than the provider's own.
-        anonymous: Send no credentials.
-        verify_tls: Check the server's certificate.
-        max_connections: Connections kept open for the next request; with aiobotocore also the most at a time.
-        connect_s: Seconds for making a connection; one of the deadlines of docs/fetching.md.
-        multipart_bytes: Objects larger than this go up in parts.
-        part_bytes: Size of a part, at least 5 MiB (S3's minimum).
-        parts_in_flight: Parts of one object uploaded at a time.
-        list_page_keys: Keys a page of a listing, at most 1,000; for S3 only.
+        endpoint_url: ``http://`` or ``https://`` URL of the server. Default: the provider's own endpoint.
+        anonymous: Whether to send requests without credentials. Default: False.
+        verify_tls: Whether to check the server's certificate. Default: True.
+        max_connections: Maximum number of idle connections; for S3, of all connections. Default: 256.
+        connect_s: Timeout for a new connection, in seconds. Default: 5. See docs/explanation/fetching.md for other
+            deadlines.
+        multipart_bytes: Size above which objects are uploaded in parts. Default: 64 MiB.
+        part_bytes: Size of a part, at least 5 MiB (S3's minimum). Default: 16 MiB.
+        parts_in_flight: Maximum number of parts of one object that are uploaded at a time. Default: 4.
+        list_page_keys: Maximum number of keys per page of a listing, up to 1,000; S3 only. Default: 1,000.
     """
 
     endpoint_url: str | None = None
@@ -116,48 +116,49 @@ class CloudOptions:
         for name in ("multipart_bytes", "part_bytes"):
             object.__setattr__(self, name, parse_size(getattr(self, name), name=name))
         if self.num_part_bytes < 5 * MIB:
-            raise ConfigurationError("part_bytes is at least 5 MiB", got=self.part_bytes)
+            raise ConfigurationError("part_bytes must be at least 5 MiB", got=self.part_bytes)
         if self.num_multipart_bytes > 5 * 1024 * MIB:
-            raise ConfigurationError("multipart_bytes is at most 5 GiB", got=self.multipart_bytes)
+            raise ConfigurationError("multipart_bytes must be at most 5 GiB", got=self.multipart_bytes)
         if self.max_connections < 1 or self.parts_in_flight < 1:
-            raise ConfigurationError("max_connections and parts_in_flight are at least 1")
+            raise ConfigurationError("max_connections and parts_in_flight must be at least 1")
         if not self.connect_s > 0:
             raise ConfigurationError("connect_s must be positive", got=self.connect_s)
         if not 1 <= self.list_page_keys <= 1000:
-            raise ConfigurationError("list_page_keys is 1 to 1000", got=self.list_page_keys)
+            raise ConfigurationError("list_page_keys must be 1 to 1000", got=self.list_page_keys)
 
     @property
     def num_multipart_bytes(self) -> int:
-        """`multipart_bytes` as a number."""
+        """`multipart_bytes` in bytes."""
         return int(self.multipart_bytes)
 
     @property
     def num_part_bytes(self) -> int:
-        """`part_bytes` as a number."""
+        """`part_bytes` in bytes."""
         return int(self.part_bytes)
 
     def part_bytes_for(self, size: int) -> int:
-        """The part size for an object: as asked for, or larger where that would make more than S3's 10,000 parts."""
+        """Returns the part size for an object: `part_bytes`, or more to stay within S3's limit of 10,000 parts."""
         return max(self.num_part_bytes, -(-size // 10_000))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class S3Options(CloudOptions):
-    """Options of the S3 stores, the same for every client.
+    """Options of S3 stores, the same for every client.
 
-    Without keys, profile or ``anonymous`` the standard AWS chain applies: environment, shared files, SSO, container and
-    instance roles; ``AWS_ENDPOINT_URL`` and a region from there too.
+    Without keys, profile or ``anonymous``, the standard AWS chain applies: environment, shared files, SSO, container
+    and instance roles. ``AWS_ENDPOINT_URL`` and the region are read from there as well.
 
     Attributes:
         region: Name of the bucket's region.
-        profile: Of the shared AWS configuration files.
-        access_key_id: Needs ``secret_access_key``.
-        secret_access_key: Never shown.
-        session_token: With temporary keys; never shown.
-        credentials: Instead of keys, a function that gets them, from a vault or an STS: it takes nothing, may block,
-            and returns `S3Credentials` or a mapping of the same names. It is asked again before they expire. To pickle
-            the options it must be picklable itself, and it should hold no secret.
-        path_style: ``endpoint/bucket/key`` instead of ``bucket.endpoint/key``; None: if there is an endpoint_url.
+        profile: Name of a profile in the shared AWS configuration files.
+        access_key_id: ID of the access key; requires ``secret_access_key``.
+        secret_access_key: Secret of the access key; never shown.
+        session_token: Token of temporary credentials; never shown.
+        credentials: Function that fetches credentials, for example from a vault or an STS, instead of keys. It takes no
+            arguments, may block, and returns `S3Credentials` or a mapping with the same names. It is called again
+            before the credentials expire. It must be picklable if the options are pickled, and should hold no secret.
+        path_style: Whether URLs are ``endpoint/bucket/key`` instead of ``bucket.endpoint/key``. Default: only with an
+            ``endpoint_url``.
     """
 
     region: str | None = field(default=None, metadata=_SENT)
@@ -171,9 +172,9 @@ class S3Options(CloudOptions):
     def __post_init__(self) -> None:
         CloudOptions.__post_init__(self)
         if (self.access_key_id is None) != (self.secret_access_key is None):
-            raise ConfigurationError("access_key_id and secret_access_key go together")
+            raise ConfigurationError("pass both access_key_id and secret_access_key, or neither")
         if self.session_token is not None and self.access_key_id is None:
-            raise ConfigurationError("session_token needs access_key_id and secret_access_key")
+            raise ConfigurationError("session_token requires access_key_id and secret_access_key")
         ways = {
             "keys": self.access_key_id is not None,
             "credentials": self.credentials is not None,
@@ -181,22 +182,22 @@ class S3Options(CloudOptions):
             "anonymous": self.anonymous,
         }
         if sum(ways.values()) > 1:
-            raise ConfigurationError("only one of access_key_id, credentials, profile and anonymous can be given")
+            raise ConfigurationError("pass only one of access_key_id, credentials, profile and anonymous")
 
     @property
     def region_or_environment(self) -> str | None:
-        """The region given, or ``AWS_REGION``, which botocore alone of all AWS clients does not read."""
+        """``region``, or ``AWS_REGION``, which botocore does not read, unlike other AWS clients."""
         return self.region or os.environ.get("AWS_REGION") or None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoogleOptions(CloudOptions):
-    """Options of ``gs://``; without any the application default credentials apply.
+    """Options of ``gs://`` stores. Default: the application default credentials.
 
     Attributes:
         service_account: Path of a service account's JSON file.
-        service_account_key: That JSON itself; never shown.
-        bearer_token: An access token; never shown.
+        service_account_key: Content of a service account's JSON file; never shown.
+        bearer_token: Access token; never shown.
     """
 
     service_account: str | None = None
@@ -206,17 +207,17 @@ class GoogleOptions(CloudOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AzureOptions(CloudOptions):
-    """Options of ``az://``; without any the standard ``AZURE_*`` variables and managed identities apply.
+    """Options of ``az://`` stores. Default: the standard ``AZURE_*`` variables and managed identities.
 
     Attributes:
-        account_name: Storage account.
-        account_key: Never shown.
+        account_name: Name of the storage account.
+        account_key: Key of the storage account; never shown.
         sas_key: Shared access signature; never shown.
-        bearer_token: An access token; never shown.
-        tenant_id: Of a service principal.
-        client_id: Of a service principal.
-        client_secret: Of a service principal; never shown.
-        use_azure_cli: Take the token of the ``az`` command line.
+        bearer_token: Access token; never shown.
+        tenant_id: Tenant ID of a service principal.
+        client_id: Client ID of a service principal.
+        client_secret: Secret of a service principal; never shown.
+        use_azure_cli: Whether to use the token of the ``az`` command line. Default: False.
     """
 
     account_name: str | None = field(default=None, metadata=_SENT)

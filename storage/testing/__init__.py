@@ -1,19 +1,20 @@
-"""What users test with, too: a local S3 server, the network in front of it, stores that fail on demand.
+"""Tools for tests of storage code: a local S3 server, proxies with latency and faults, stores that fail on demand.
 
-The conformance suite for stores of your own is `storage.testing.store_tests.StoreTests`; importing it needs pytest.
+The conformance suite for your own stores is `concurrent_loader.storage.testing.conformance.store_tests.StoreTests`; it
+needs pytest.
 """
 
 from __future__ import annotations
 
-from storage.testing.detached import DetachedS3, running_s3, start_s3, stop_s3
-from storage.testing.failures import ServerFailed, ToolUnavailable
-from storage.testing.http_faults import HttpFaults, http_faults
-from storage.testing.http_faults_process import HttpFaultsProcess, http_faults_process
-from storage.testing.leaks import no_leaks
-from storage.testing.local_s3 import LocalS3, local_s3
-from storage.testing.mortal_s3 import MortalS3, mortal_s3
-from storage.testing.s3_requests import measure_latency
-from storage.testing.toxiproxy import Toxiproxy, toxiproxy
+from concurrent_loader.storage.testing.checks.leaks import no_leaks
+from concurrent_loader.storage.testing.faults.http_proxy import HttpFaults, http_faults
+from concurrent_loader.storage.testing.faults.http_proxy_process import HttpFaultsProcess, http_faults_process
+from concurrent_loader.storage.testing.faults.toxiproxy import Toxiproxy, toxiproxy
+from concurrent_loader.storage.testing.servers.background import DetachedS3, running_s3, start_s3, stop_s3
+from concurrent_loader.storage.testing.servers.errors import ServerFailed, ToolUnavailable
+from concurrent_loader.storage.testing.servers.local_s3 import LocalS3, local_s3
+from concurrent_loader.storage.testing.servers.restartable_s3 import MortalS3, mortal_s3
+from concurrent_loader.storage.testing.servers.s3_requests import measure_latency
 
 __all__ = [
     "DetachedS3",

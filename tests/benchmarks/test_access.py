@@ -5,8 +5,8 @@ import pytest
 from benchmarks.access import ChunkSizes, Measured, Workload, computed, scaled
 from benchmarks.bucket_requests import Requests
 from benchmarks.prices import PRICES, Price
-from storage.testing.http_faults import Exchange
-from storage.testing.wire_faults import Request
+from concurrent_loader.storage.testing.faults.http_proxy import Exchange
+from concurrent_loader.storage.testing.faults.wire_faults import Request
 
 
 def _exchange(method: str, query: str = "", num_bytes: int = 0) -> Exchange:

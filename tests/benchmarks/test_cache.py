@@ -21,6 +21,7 @@ def test_an_offline_cache_hits_as_much_as_it_holds() -> None:
     assert [sum(row) for row in hits] == [0, 30, 30]
 
 
+@pytest.mark.slow
 def test_the_program_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cache.main(["--quick", "--json", str(tmp_path / "out.json")]) == 0
     assert "optimum" in capsys.readouterr().out

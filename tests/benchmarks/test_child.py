@@ -5,9 +5,13 @@ import sys
 import time
 
 import psutil
+import pytest
+
+pytestmark = pytest.mark.processes
 
 PROGRAM = """
 import subprocess, sys, time
+import pytest
 from benchmarks.child import take_task
 task, results = take_task()
 print("what a library prints")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from rich.console import Console
 
 from benchmarks import committed
@@ -24,5 +25,6 @@ def test_without_any_the_benchmark_is_run(tmp_path, monkeypatch):
     assert found == {"rows": [2], "origin": "benchmarks.lossless, run now"}
 
 
+@pytest.mark.processes
 def test_figures_outside_a_repository_have_no_date(tmp_path):
     assert dated(tmp_path / "pipelines.json", {"machine": {}}) == "at a time that they do not say"

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import cost
 from benchmarks.cost import main
 from benchmarks.prices import PRICES
-from storage.testing import LocalS3
+from concurrent_loader.storage.testing import LocalS3
 
 COUNTS = {"gets", "heads", "lists", "bytes"}
 

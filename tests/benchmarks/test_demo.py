@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.demo import parse_options
 
-pytestmark = pytest.mark.s3
+pytestmark = [pytest.mark.s3, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 

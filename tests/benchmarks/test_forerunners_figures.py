@@ -9,11 +9,12 @@ import pytest
 
 from benchmarks.committed import committed_or
 from benchmarks.forerunners_figures import compared, heat_map, layer_rows, remote_share, sequential_rows, speedups
-from benchmarks.forerunners_report import markdown, plot
 from benchmarks.in_flight_map import Cell, CellEpoch
 from benchmarks.layers import CASES, Case, Epoch
 from benchmarks.published import DIFFERENCES, NAMES, PUBLISHED
 from benchmarks.sequential import READERS, Reading
+
+pytestmark = pytest.mark.processes
 
 
 def epoch(epoch_s: float, load_s: list[float]) -> Epoch:
@@ -139,24 +140,3 @@ def test_a_gpus_figures_come_first_where_there_are_any(figures):
     *_, decoding, training = compared(changed)
     assert decoding["ours"].startswith("12.5× on the GPU")
     assert training["ours"] == "2.00×"
-
-
-def test_markdown_has_every_table_and_every_difference(figures):
-    text = markdown(figures)
-    assert text.endswith("\n")
-    assert text.count("### ") == 7
-    for each in PUBLISHED:
-        assert each.figure in text
-    for sentences in DIFFERENCES.values():
-        assert all(sentence in text for sentence in sentences)
-    tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(tables) > len(PUBLISHED) + len(CASES) + len(READERS)
-    assert "ours, drop-in, coroutines" in text
-    assert "benchmarks/results/pipelines.json, measured" in text
-
-
-@pytest.mark.parametrize(("suffix", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_the_map_is_drawn(figures, tmp_path, suffix, begins):
-    file = tmp_path / f"map.{suffix}"
-    plot(figures, file)
-    assert file.read_bytes().startswith(begins)

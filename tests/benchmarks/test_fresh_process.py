@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.fresh_process import cpu_of_fresh_processes_s, in_fresh_process
 
+pytestmark = pytest.mark.processes
+
 
 def in_its_own(function, *arguments, timeout_s=30.0):
     return in_fresh_process(

@@ -66,6 +66,7 @@ def test_figures_are_medians_and_ratios_within_rounds():
     assert figures["targets"].keys() <= figures.keys()
 
 
+@pytest.mark.slow
 def test_decoding_is_measured_by_path_and_size(few_photos):
     fake = FakeDevice()
     load = gpu.Load((1, 2), 1, 64, 1, 2, 1)

@@ -14,6 +14,8 @@ from benchmarks.harness import CommandError, run_command, run_epoch
 from benchmarks.measurement import Request
 from benchmarks.photos import PhotoFolder, make_photos
 
+pytestmark = [pytest.mark.processes, pytest.mark.long]
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> PhotoFolder:

@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.l3_scheme import decode_l3, encode_l3
 from benchmarks.lossless_gpu import epoch_by_loader
-from storage.lossless import encode
+from concurrent_loader.storage.lossless import encode
 
 
 def test_an_epoch_of_the_loader():

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.machine import (
     Bystanders,
     cpu_of_tree_s,
@@ -16,12 +18,14 @@ from benchmarks.machine import (
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 
 
+@pytest.mark.processes
 def test_a_tree_counts_children_that_have_ended() -> None:
     before_s = cpu_of_tree_s()
     subprocess.run([sys.executable, "-c", BURN], check=True)
     assert cpu_of_tree_s() - before_s >= 0.3
 
 
+@pytest.mark.processes
 def test_a_tree_counts_what_a_live_child_has_waited_for() -> None:
     before_s = cpu_of_tree_s()
     program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}])\nprint(flush=True)\ninput()"
@@ -33,6 +37,7 @@ def test_a_tree_counts_what_a_live_child_has_waited_for() -> None:
     assert used_s >= 0.3
 
 
+@pytest.mark.processes
 def test_own_children_are_no_bystanders() -> None:
     others = Bystanders()
     subprocess.run([sys.executable, "-c", BURN], check=True)

@@ -305,6 +305,7 @@ def test_an_unknown_peer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no peer is called 'nobody'" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_packages_that_cannot_be_installed_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = tmp_path / "pinned.txt"
     pinned.write_text("no-such-package-at-all @ file:///nowhere\n")
@@ -313,6 +314,7 @@ def test_packages_that_cannot_be_installed_are_an_error(tmp_path: Path, monkeypa
         python_of("broken", tmp_path / "environments")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)  # some forty processes, each of which imports torch
 def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: dict[Path, int] = {}

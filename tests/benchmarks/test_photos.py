@@ -26,6 +26,7 @@ def test_photographs_are_jpegs_of_the_usual_size_in_one_folder_a_class(tmp_path:
             assert 300 <= min(image.size) <= max(image.size) <= 580
 
 
+@pytest.mark.slow
 def test_they_depend_on_the_seed_and_on_nothing_else(tmp_path: Path) -> None:
     one = make_photos(tmp_path / "one", count=12, seed=1, num_threads=1)
     same = make_photos(tmp_path / "same", count=12, seed=1, num_threads=4)

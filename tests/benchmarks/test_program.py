@@ -3,7 +3,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from benchmarks.program import run_program
+
+pytestmark = pytest.mark.processes
 
 
 async def test_output_and_status_are_kept(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -45,9 +46,13 @@ def rows() -> list[Row]:
     ]
 
 
-def test_the_headline_compares_the_shards_with_the_local_drive(rows: list[Row]) -> None:
-    assert "80%" in headline(rows)
-    assert "100%" in headline(rows)
+def test_the_headline_compares_the_shards_with_the_local_drive_round_by_round(rows: list[Row]) -> None:
+    assert "80 %" in headline(rows)
+    assert "100 % with a warm one (one round)" in headline(rows)
+    rates = [(100.0, 200.0, 100.0), (9.0,), (98.0, 242.0, 110.0), (120.0, 240.0, 120.0)]
+    told = headline([replace(row, rates=each) for row, each in zip(rows, rates, strict=True)])
+    assert "at 98–121 % of the local drive's speed" in told
+    assert told.endswith("at 120 % with a warm one (three rounds).")
 
 
 def test_the_terminals_table_shows_every_side(rows: list[Row]) -> None:

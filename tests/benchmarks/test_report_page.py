@@ -7,40 +7,49 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report_page
-from benchmarks.report_page import RESULTS, SECTIONS, headline, readme_with, report, write
-from benchmarks.reporting.results import Results
+from benchmarks.figures import RAW_TARGETS, TRAINING_TARGETS
+from benchmarks.report_page import (
+    RESULTS,
+    Results,
+    Target,
+    anchor,
+    by_cell,
+    circumstances,
+    headline,
+    number,
+    pages,
+    peer_rows,
+    report,
+    table,
+    targets,
+    with_part,
+    write,
+)
+from benchmarks.report_plots import PLOTS
 
-README = RESULTS.parent.parent / "README.md"
 COMMITTED = Results(RESULTS)
 
 
-def test_the_committed_report_is_what_the_committed_figures_make() -> None:
+def test_committed_pages_are_what_the_committed_figures_make() -> None:
     told = "run python -m benchmarks.report_page and commit what it changes"
     assert (RESULTS / "REPORT.md").read_text(encoding="utf-8") == report(COMMITTED), told
-    text = README.read_text(encoding="utf-8")
-    assert text == readme_with(text, COMMITTED), told
+    assert all(page.read_text(encoding="utf-8") == text for page, text in pages(COMMITTED).items()), told
 
 
 def test_every_figure_file_has_a_section_and_its_plot() -> None:
     names = {file.name.removesuffix(".json").removesuffix(".failed") for file in RESULTS.glob("*.json")}
-    sections = {section.name: section for section in SECTIONS}
-    assert names <= set(sections)
-    plots = {file.stem for file in (RESULTS / "plots").iterdir()}
-    assert plots == {name for name in names if sections[name].plot and COMMITTED.figures(name)}
-
-
-def test_links_of_the_report_lead_somewhere() -> None:
     text = report(COMMITTED)
-    headings = {report_page._anchor(line[3:]) for line in text.splitlines() if line.startswith("## ")}
+    assert all(f"\n- Figures: [{name}.json]({name}.json)\n" in text for name in names)
+    assert {file.stem for file in (RESULTS / "plots").iterdir()} == names & set(PLOTS)
+    headings = {anchor(line[3:]) for line in text.splitlines() if line.startswith("## ")}
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert {link[1:] for link in links if link.startswith("#")} <= headings
     assert all((RESULTS / link).exists() for link in links if not link.startswith(("#", "https://")))
 
 
-def test_nothing_measured_is_said_section_by_section(tmp_path: Path) -> None:
+def test_a_report_without_figures_says_so(tmp_path: Path) -> None:
     text = report(Results(tmp_path))
-    assert text.count("\nNot measured. Command: `python -m benchmarks.") == len(SECTIONS)
+    assert text.count("\nNot measured. Command: `python -m benchmarks.") == 19
     assert "0 of" in headline(Results(tmp_path))
     assert "**MISSED**" not in text
 
@@ -52,34 +61,101 @@ def test_a_failure_is_in_the_report_with_its_exact_error(tmp_path: Path) -> None
     assert "OSError: [Errno 98]" in report(Results(tmp_path))
 
 
-def test_a_plot_is_the_same_every_time(tmp_path: Path) -> None:
-    figures = COMMITTED.figures("cache")
-    section = next(section for section in SECTIONS if section.name == "cache")
-    assert figures is not None
-    assert section.plot is not None
-    for name in ("one", "two"):
-        section.plot(figures, tmp_path / "plots" / f"{name}.png")
-    one, two = ((tmp_path / "plots" / f"{name}.png").read_bytes() for name in ("one", "two"))
-    assert one == two
-    assert one.startswith(b"\x89PNG")
-
-
 def test_it_is_written_beside_the_figures(tmp_path: Path) -> None:
     shutil.copy(RESULTS / "cache.json", tmp_path)
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "tail.png").write_bytes(b"of figures that are gone")
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{report_page._BEGIN}\nstale\n{report_page._END}\nafter\n")
-    write(Results(tmp_path), readme)
+    write(Results(tmp_path), with_pages=False)
     assert [file.name for file in (tmp_path / "plots").iterdir()] == ["cache.png"]
     assert "[cache.json](cache.json)" in (tmp_path / "REPORT.md").read_text()
-    text = readme.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "stale" not in text
-    assert headline(Results(tmp_path)) in text
+    again = tmp_path / "again.png"
+    PLOTS["cache"](COMMITTED.figures("cache") or {}, again)
+    assert again.read_bytes() == (tmp_path / "plots" / "cache.png").read_bytes()
 
 
-def test_a_readme_without_marks_is_an_error() -> None:
+def test_a_part_is_put_between_its_marks() -> None:
+    page = "before\n<!-- a: begin; made -->\nstale\n<!-- a: end -->\nafter\n"
+    assert with_part(page, "a", "new") == "before\n<!-- a: begin; made -->\n\nnew\n\n<!-- a: end -->\nafter\n"
     with pytest.raises(ValueError, match="marks"):
-        readme_with("nothing", COMMITTED)
+        with_part("nothing", "a", "new")
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "at_least", "verdict"),
+    [(2.0, True, "met"), (1.9, True, "**MISSED**"), (2.0, False, "met"), (2.1, False, "**MISSED**"),
+     (None, True, "not measured")],
+)  # fmt: skip
+def test_a_target_is_met_at_its_bound(value: float | None, at_least: bool, verdict: str) -> None:
+    found = Target("x", "what", 2.0, at_least, "", value)
+    assert (found.verdict, found.bounded) == (verdict, "≥ 2" if at_least else "≤ 2")
+
+
+def test_remote_against_local_has_the_targets_of_its_benchmark() -> None:
+    found = {(target.benchmark, target.bound) for target in targets(COMMITTED)}
+    assert {("remote_vs_local.train", target.bound) for target in TRAINING_TARGETS} <= found
+    assert {("remote_vs_local.none", target.bound) for target in RAW_TARGETS} <= found
+
+
+def test_the_worst_latency_counts(tmp_path: Path) -> None:
+    figures = {"cold_raw_vs_best": {"5": 3.0, "30": 1.5, "130": None}, "warm_raw_vs_best": 1.3,
+               "first_batch_vs_best": {"5": 0.1, "30": 0.6}, "rows": []}  # fmt: skip
+    (tmp_path / "peers.json").write_text(json.dumps(figures))
+    judged = [each for each in targets(Results(tmp_path)) if each.benchmark == "peers"]
+    assert [each.value for each in judged] == [1.5, 1.3, None, 0.6]
+    assert [each.verdict for each in judged] == ["**MISSED**", "met", "not measured", "**MISSED**"]
+
+
+def test_the_cache_is_compared_with_the_optimum(tmp_path: Path) -> None:
+    rates = {(0.1, "ours"): 0.08, (0.1, "optimum"): 0.1, (0.5, "ours"): 0.5, (0.5, "optimum"): 0.5, (0.5, "lru"): 0.2}
+    rows = [{"budget": budget, "policy": policy, "hit_rate": rate} for (budget, policy), rate in rates.items()]
+    (tmp_path / "cache.json").write_text(json.dumps({"rows": rows}))
+    [found] = [each for each in targets(Results(tmp_path)) if each.benchmark == "cache"]
+    assert (found.value, found.verdict) == (0.02, "**MISSED**")
+
+
+# -- other loaders -----------------------------------------------------------------------------------------------------
+
+
+def _row(peer: str, samples_s: float, samples: int = 1000, **others: object) -> dict[str, object]:
+    return {
+        "peer": peer, "title": peer, "layout": "shards", "kind": "raw", "epoch": "cold", "latency_ms": 30, "workers": 2,
+        "of_samples": 1000, "samples": samples, "samples_s": samples_s, "cpu_s_per_1000": 1 / samples_s,
+        "first_batch_s": 6.0, "complete": samples == 1000, **others,
+    }  # fmt: skip
+
+
+def test_a_loader_that_was_cut_off_has_no_rate_but_a_reason() -> None:
+    load = {"limit_s": 12.0, "objects_limit_s": 20.0}
+    cut, ours = peer_rows({"load": load, "rows": [_row("ours", 400.0), _row("slow", 10.0, 128)]})[::-1]
+    assert cut["rate"] == "did not finish (first batch after 6 s; limit 12 s: 128 of 1,000 samples)"
+    assert cut["cpu"] == "–"
+    assert (ours["rate"], ours["unfinished"]) == ("400", None)
+
+
+def test_the_best_rival_counts_even_if_it_was_cut_off_and_is_marked() -> None:
+    rows = [_row("ours", 400.0), _row("slow", 100.0), _row("cut", 200.0, 900), _row("ours_objects", 300.0)]
+    [[cell, rate, cpu, first]] = by_cell(peer_rows({"load": {"limit_s": 12, "objects_limit_s": 20}, "rows": rows}))
+    assert (cell, rate, cpu, first) == ("raw, cold, 30 ms, 2 workers", "2.00 †", "2.00 †", "1.00")
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_have_three_digits() -> None:
+    found = [number(value) for value in (None, 0.19444, 41515.2, 3, 0.00001234, 123.4)]
+    assert found == ["–", "0.194", "41,515", "3", "1.23e-05", "123"]
+
+
+def test_a_column_without_values_is_left_out() -> None:
+    rows = [{"a": "x|y", "b": None, "c": 2.0, "spread": {"c": [1.0, 3.0]}}]
+    assert table(rows, {"A": "a", "B": "b", "C": "c ±"}).splitlines()[0] == "| A | C |"
+    assert table(rows, {"A": "a", "B": "b", "C": "c ±"}).splitlines()[2] == "| x\\|y | 2 (1 … 3) |"
+
+
+def test_circumstances_name_what_was_not_recorded() -> None:
+    assert dict(circumstances({}))["Machine"] == "not recorded"
+    found = dict(circumstances({"run": {"other_programs_share": 0.1, "began": "today"}, "remarks": ["slow host"]}))
+    assert (found["When"], found["Other programs had"], found["Remark"]) == ("today", "10.0 %", "slow host")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scale import _cell, in_own_process, main
+from benchmarks.scale import in_own_process, main
 from benchmarks.simulated_nodes import NodesRow
 
 OPENED = {
@@ -19,9 +19,10 @@ READ = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_quick_writes_every_series(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--json", str(tmp_path / "out.json")]) == 0
-    assert "nodes, a group each" in capsys.readouterr().out
+    assert "Nodes, a group each" in capsys.readouterr().out
     report = json.loads((tmp_path / "out.json").read_text())
     assert set(report) == {
         "samples",
@@ -48,22 +49,6 @@ def test_quick_writes_every_series(tmp_path: Path, capsys: pytest.CaptureFixture
     assert report["slopes"]["nodes, a group each"]["gets"]["all"] == pytest.approx(0, abs=0.02)
 
 
+@pytest.mark.processes
 def test_a_process_of_its_own() -> None:
     assert in_own_process(os.getpid) != os.getpid()
-
-
-@pytest.mark.parametrize(
-    ("value", "cell"),
-    [
-        (0, "0"),
-        (0.000354, "354µ"),
-        (0.0999, "99.9m"),
-        (0.9996, "1"),
-        (999.6, "1k"),
-        (27_631_000, "27.6M"),
-        (1e-9, "0.001µ"),
-        (7e12, "7000G"),
-    ],
-)
-def test_cells_have_three_digits(value: float, cell: str) -> None:
-    assert _cell(value) == cell

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.simulated_nodes import PREFIX_REQUESTS_S, simulate_nodes
 from benchmarks.synthetic import synthetic_manifest, write_manifest
 from concurrent_loader import ShardDataset
-from storage.shards.layout import CHUNK_BYTES
+from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 
 
 def test_the_manifest_is_one_that_opens(tmp_path) -> None:

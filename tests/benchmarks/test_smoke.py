@@ -59,7 +59,7 @@ async def test_what_is_wrong_is_said(
 async def test_the_report_has_to_bear_the_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakePrograms(monkeypatch, Ended(0, ""), GOOD)
     told = await smoke.check(Benchmark("drop_in", "drop_in", 1, "speedup"), tmp_path)
-    assert told == "the report cannot be made of it: KeyError: 'latency_ms'"
+    assert told == "the report cannot be made of it: KeyError: 'rows'"
 
 
 async def test_without_a_gpu_one_that_needs_it_has_to_say_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.soak import main, parse_options
 
 
+@pytest.mark.long
 @pytest.mark.s3
 @pytest.mark.timeout(180)
 def test_a_short_one(s3_server, toxiproxy_program, no_leaks, tmp_path):

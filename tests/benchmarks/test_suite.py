@@ -9,7 +9,7 @@ import pytest
 from benchmarks import suite
 from benchmarks.catalogue import Benchmark
 from benchmarks.program import Ended
-from benchmarks.reporting.results import Results
+from benchmarks.report_page import Results
 
 CACHE = Benchmark("cache", "cache", 1, "")
 TAIL = Benchmark("tail", "tail", 2, "")

@@ -16,6 +16,7 @@ def two_colours(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images, labels
 
 
+@pytest.mark.slow
 def test_it_learns_and_says_what() -> None:
     trainer = Trainer(2)
     images, labels = two_colours(16)

@@ -6,7 +6,7 @@ import random
 from itertools import islice
 
 from benchmarks.weather import KINDS, Weather, _spoil, forecast
-from storage.errors import ConnectionFailed
+from concurrent_loader.storage.errors import ConnectionFailed
 
 
 def test_every_kind_comes_in_every_round():

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from concurrent_loader import ShardDataset, inline_heuristic
-from concurrent_loader.inline_heuristic import WAITS, Findings
-from storage import ShardWriter
+from concurrent_loader import ShardDataset
+from concurrent_loader.map_style import inline_heuristic
+from concurrent_loader.map_style.inline_heuristic import WAITS, Findings
+from concurrent_loader.storage import ShardWriter
 
 NUM_SAMPLES = 203
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, ShardDataset
-from storage import ShardWriter
-from storage.cache import MemoryShardCache
-from storage.errors import ConfigurationError
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.cache import MemoryShardCache
+from concurrent_loader.storage.errors import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -44,6 +44,7 @@ def epoch_of(loader: ConcurrentDataLoader) -> list[int]:
     return [label for batch in loader for label in batch["label"].tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.5])
 def test_later_epochs_hit_as_much_as_the_cache_holds(many_shards: str, tmp_path: Path, share: float) -> None:
     with ShardDataset(many_shards) as plain:
@@ -62,6 +63,7 @@ def test_later_epochs_hit_as_much_as_the_cache_holds(many_shards: str, tmp_path:
         assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= budget
 
 
+@pytest.mark.slow
 def test_an_epoch_begins_with_what_is_there(many_shards: str, tmp_path: Path) -> None:
     with ShardDataset(many_shards) as plain:
         budget = plain.manifest.num_bytes // 4
@@ -75,6 +77,7 @@ def test_an_epoch_begins_with_what_is_there(many_shards: str, tmp_path: Path) ->
         assert len(resident - set(first[: len(resident) + 6])) <= 2
 
 
+@pytest.mark.slow
 def test_two_ranks_share_a_folder_and_its_schedule(many_shards: str, tmp_path: Path) -> None:
     with ShardDataset(many_shards) as plain:
         budget = plain.manifest.num_bytes // 2
@@ -143,7 +146,7 @@ def test_a_drive_that_breaks_in_the_middle_is_gone_round(
             raise OSError(5, "Input/output error")
         return real(fd, num_bytes, offset)
 
-    monkeypatch.setattr("storage.cache.drive.os.pread", pread)
+    monkeypatch.setattr("concurrent_loader.storage.cache.blocking_io.os.pread", pread)
     with caplog.at_level(logging.WARNING), ShardDataset(many_shards, cache_dir=tmp_path / "cache") as dataset:
         labels: list[int] = []
         for number, batch in enumerate(loader_over(dataset)):

@@ -25,10 +25,10 @@ from concurrent_loader import (
     ShardDataset,
     ToDtype,
 )
-from concurrent_loader.device import opening
+from concurrent_loader.device import open_device
 from concurrent_loader.errors import DecodeError, DeviceMemoryError, TooManyDecodeErrors, TransformError
-from concurrent_loader.waiting import CAUSES
-from storage import ShardWriter
+from concurrent_loader.stats.wait_attribution import CAUSES
+from concurrent_loader.storage import ShardWriter
 
 sys.path.append(str(Path(__file__).parent / "device"))
 from fake_device import FakeDevice
@@ -44,7 +44,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     library = SimpleNamespace(
         resolve_cuda=lambda device: torch.device("cuda", device.index or 0), CudaBackend=lambda device, *, pinned: fake
     )
-    monkeypatch.setattr(opening, "_cuda", lambda: library)
+    monkeypatch.setattr(open_device, "_cuda", lambda: library)
     yield fake
     assert not fake.wrong
 
@@ -129,7 +129,7 @@ def test_augmentations_are_drawn_as_on_the_cpu(
 def test_pictures_that_the_cpu_decoded_are_augmented_to_the_bit(
     cuda: FakeDevice, make_jpeg: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("concurrent_loader.device.deferral.screen", lambda *_: None)
+    monkeypatch.setattr("concurrent_loader.device.deferred_decoder.screen", lambda *_: None)
     url = f"memory://{uuid4().hex}"
     with ShardWriter(url, columns={"image": "jpeg", "label": "int64"}) as writer:
         for number in range(16):
@@ -220,6 +220,7 @@ def stored_url(tmp_path: Path, make_jpeg: Callable[..., bytes]) -> str:
     return str(tmp_path / "set")
 
 
+@pytest.mark.processes
 def test_workers_send_compressed_pictures(stored_url: str, cuda: FakeDevice, no_leaks: None) -> None:
     with ShardDataset(stored_url) as dataset:
         same(

@@ -23,11 +23,11 @@ from concurrent_loader import (
     ShardDataset,
 )
 from concurrent_loader.decode import parse_header
-from concurrent_loader.device import opening
+from concurrent_loader.device import open_device
 from concurrent_loader.errors import DecodeError
 from concurrent_loader.lossless import TilePlan
-from storage import ShardWriter
-from storage.lossless import encode
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.lossless import encode
 
 sys.path.append(str(Path(__file__).parent / "device"))
 from fake_device import FakeDevice
@@ -51,7 +51,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     library = SimpleNamespace(
         resolve_cuda=lambda device: torch.device("cuda", device.index or 0), CudaBackend=lambda device, *, pinned: fake
     )
-    monkeypatch.setattr(opening, "_cuda", lambda: library)
+    monkeypatch.setattr(open_device, "_cuda", lambda: library)
     yield fake
     assert not fake.wrong
 
@@ -130,6 +130,7 @@ def test_only_the_groups_of_a_crop_are_copied(cuda: FakeDevice) -> None:
     assert part < 0.4 * whole  # of three groups in each row the middle one
 
 
+@pytest.mark.processes
 def test_workers_prepare_pictures_too(url: str, cuda: FakeDevice) -> None:
     same(
         epoch(url, decode={"image": CROP}, device="cuda", num_workers=2),
@@ -169,6 +170,7 @@ def damaged(number: int) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(("on_error", "labels"), [("skip", [0, 1, 3, 4, 6, 7]), ("replace", [0, 1, 1, 3, 4, 4, 6, 7])])
 def test_damaged_pictures_never_get_to_the_device(

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from concurrent_loader import ConcurrentDataLoader, ShardDataset, bucket_dataset
-from storage import ShardWriter
+from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader.datasets import base
+from concurrent_loader.storage import ShardWriter
 
 EXIT_S = 10.0  # two seconds on an idle machine; what was wrong took 50 and more
 SOON_S = 20.0
@@ -70,6 +71,7 @@ def write(url: str) -> None:
             writer.write({"label": number, "data": bytes(200)})
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("loader", "num_workers", "iterating"),
     [(NATIVE, 0, HELD), (NATIVE, 0, RAISED), (NATIVE, 2, HELD), (DROP_IN, 0, HELD), (DROP_IN, 2, HELD)],
@@ -131,6 +133,7 @@ def collect_on(dataset: ShardDataset, where: str) -> None:
             pass
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("where", ["loop", "decode thread"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_iterator_that_is_collected_on_a_thread_of_ours_ends(
@@ -189,7 +192,7 @@ def test_a_data_set_that_is_collected_on_its_own_loop_is_closed(url: str, monkey
 def test_closing_a_data_set_whose_loop_computes_takes_no_longer_than_its_bound(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bucket_dataset, "_CLOSE_S", 0.05)
+    monkeypatch.setattr(base, "_CLOSE_S", 0.05)
     go, computing = threading.Event(), threading.Event()
 
     async def compute() -> None:
@@ -202,7 +205,7 @@ def test_closing_a_data_set_whose_loop_computes_takes_no_longer_than_its_bound(
     assert computing.wait(SOON_S)
     dataset.close()
     assert own_threads() == {"dataset-loop"}
-    assert "its thread is left behind" in caplog.text
+    assert "its thread is abandoned" in caplog.text
     go.set()
     wait_until(lambda: not own_threads())
 
@@ -215,6 +218,7 @@ async def nothing() -> None:
     await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 def test_loaders_that_are_left_in_the_middle_take_no_more_and_more_memory(url: str) -> None:
     def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from concurrent_loader.pipeline import Pipeline
-from concurrent_loader.plan import EpochPlan
-from storage.errors import ConnectionFailed
-from storage.testing.virtual_time import run_in_virtual_time
+from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.pipeline.pipeline import Pipeline, PipelineConfig
+from concurrent_loader.storage.errors import ConnectionFailed
+from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
 
 NUM_SHARDS, ROWS = 40, 10
 
@@ -22,21 +22,21 @@ NUM_SHARDS, ROWS = 40, 10
 class Shards:
     """Brings shards when the test says so, and remembers which were asked for."""
 
-    num_at_once = None
+    max_concurrent = None
 
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.arrivals = [asyncio.get_running_loop().create_future() for _ in range(NUM_SHARDS)]
 
-    async def follow(self, plan: Any, world_size: int, *, shared: bool = False) -> None: ...
+    async def set_schedule(self, plan: Any, world_size: int, *, shared: bool = False) -> None: ...
 
     async def end(self) -> None: ...
 
-    def at(self, step: int) -> None: ...
+    def set_step(self, step: int) -> None: ...
 
-    def release(self, unit: int, *, spent: bool = False) -> None: ...
+    def release(self, unit: int, *, done_for_epoch: bool = False) -> None: ...
 
-    def fetched(self, unit: int) -> None: ...
+    def fetch_times(self, unit: int) -> None: ...
 
     def resolve(self, index: Any) -> Any:
         return index
@@ -67,12 +67,12 @@ def watch(look: Watch, *, start_step: int = 0, worker: int = 0, num_workers: int
     async def run() -> None:
         source: Any = Shards()
         plan = EpochPlan(samples_per_shard=np.full(NUM_SHARDS, ROWS), global_batch_size=8, window=60, groups=2)
-        recipe: Any = SimpleNamespace(clock=SimpleNamespace(now=time.monotonic))
-        pipeline = Pipeline(
-            source=source, plan=plan, recipe=recipe, start_step=start_step, rank=0, world_size=1, num_threads=1,
+        processing: Any = SimpleNamespace(clock=SimpleNamespace(now=time.monotonic))
+        config = PipelineConfig(
+            source=source, plan=plan, processing=processing, start_step=start_step, rank=0, world_size=1, num_threads=1,
             prefetch_batches=2, prefetch_bytes=20_000, worker=worker, num_workers=num_workers,
-            deliver=lambda batch, trail: None,
         )  # fmt: skip
+        pipeline = Pipeline(config, deliver=lambda batch, spans: None)
         own = next(step for step in range(start_step, 100) if step % num_workers == worker)
         needed = sorted(set(plan.batch(own).shard.tolist()))
         task = asyncio.create_task(pipeline.run())

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from concurrent_loader import Batch, ConcurrentDataLoader, ShardDataset
-from concurrent_loader.decode_threads import DecodeThreads
+from concurrent_loader.datasets.shard_source import ShardSource
 from concurrent_loader.errors import CollateError, DecodeError, LoaderError, LoaderStateError, TransformError
-from concurrent_loader.shard_source import ShardSource
-from storage import ShardWriter
-from storage.errors import ConfigurationError, NotFound
-from storage.loop_thread import LoopThread
-from storage.stores import open_store
+from concurrent_loader.pipeline.thread_pool import DecodeThreads
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.errors import ConfigurationError, NotFound
+from concurrent_loader.storage.loop_thread import LoopThread
+from concurrent_loader.storage.stores import open_store
 
 MakePayload = Callable[[int], bytes]
 
@@ -199,6 +199,7 @@ def test_breaking_off_also_ends_the_epoch(dataset: ShardDataset) -> None:
     assert len({tuple(first) for first in firsts}) == 3
 
 
+@pytest.mark.slow
 def test_resumes_at_every_step(dataset: ShardDataset) -> None:
     reference = ConcurrentDataLoader(dataset, 16, shuffle=True, seed=9)
     epochs = [labels(reference), labels(reference)]
@@ -297,7 +298,7 @@ def test_a_thread_ends_a_batch_before_it_begins_the_next(dataset: ShardDataset) 
 def test_a_batch_whose_shard_is_late_is_made_before_later_ones_that_wait(
     dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acquire, submit_at = ShardSource.acquire, DecodeThreads.submit_at
+    acquire, submit_with_priority = ShardSource.acquire, DecodeThreads.submit_with_priority
     turns: set[int] = set()
     inside, all_wait = threading.Event(), threading.Event()
     made: list[int] = []
@@ -309,7 +310,7 @@ def test_a_batch_whose_shard_is_late_is_made_before_later_ones_that_wait(
         return shard
 
     def noted(threads: DecodeThreads, turn: int, call: Callable[[], Any]) -> Future[Any]:
-        future = submit_at(threads, turn, call)
+        future = submit_with_priority(threads, turn, call)
         turns.add(turn)
         if turns >= {0, 1, 2}:
             all_wait.set()
@@ -324,8 +325,8 @@ def test_a_batch_whose_shard_is_late_is_made_before_later_ones_that_wait(
         return sample
 
     monkeypatch.setattr(ShardSource, "acquire", late)
-    monkeypatch.setattr(DecodeThreads, "submit_at", noted)
-    monkeypatch.setattr("concurrent_loader.pipeline._HEAD_START_S", 0.01)
+    monkeypatch.setattr(DecodeThreads, "submit_with_priority", noted)
+    monkeypatch.setattr("concurrent_loader.pipeline.shard_leases._HEAD_START_S", 0.01)
     loader = ConcurrentDataLoader(dataset, 40, num_threads=1, prefetch_batches=3, transform=transform)
     assert labels(loader)[0] == list(range(40))
     assert made[0] in (1, 2)
@@ -400,6 +401,7 @@ def test_a_broken_image_names_sample_and_column(make_jpeg: Callable[..., bytes])
     assert (caught.value.sample, caught.value.column) == (5, "image")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("options", [{}, {"transform": dict}, {"num_workers": 1}], ids=["", "transform", "worker"])
 def test_images_of_different_sizes_are_a_list(options: Any, make_jpeg: Callable[..., bytes], tmp_path: Path) -> None:
     url = str(tmp_path / "sizes")
@@ -558,7 +560,7 @@ def test_a_loader_built_before_torch_distributed_is_refused(
     early, placed = ConcurrentDataLoader(dataset, 8), ConcurrentDataLoader(dataset, 8, rank=0, world_size=1)
     for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
         monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
-    with pytest.raises(ConfigurationError, match="built before"):
+    with pytest.raises(ConfigurationError, match=r"before torch\.distributed was initialized"):
         iter(early)
     iter(placed)
     iter(ConcurrentDataLoader(dataset, 8))

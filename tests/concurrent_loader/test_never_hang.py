@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from concurrent_loader import ConcurrentDataLoader, LoaderError, LoaderTimeout, ShardDataset, TransformError, loader
+from concurrent_loader import (
+    ConcurrentDataLoader,
+    LoaderError,
+    LoaderTimeout,
+    ShardDataset,
+    TransformError,
+    native_loader,
+)
 
 SOON_S = 0.1
 
@@ -43,7 +50,7 @@ def stuck() -> Iterator[Stuck]:
 
 @pytest.fixture(autouse=True)
 def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "_HUNG_S", 0.05)
+    monkeypatch.setattr(native_loader, "_HUNG_S", 0.05)
 
 
 def decode_threads() -> list[threading.Thread]:
@@ -52,13 +59,13 @@ def decode_threads() -> list[threading.Thread]:
 
 def waits_from(event: threading.Event, loader: ConcurrentDataLoader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the loader's patience begin when something has happened: a busy machine takes its time until then."""
-    taking = loader._patience.take
+    taking = loader._batch_timeout.take
 
     def take(*args: Any, **options: Any) -> Any:
         assert event.wait(30)
         return taking(*args, **options)
 
-    monkeypatch.setattr(loader._patience, "take", take)
+    monkeypatch.setattr(loader._batch_timeout, "take", take)
 
 
 @pytest.mark.parametrize("stage", ["transform", "collate", "decode"])
@@ -138,7 +145,7 @@ def test_one_sample_is_enough(dataset: ShardDataset, stuck: Stuck) -> None:
             arrived += 1
             if arrived == 5:
                 assert stuck.inside.wait(30)
-                hung._patience.timeout_s = SOON_S
+                hung._batch_timeout.timeout_s = SOON_S
     assert arrived == 5
     assert caught.value.stage == "transform"
 
@@ -182,26 +189,30 @@ def test_a_slow_batch_is_told_of_once(
             stuck.go.set()
 
     handler = Go()
-    logging.getLogger("concurrent_loader.patience").addHandler(handler)
+    logging.getLogger("concurrent_loader.pipeline.batch_timeout").addHandler(handler)
     try:
         with ShardDataset(url) as dataset:
             slow = ConcurrentDataLoader(dataset, 8, transform=stuck, slow_batch_warning_s=0.05, num_threads=1)
             waits_from(stuck.inside, slow, monkeypatch)
             assert sum(len(batch["label"]) for batch in slow) == 203
     finally:
-        logging.getLogger("concurrent_loader.patience").removeHandler(handler)
-    said = [record.getMessage() for record in caplog.records if record.name == "concurrent_loader.patience"]
+        logging.getLogger("concurrent_loader.pipeline.batch_timeout").removeHandler(handler)
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "concurrent_loader.pipeline.batch_timeout"
+    ]
     assert len(said) == 1
     assert "batch 0 of epoch 0 has not come for" in said[0]
     assert "waiting for transform" in said[0]
 
 
+@pytest.mark.processes
 def test_a_hung_transform_does_not_keep_the_process_from_ending(tmp_path: Path) -> None:
     program = f"""
         import threading
-        from concurrent_loader import ConcurrentDataLoader, LoaderTimeout, ShardDataset, decode_threads, loader
-        from storage import ShardWriter
-        decode_threads._EXIT_S = loader._HUNG_S = 0.05
+        from concurrent_loader import ConcurrentDataLoader, LoaderTimeout, ShardDataset, native_loader
+        from concurrent_loader.pipeline import thread_pool
+        from concurrent_loader.storage import ShardWriter
+        thread_pool._EXIT_S = native_loader._HUNG_S = 0.05
         inside = threading.Event()
 
         def never_returns(sample):
@@ -213,8 +224,8 @@ def test_a_hung_transform_does_not_keep_the_process_from_ending(tmp_path: Path) 
                 writer.write({{"label": number}})
         with ShardDataset({str(tmp_path)!r}) as dataset:
             hung = ConcurrentDataLoader(dataset, 10, transform=never_returns, timeout=0.05, num_threads=1)
-            taking = hung._patience.take
-            hung._patience.take = lambda *args, **options: (inside.wait(30), taking(*args, **options))[1]
+            taking = hung._batch_timeout.take
+            hung._batch_timeout.take = lambda *args, **options: (inside.wait(30), taking(*args, **options))[1]
             try:
                 list(hung)
             except LoaderTimeout as error:

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
-from storage import ShardWriter
+from concurrent_loader.storage import ShardWriter
 
 NUM_SAMPLES, GLOBAL_BATCH = 6_400, 64
 

@@ -7,9 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from concurrent_loader import ConcurrentDataLoader, ShardDataset, shuffle
-from concurrent_loader.plan import EpochPlan
-from storage import ShardWriter
+from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader.order import shuffle
+from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.storage import ShardWriter
 
 NUM_SAMPLES, BATCH = 12_000, 16
 
@@ -58,3 +59,22 @@ def test_planning_the_millionth_sample_takes_the_work_of_the_first(monkeypatch: 
         next(plan.shards_in_order(sample // 250))
         work[sample] = sum(hashed)
     assert max(work.values()) <= 1.02 * work[0] + 4 * 2000
+
+
+def test_an_iterator_is_as_long_as_what_is_still_to_come(dataset: ShardDataset) -> None:
+    loader = ConcurrentDataLoader(dataset, batch_size=20, shuffle=True)
+    whole = len(loader)
+    batches = iter(loader)
+    assert len(batches) == whole
+    for given in range(1, 4):
+        next(batches)
+        assert len(batches) == whole - given
+    again = ConcurrentDataLoader(dataset, batch_size=20, shuffle=True)
+    again.load_state_dict(loader.state_dict())
+    rest = iter(again)
+    assert (len(again), len(rest)) == (whole, whole - 3)
+    assert len(list(rest)) == whole - 3
+    assert (len(rest), len(iter(again))) == (0, whole)
+    batches.close()
+    assert len(batches) == 0
+    assert len(iter(loader)) == whole  # of the next epoch

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import concurrent_loader
-import storage
-from concurrent_loader import ConcurrentDataLoader, LoaderError, ObjectDataset, ShardDataset
-from storage import ShardWriter
-from storage.errors import StorageError
+from concurrent_loader import ConcurrentDataLoader, LoaderError, ObjectDataset, ShardDataset, storage
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.errors import StorageError
 
 MAX_FRAMES = 5
 OURS = tuple(str(Path(package.__file__).parent) for package in (concurrent_loader, storage))
@@ -80,7 +79,7 @@ def test_what_is_left_out_is_named_in_one_line(folder: Path) -> None:
         ShardDataset(folder, snapshot=7)
     [note] = caught.value.__notes__
     assert note.startswith("raised at ")
-    assert "shards/snapshots.py:" in note
+    assert "manifest/snapshots.py:" in note
     assert "\n" not in note
 
 

@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.stateful import Stateful
 
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
-from storage import ShardWriter
+from concurrent_loader.storage import ShardWriter
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -91,6 +91,7 @@ def gradients_of_one_process(points: str, batches: list[list[int]]) -> np.ndarra
     return np.array(found)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("example", "options"), [("ddp.py", {}), ("accelerate_loop.py", {"cpu": True})])
 def test_on_several_ranks(
     points: str, reference: list[list[int]], tmp_path: Path, example: str, options: dict[str, Any]
@@ -128,6 +129,7 @@ def fitted(points: str, folder: Path, **options: Any) -> tuple[list[list[int]], 
     return seen, model.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's use of torch
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning")
 def test_lightning_resumes_at_every_step(points: str, reference: list[list[int]], tmp_path: Path) -> None:
@@ -146,6 +148,7 @@ def test_lightning_resumes_at_every_step(points: str, reference: list[list[int]]
         assert all(torch.equal(end[name], weights[name]) for name in weights)
 
 
+@pytest.mark.processes
 def test_lightning_on_two_ranks(points: str, reference: list[list[int]], tmp_path: Path) -> None:
     """Its own sampler for distributed training stays away from the loader, which has its share of the epoch already."""
     options = {"strategy": "ddp", "callbacks": [], "enable_checkpointing": False}

@@ -17,14 +17,14 @@ import pytest
 from typer.main import get_command
 
 import concurrent_loader
-import storage
-import storage.testing
-from concurrent_loader.cli import app
+import concurrent_loader.storage.testing
+from concurrent_loader import storage
+from concurrent_loader.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/*.md", "terraform/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "terraform/**/*.md")
     for path in ROOT.glob(pattern)
     if ".terraform" not in path.parts
 )
@@ -119,6 +119,33 @@ def test_files_are_there(page: str) -> None:
             assert any(f"/{path}".endswith(f"/{name}") for path in FILES), name
 
 
+def test_pages_that_the_code_names_are_there() -> None:
+    """In comments, docstrings and messages."""
+    missing = []
+    for name in FILES:
+        if Path(name).suffix in {".py", ".c", ".h", ".toml", ".sh", ".tf"} and not (ROOT / name).is_symlink():
+            text = (ROOT / name).read_text(encoding="utf-8")
+            missing += [
+                f"{name}: {page}" for page in re.findall(r"docs/[\w/-]+\.md", text) if not (ROOT / page).exists()
+            ]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("page", "package"),
+    [
+        ("loader", concurrent_loader),
+        ("storage", storage),
+        ("storage_testing", concurrent_loader.storage.testing),
+    ],
+)
+def test_the_reference_has_every_public_name(page: str, package: Any) -> None:
+    text = (ROOT / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\.\. auto(?:class|function|exception|data):: (\w+)$", text, re.MULTILINE)) == sorted(
+        package.__all__
+    )
+
+
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
@@ -200,11 +227,7 @@ def parsed(block: Block) -> ast.Module:
 def test_imports_and_arguments_are_those_of_the_package(block: Block) -> None:
     names: dict[str, Any] = dict(PUBLIC)
     for node in ast.walk(parsed(block)):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.split(".")[0] in {"storage", "concurrent_loader"}
-        ):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "concurrent_loader":
             module = importlib.import_module(node.module)
             names |= {alias.asname or alias.name: getattr(module, alias.name) for alias in node.names}
     for node in ast.walk(parsed(block)):

@@ -14,9 +14,8 @@ import torch
 from PIL import Image
 
 import concurrent_loader
-import storage
-from concurrent_loader import ShardDataset
-from storage import ShardWriter
+from concurrent_loader import ShardDataset, storage
+from concurrent_loader.storage import ShardWriter
 
 ROOT = Path(__file__).parents[2]
 NUM_PICTURES = 40
@@ -32,6 +31,14 @@ ELSEWHERE = (
     "transformers",
     "http_faults",
     "files, ",
+    # code of the other loaders
+    "import webdataset",
+    "wds.",
+    "streaming",
+    "StreamingDataset",
+    "litdata",
+    "from torchvision",
+    "from torch.utils.data import DataLoader",
 )
 
 # Sizes and places for a small data set on the local drive, without worker processes.
@@ -47,6 +54,13 @@ SMALLER = {
     r"\[17\]": "[7]",
     r"\[100:110\]": "[10:20]",
     r"num_workers=\d(, persistent_workers=True)?": "num_workers=0",
+}
+
+
+# Pages that write s3://…/photos themselves.
+WRITING = {
+    "docs/how-to/datasets.md",
+    *(f"docs/coming-from/{name}.md" for name in ("litdata", "streaming", "webdataset")),
 }
 
 
@@ -102,16 +116,27 @@ def surroundings(place: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("page", "at_least"),
     [
-        ("README.md", 6), ("docs/augmentation.md", 1), ("docs/datasets.md", 6), ("docs/decoding.md", 2),
-        ("docs/drop_in.md", 1), ("docs/fetching.md", 1), ("docs/lossless.md", 1), ("docs/training.md", 1),
-        ("docs/workers.md", 1),
+        ("README.md", 3),
+        ("docs/coming-from/litdata.md", 2),
+        ("docs/coming-from/streaming.md", 2),
+        ("docs/coming-from/torch.md", 2),
+        ("docs/coming-from/webdataset.md", 2),
+        ("docs/explanation/fetching.md", 1),
+        ("docs/how-to/augmentation.md", 1),
+        ("docs/how-to/datasets.md", 7),
+        ("docs/how-to/decoding.md", 2),
+        ("docs/how-to/drop_in.md", 1),
+        ("docs/how-to/lossless.md", 1),
+        ("docs/how-to/training.md", 1),
+        ("docs/how-to/workers.md", 1),
+        ("docs/tutorials/first_run.md", 4),
+        ("docs/tutorials/own_dataset.md", 2),
     ],
-)  # fmt: skip
+)
 def test_a_page_runs(page: str, at_least: int, place: Path) -> None:
     given = surroundings(place)
     given["url"] = str(place / "another")
-    # These two pages write s3://…/photos themselves.
-    ready = str(place / ("ready" if page in {"README.md", "docs/datasets.md"} else "photos"))
+    ready = str(place / ("ready" if page in WRITING else "photos"))
     with ShardWriter(ready, columns={"image": "jpeg", "label": "int64"}) as writer:
         for path, label, _ in given["my_samples"]:
             writer.write({"image": path.read_bytes(), "label": label})

@@ -11,19 +11,26 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any, get_overloads
+from typing import Any
 
 import pytest
 
 import concurrent_loader
-import storage
-from concurrent_loader import Batch, ConcurrentDataLoader, DropInDataLoader, Mixture, ShardDataset
-from concurrent_loader.signatures import LoaderArguments, constructor_signature
+from concurrent_loader import (
+    Batch,
+    ConcurrentDataLoader,
+    DropInDataLoader,
+    Mixture,
+    NativeDataLoader,
+    ShardDataset,
+    storage,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("augmentation", "datasets", "decoding", "drop_in", "training", "workers")),
+    "docs/tutorials/first_run.md",
+    *(f"docs/how-to/{name}.md" for name in ("augmentation", "datasets", "decoding", "drop_in", "training", "workers")),
 )
 NOT_WHOLE = re.compile(r"\w…|…\w|…,|, …|boto3|obstore|accelerator|transformers|CommitConflict")
 
@@ -33,7 +40,7 @@ from pathlib import Path
 from typing import Any
 import torch
 from concurrent_loader import *
-from storage import *
+from concurrent_loader.storage import *
 
 url: str
 columns: dict[str, str]
@@ -108,10 +115,18 @@ def drop_in() -> DataLoader[Any]:
         for batch in loader:
             print(batch, loader.state_dict())
     return DropInDataLoader(Own(), in_flight=3)
+
+
+def either(loader: ConcurrentDataLoader | DropInDataLoader) -> None:
+    print(loader.stats, loader.epoch, loader.state_dict(), len(loader))
+
+
+either(ConcurrentDataLoader([1, 2]))
+either(DropInDataLoader([1, 2]))
 """
 
 WRONG = """
-from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader import ConcurrentDataLoader, DropInDataLoader, NativeDataLoader, ShardDataset
 
 dataset = ShardDataset("s3://bucket/photos")
 ConcurrentDataLoader(dataset, batchsize=2)
@@ -122,6 +137,10 @@ ConcurrentDataLoader([1, 2], seed=2)
 ConcurrentDataLoader(3)
 ConcurrentDataLoader(dataset).state()
 ConcurrentDataLoader(dataset).stats.waits
+NativeDataLoader([1, 2])
+NativeDataLoader(dataset, sampler=[1])
+DropInDataLoader([1, 2], seed=2)
+DropInDataLoader([1, 2], in_flight="many")
 """
 FIRST_WRONG = 5
 
@@ -154,6 +173,7 @@ def complaints_in(said: str, pattern: str) -> set[tuple[str, int]]:
     return {(Path(file).name, int(line)) for file, line in re.findall(pattern, said, re.MULTILINE)}
 
 
+@pytest.mark.long
 def test_mypy_takes_the_scripts_and_finds_the_mistakes(scripts: Path) -> None:
     options = [
         "--strict",
@@ -168,6 +188,7 @@ def test_mypy_takes_the_scripts_and_finds_the_mistakes(scripts: Path) -> None:
     check(complaints_in(done.stdout, r"^([^\n:]+):(\d+): error"), done.stdout + done.stderr)
 
 
+@pytest.mark.long
 def test_pyright_takes_the_scripts_and_finds_the_mistakes(scripts: Path) -> None:
     pyright = pytest.importorskip("basedpyright", reason="needs basedpyright")
     config = f'{{"typeCheckingMode": "standard", "include": ["."], "extraPaths": ["{ROOT}"]}}'
@@ -175,18 +196,6 @@ def test_pyright_takes_the_scripts_and_finds_the_mistakes(scripts: Path) -> None
     command = [sys.executable, "-m", pyright.__name__, "-p", str(scripts), "--pythonpath", sys.executable]
     done = subprocess.run(command, cwd=scripts, capture_output=True, text=True, timeout=280)
     check(complaints_in(done.stdout, r"^ *([^\n:]+):(\d+):\d+ - error"), done.stdout + done.stderr)
-
-
-def test_what_type_checkers_see_is_what_runs() -> None:
-    native, torchs = (constructor_signature(each) for each in get_overloads(LoaderArguments.__init__))
-    real = inspect.signature(DropInDataLoader).parameters
-    assert list(native.parameters.values()) == list(
-        constructor_signature(ConcurrentDataLoader.__init__).parameters.values()
-    )
-    names = [name for name, each in real.items() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    assert [(name, each.default) for name, each in torchs.parameters.items()] == [
-        (name, real[name].default) for name in names
-    ]
 
 
 def test_signatures_are_real() -> None:
@@ -201,7 +210,9 @@ def test_signatures_are_real() -> None:
     assert {"batch_size", "decode", "sampler", "in_flight"} < set(shown)
     assert not any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in shown.values())
     assert list(inspect.signature(Mine).parameters) == ["dataset", "extra"]
-    assert inspect.signature(Same) == inspect.signature(ConcurrentDataLoader)
+    assert inspect.signature(Same).parameters == inspect.signature(NativeDataLoader).parameters
+    assert "sampler" not in inspect.signature(NativeDataLoader).parameters
+    assert list(inspect.signature(DropInDataLoader).parameters)[:4] == ["dataset", "batch_size", "shuffle", "sampler"]
 
 
 @pytest.mark.parametrize("package", [concurrent_loader, storage])
@@ -210,7 +221,7 @@ def test_dir_of_a_package_is_what_it_offers(package: Any) -> None:
 
 
 def test_dir_of_an_object_is_what_it_offers(tmp_path: Path) -> None:
-    with storage.ShardWriter(str(tmp_path), columns={"label": "int64"}) as writer:
+    with concurrent_loader.storage.ShardWriter(str(tmp_path), columns={"label": "int64"}) as writer:
         writer.write({"label": 1})
     dataset = ShardDataset(str(tmp_path))
     things = (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.checked_url import endpoint_error, remote_meant, secret_in_url, text_error
+from concurrent_loader.storage.checked_url import endpoint_error, remote_meant, secret_in_url, text_error
 
 SECRET = "wJalrXUtn/EMI+K7MDENG"
 

@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from storage import errors
-from storage.errors import ConfigurationError, SchemaError, StorageError, StoreError, TransientError
+from concurrent_loader.storage import errors
+from concurrent_loader.storage.errors import ConfigurationError, SchemaError, StorageError, StoreError, TransientError
 
 TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, StorageError)]
 FACTS = {

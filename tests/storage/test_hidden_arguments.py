@@ -18,16 +18,16 @@ from rich.traceback import Traceback
 from typer.testing import CliRunner
 
 from concurrent_loader import ObjectDataset, ShardDataset
-from concurrent_loader.cli import app
-from concurrent_loader.doctor import Wishes, examine
-from storage import ShardWriter
-from storage.errors import StorageError
-from storage.fetch import FetchEngine, RetryPolicy
-from storage.importers.image_folder import ImageFolder
-from storage.ingest import ingest
-from storage.stores import open_store
-from storage.stores.cloud import CloudStore
-from storage.stores.s3 import S3Store
+from concurrent_loader.cli.app import app
+from concurrent_loader.doctor import CheckOptions, run_checks
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.errors import StorageError
+from concurrent_loader.storage.fetch import FetchEngine, RetryPolicy
+from concurrent_loader.storage.importers.image_folder import ImageFolder
+from concurrent_loader.storage.importers.ingest import ingest
+from concurrent_loader.storage.stores import open_store
+from concurrent_loader.storage.stores.backends.aiobotocore import AiobotocoreStore
+from concurrent_loader.storage.stores.backends.s3 import S3Store
 
 KEY, SECRET, TOKEN, PASSWORD, SIGNATURE = (
     "CANARYKEYID0123456789",
@@ -116,12 +116,12 @@ def through_ingest(case, client):
 
 
 async def through_doctor(case, client):
-    await examine(case.url, case.options, Wishes(probe_bytes=0, deadline_s=5), client=client)
+    await run_checks(case.url, case.options, CheckOptions(probe_bytes=0, deadline_s=5), client=client)
     raise StorageError("doctor tells findings instead")
 
 
 def through_class(case, client):
-    kind = S3Store if client == "aiobotocore" else CloudStore
+    kind = AiobotocoreStore if client == "aiobotocore" else S3Store
     kind(case.url)
     raise StorageError("these options are checked elsewhere")
 
@@ -179,8 +179,8 @@ def failure_of(way, name, client, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "way", "client"),
-    [(name, way, "obstore") for name in CASES for way in WAYS]
-    + [(name, way, "obstore") for name in ("endpoint", "newline", "unknown option") for way in SLOW_WAYS]
+    [(name, way, "native") for name in CASES for way in WAYS]
+    + [(name, way, "native") for name in ("endpoint", "newline", "unknown option") for way in SLOW_WAYS]
     + [(name, through_store, client) for name in CASES for client in ("aiobotocore", "fsspec")],
 )
 def test_no_entry_shows_a_secret(name, way, client, log, monkeypatch):
@@ -223,7 +223,7 @@ async def test_nor_does_a_listing_that_is_interrupted(log):
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         case = Case(options=keys(endpoint_url=f"http://127.0.0.1:{port}"))
-        listing = asyncio.create_task(through_listing(case, "obstore"))
+        listing = asyncio.create_task(through_listing(case, "native"))
         await asked.wait()
         listing.cancel()
         try:

@@ -9,12 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import DeadlineExceeded, FormatError, ServerError, StorageError, StoreError
-from storage.fetch import FetchEngine, RetryPolicy
-from storage.listing import Listing, Texts, decode_listing, encode_listing, list_objects, load_listing, save_listing
-from storage.stores import LocalStore, MemoryStore
-from storage.testing.fault_store import Fail, FaultStore, Wait, in_order
-from storage.testing.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.errors import DeadlineExceeded, FormatError, ServerError, StorageError, StoreError
+from concurrent_loader.storage.fetch import FetchEngine, RetryPolicy
+from concurrent_loader.storage.listing import (
+    Listing,
+    Texts,
+    decode_listing,
+    encode_listing,
+    list_objects,
+    load_listing,
+    save_listing,
+)
+from concurrent_loader.storage.stores import LocalStore, MemoryStore
+from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.testing.faults.fault_store import Fail, FaultStore, Wait, in_order
 
 
 def texts(values: list[str]) -> Texts:
@@ -137,7 +145,7 @@ async def test_only_wanted_names_that_cannot_be_read_matter(tmp_path: Path) -> N
     engine = FetchEngine(LocalStore(tmp_path))
     assert len(await list_objects(engine, wanted)) == 1
     (tmp_path / "new\nline.jpg").write_bytes(b"x")
-    with pytest.raises(StoreError, match="cannot name"):
+    with pytest.raises(StoreError, match="invalid key"):
         await list_objects(engine, wanted)
     problems: list[StorageError] = []
     assert (await list_objects(engine, wanted, problems)).keys.tolist() == ["1.jpg"]

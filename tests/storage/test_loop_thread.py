@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from storage.errors import StoreClosed
-from storage.loop_thread import LoopThread
+from concurrent_loader.storage.errors import StoreClosed
+from concurrent_loader.storage.loop_thread import LoopThread
 
 
 async def _double(value: int) -> int:
@@ -64,7 +64,7 @@ def test_close_takes_no_longer_than_its_bound_when_the_loop_computes(caplog: pyt
     assert stuck.wait(10)
     loop.close(0.01)
     assert thread.is_alive()
-    assert "'computing' does not end; its thread is left behind" in caplog.text
+    assert "'computing' does not end; its thread is abandoned" in caplog.text
     go.set()
     thread.join(10)
     assert not thread.is_alive()
@@ -190,6 +190,7 @@ def test_a_call_from_the_loop_itself_is_refused_instead_of_hanging() -> None:
             loop.run(from_inside())
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_forked_child_is_told_instead_of_hanging() -> None:
     with LoopThread() as loop:

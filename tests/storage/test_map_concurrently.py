@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from storage.map_concurrently import map_concurrently
+from concurrent_loader.storage.map_concurrently import map_concurrently
 
 
 async def test_results_are_in_the_order_of_the_items() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.printable import printable
+from concurrent_loader.storage.printable import printable
 
 
 @pytest.mark.parametrize(

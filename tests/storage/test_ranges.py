@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.ranges import ByteRange, coalesce, split
+from concurrent_loader.storage.ranges import ByteRange, split
 
 positions = st.integers(0, 500)
 ranges = st.tuples(positions, positions).map(lambda pair: ByteRange(min(pair), max(pair)))
@@ -16,54 +14,6 @@ ranges = st.tuples(positions, positions).map(lambda pair: ByteRange(min(pair), m
 def test_impossible_ranges(start, end):
     with pytest.raises(ValueError, match="0 <= start <= end"):
         ByteRange(start, end)
-
-
-@given(ranges, ranges)
-def test_covers_means_every_byte(outer, inner):
-    if len(inner):
-        expected = set(range(inner.start, inner.end)) <= set(range(outer.start, outer.end))
-        assert outer.covers(inner) == expected
-
-
-@given(st.lists(ranges, max_size=20), st.integers(0, 60), st.integers(1, 400))
-def test_coalesce(wishes, max_gap_bytes, max_bytes):
-    merged = coalesce(wishes, max_gap_bytes=max_gap_bytes, max_bytes=max_bytes)
-    wanted = [wish for wish in wishes if len(wish)]
-    assert merged == sorted(merged)
-    for wish in wanted:
-        assert sum(request.covers(wish) for request in merged) == 1
-    asked = {byte for request in merged for byte in range(request.start, request.end)}
-    needed = {byte for wish in wanted for byte in range(wish.start, wish.end)}
-    assert needed <= asked
-    for before, after in pairwise(merged):
-        assert before.end <= after.start
-        # What was left apart could not have been merged.
-        assert (
-            after.start - before.end > max_gap_bytes
-            or after.end - before.start > max_bytes
-            or before.end == after.start
-        )
-    for request in merged:
-        inside = sorted(wish for wish in wanted if request.covers(wish))
-        assert request == ByteRange(inside[0].start, max(wish.end for wish in inside))
-        reach = inside[0].end
-        for wish in inside[1:]:
-            assert wish.start - reach <= max_gap_bytes
-            reach = max(reach, wish.end)
-
-
-@given(st.lists(ranges, max_size=20), st.integers(0, 60), st.integers(1, 400), st.randoms())
-def test_coalesce_does_not_depend_on_the_order_of_wishes(wishes, max_gap_bytes, max_bytes, random):
-    shuffled = random.sample(wishes, len(wishes))
-    options = {"max_gap_bytes": max_gap_bytes, "max_bytes": max_bytes}
-    assert coalesce(shuffled, **options) == coalesce(wishes, **options)
-
-
-def test_bridging_stops_at_max_bytes_but_a_large_wish_stays_whole():
-    wishes = [ByteRange(0, 10), ByteRange(12, 20), ByteRange(21, 60)]
-    assert coalesce(wishes, max_gap_bytes=5, max_bytes=20) == [ByteRange(0, 20), ByteRange(21, 60)]
-    assert coalesce(wishes, max_gap_bytes=1, max_bytes=100) == [ByteRange(0, 10), ByteRange(12, 60)]
-    assert coalesce(wishes, max_gap_bytes=0, max_bytes=100) == wishes
 
 
 @given(ranges, st.integers(1, 70))

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import ConfigurationError
-from storage.sizes import format_count, format_size, parse_size
+from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.sizes import format_count, format_size, parse_size
 
 
 @pytest.mark.parametrize(

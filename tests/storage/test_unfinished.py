@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from storage import unfinished
-from storage.stores import LocalStore
-from storage.unfinished import create_unfinished, sweep_unfinished
+from concurrent_loader.storage import unfinished
+from concurrent_loader.storage.stores import LocalStore
+from concurrent_loader.storage.unfinished import create_unfinished, sweep_unfinished
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -21,7 +21,8 @@ def killed_in_the_middle(folder: Path) -> None:
     """Leaves an unfinished object in a folder, as a process does that is killed while it writes one."""
     script = (
         "import asyncio, os, signal, sys\n"
-        "from storage.stores import LocalStore, local\n"
+        "from concurrent_loader.storage.stores import LocalStore\n"
+        "from concurrent_loader.storage.stores.backends import local\n"
         "local._write_all = lambda file, data: (os.write(file, data[:5]), os.kill(os.getpid(), signal.SIGKILL))\n"
         "asyncio.run(LocalStore(sys.argv[1]).put('shards/x', b'0123456789'))\n"
     )
@@ -29,6 +30,7 @@ def killed_in_the_middle(folder: Path) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
+@pytest.mark.processes
 def test_what_a_killed_writer_left_is_gone_after_the_next_write(tmp_path: Path) -> None:
     killed_in_the_middle(tmp_path)
     (left,) = os.listdir(tmp_path / "shards")

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from storage.testing import ToolUnavailable
-from storage.testing.binaries import Tool, find_tool
-from storage.testing.user_folders import cache_folder
+from concurrent_loader.storage.testing import ToolUnavailable
+from concurrent_loader.storage.testing.servers.build_tools import Tool, find_tool
+from concurrent_loader.storage.testing.servers.user_dirs import cache_folder
 
 IN_CI = os.environ.get("CI") == "true"
 HERE = Path(__file__).parent

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 GOOD: dict[str, Any] = {"bucket": "training-data-1", "availability_zone": "us-east-1b"}
 USER_DATA = """
 output "user_data" {

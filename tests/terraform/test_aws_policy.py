@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 Body = dict[str, Any]
 
 READ = {"s3:ListBucket", "s3:GetBucketLocation", "s3:GetObject", "s3express:CreateSession", "kms:Decrypt"}

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 SCHEMA = json.loads(Path(__file__).with_name("aws_schema.json").read_text())
 META = {"count", "for_each", "depends_on", "lifecycle", "provider", "dynamic"}
 REFERENCE = re.compile(r"(?<![\w.])(data\.)?(aws_\w+)\.(\w+)(?:\[[^]]*\])?\.(\w+)")

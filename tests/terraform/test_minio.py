@@ -24,12 +24,14 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
-from concurrent_loader.cli import app
-from storage import open_store
-from storage.errors import AccessDenied
-from storage.testing import LocalS3
-from storage.testing.canary import Canary
-from storage.testing.s3_requests import list_buckets
+from concurrent_loader.cli.app import app
+from concurrent_loader.storage import open_store
+from concurrent_loader.storage.errors import AccessDenied
+from concurrent_loader.storage.testing import LocalS3
+from concurrent_loader.storage.testing.checks.secret_leaks import Canary
+from concurrent_loader.storage.testing.servers.s3_requests import list_buckets
+
+pytestmark = pytest.mark.long
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 

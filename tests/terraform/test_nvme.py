@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 IN_CI = os.environ.get("CI") == "true"
 SCRIPT = Path(__file__).parents[2] / "terraform" / "modules" / "aws" / "scripts" / "nvme.sh"
 PROGRAMS = ("losetup", "mkfs.xfs", "blkid", "lsblk", "mountpoint", "runuser", "mount", "umount")

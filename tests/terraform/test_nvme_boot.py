@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 SCRIPT = Path(__file__).parents[2] / "terraform" / "modules" / "aws" / "scripts" / "nvme.sh"
 NUM_DRIVES = 3
 DRIVE_BYTES = 200 << 20

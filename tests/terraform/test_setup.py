@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 SCRIPT = Path(__file__).parents[2] / "terraform" / "modules" / "aws" / "scripts" / "setup.sh"
 SETTINGS = {
     "BUCKET": "training",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 FOLDERS = ("modules/aws", "modules/minio", "examples/aws-multi-node", "examples/aws-single-gpu", "examples/minio-local")
 
 

@@ -12,10 +12,10 @@ import time
 
 import pytest
 
-from storage import open_store
-from storage.errors import ConnectionFailed, DeadlineExceeded, StorageError
-from storage.fetch import FetchEngine
-from storage.testing import toxiproxy
+from concurrent_loader.storage import open_store
+from concurrent_loader.storage.errors import ConnectionFailed, DeadlineExceeded, StorageError
+from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.testing import toxiproxy
 
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(60)]
 
@@ -148,7 +148,7 @@ async def test_a_name_that_does_not_resolve(objects, client, policy):
     begun = time.monotonic()
     async with open_store(objects.url, client=client, **options) as store:
         with pytest.raises(ConnectionFailed) as caught:
-            await FetchEngine(store, retry=policy(max_attempts=2)).fetch("big", 0, 10)
+            await FetchEngine(store, retry=policy(max_attempts=2, first_byte_s=GENEROUS_S)).fetch("big", 0, 10)
     assert time.monotonic() - begun < GENEROUS_S
     error = caught.value
     assert (error.url, error.key, error.start, error.end, error.attempts) == (objects.url, "big", 0, 10, 2)
@@ -157,15 +157,15 @@ async def test_a_name_that_does_not_resolve(objects, client, policy):
 def test_a_data_set_behind_a_name_that_does_not_resolve(epochs):
     options = {**epochs.objects.options(), "endpoint_url": "http://nowhere.invalid:9000"}
     with pytest.raises(ConnectionFailed) as caught:
-        epochs.open(options, retry=epochs.policy(max_attempts=2))
+        epochs.open(options, retry=epochs.policy(max_attempts=2, first_byte_s=GENEROUS_S))
     assert caught.value.url == epochs.objects.dataset_url
 
 
 FEW_DESCRIPTORS = """
 import json, resource, sys, xxhash
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
-from storage.errors import StorageError
-from storage.fetch import RetryPolicy
+from concurrent_loader.storage.errors import StorageError
+from concurrent_loader.storage.fetch import RetryPolicy
 
 told = json.load(sys.stdin)
 resource.setrlimit(resource.RLIMIT_NOFILE, (told["limit"], told["limit"]))
@@ -210,7 +210,9 @@ def test_few_descriptors(network, objects, client, tmp_path, truth):
     assert len({label for label, _ in samples}) == len(samples)
     if errors:
         ((_, kind, message),) = errors
-        assert issubclass(getattr(__import__("storage.errors", fromlist=[kind]), kind), StorageError), message
+        assert issubclass(
+            getattr(__import__("concurrent_loader.storage.errors", fromlist=[kind]), kind), StorageError
+        ), message
         assert lines[-1] is errors[0]
     else:
         assert len(samples) == len(truth)

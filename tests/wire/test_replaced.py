@@ -7,10 +7,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from storage import open_store
-from storage.errors import DatasetChanged, ObjectChanged
-from storage.fetch import FetchEngine
-from storage.testing.wire_faults import Close
+from concurrent_loader.storage import open_store
+from concurrent_loader.storage.errors import DatasetChanged, ObjectChanged
+from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.testing.faults.wire_faults import Close
 
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(60)]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from storage.errors import AccessDenied
-from storage.testing.minio_users import add_user, disable_user, remove_user
-from storage.testing.wire_faults import is_range
+from concurrent_loader.storage.errors import AccessDenied
+from concurrent_loader.storage.testing.faults.wire_faults import is_range
+from concurrent_loader.storage.testing.servers.minio_users import add_user, disable_user, remove_user
 
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(60)]
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from storage.errors import ConnectionFailed, DeadlineExceeded, StorageError, TransientError
-from storage.testing import mortal_s3
+from concurrent_loader.storage.errors import ConnectionFailed, DeadlineExceeded, StorageError, TransientError
+from concurrent_loader.storage.testing import mortal_s3
 
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(90)]
 
@@ -78,7 +78,7 @@ class _Returning:
 def test_a_server_that_stays_away(mortal_epochs, away, check_batch):
     epochs = mortal_epochs
     leave, come_back = away
-    with epochs.open(epochs.objects.options(), retry=epochs.policy(max_attempts=3, deadline_s=4.0)) as dataset:
+    with epochs.open(epochs.objects.options(), retry=epochs.policy(max_attempts=3, deadline_s=15.0)) as dataset:
         batches = iter(slowly(epochs, dataset))
         check_batch(next(batches))
         leave()

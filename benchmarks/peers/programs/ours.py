@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.peers.messages import Job
 from benchmarks.peers.pictures import SIZE, written
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, RandomResizedCrop, ShardDataset
-from storage import ShardWriter
+from concurrent_loader.storage import ShardWriter
 
 __all__ = ["open_loader", "write"]
 

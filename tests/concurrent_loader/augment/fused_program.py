@@ -42,7 +42,7 @@ def case(seed: int) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
 
 
 def interpret() -> dict[str, Any]:
-    from concurrent_loader.augment.fused import crop_resize
+    from concurrent_loader.augment.gpu_crop import crop_resize
 
     results = []
     for seed, options in enumerate(
@@ -76,20 +76,20 @@ def compile_for(capability: int) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from concurrent_loader.augment import fused_kernel
+    from concurrent_loader.augment import gpu_crop_kernel
 
-    kernel = fused_kernel.crop_resize_kernel
+    kernel = gpu_crop_kernel.crop_resize_kernel
     facts = {}
     for kind in ("u8", "fp16", "bf16", "fp32"):
         signature = {"facts": "*i64", "places": "*fp32", "out": f"*{kind}"}
         signature |= dict.fromkeys(kernel.arg_names[3:9], "i32")
         signature |= dict.fromkeys(kernel.arg_names[9:15], "fp32")
         signature |= {"BLOCK_Y": "constexpr", "BLOCK_X": "constexpr"}
-        constants = {"BLOCK_Y": fused_kernel.BLOCK_Y, "BLOCK_X": fused_kernel.BLOCK_X}
+        constants = {"BLOCK_Y": gpu_crop_kernel.BLOCK_Y, "BLOCK_X": gpu_crop_kernel.BLOCK_X}
         made = triton.compile(
             ASTSource(fn=kernel, signature=signature, constexprs=constants),
             target=GPUTarget("cuda", capability, 32),
-            options={"num_warps": fused_kernel.NUM_WARPS, "enable_fp_fusion": True},
+            options={"num_warps": gpu_crop_kernel.NUM_WARPS, "enable_fp_fusion": True},
         )
         facts[kind] = usage(made.asm["cubin"])
     return facts

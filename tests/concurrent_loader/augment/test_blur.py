@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import functional
 
 from concurrent_loader.augment import GaussianBlur
 from concurrent_loader.augment.blur import gaussian_weights
-from storage.errors import ConfigurationError
+from concurrent_loader.storage.errors import ConfigurationError
 
 SIGMAS = np.linspace(0.1, 2.0, 8)
 SHARES = (SIGMAS - 0.1) / 1.9

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchvision.transforms.v2 import functional
 
 from concurrent_loader.augment import ColorJitter, RandomGrayscale
-from storage.errors import ConfigurationError
+from concurrent_loader.storage.errors import ConfigurationError
 
 NUM = 12
 
@@ -87,6 +87,7 @@ def test_factors_of_one_and_no_turn_change_nothing():
     assert ColorJitter(0.5, p=0.5).apply(batch, rows(0.7, 0, 0, 0, 0)) is batch
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.lists(st.floats(0, 1, exclude_max=True), min_size=5, max_size=5), st.floats(0, 1), st.floats(0, 0.5))
 def test_a_picture_does_not_depend_on_its_neighbours(shares, strength, hue):

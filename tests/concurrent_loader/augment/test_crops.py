@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torchvision.transforms import v2
 
 from concurrent_loader.augment import CenterCrop, Crop, RandomResizedCrop, uniforms
-from storage.errors import ConfigurationError
+from concurrent_loader.storage.errors import ConfigurationError
 
 SIDES = st.integers(1, 5000)
 UNIT = st.floats(0, 1, exclude_max=True)

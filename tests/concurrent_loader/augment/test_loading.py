@@ -9,8 +9,8 @@ import torch
 from concurrent_loader import CenterCrop, ConcurrentDataLoader, DecodeError, RandomResizedCrop, ShardDataset
 from concurrent_loader.augment import uniforms
 from concurrent_loader.decode import make_crop_decoder
-from storage import ShardWriter
-from storage.errors import ConfigurationError
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.errors import ConfigurationError
 
 SIZE = (24, 20)
 CROP = RandomResizedCrop(SIZE)

@@ -25,10 +25,10 @@ from concurrent_loader import (
     ShardDataset,
     TransformError,
 )
-from concurrent_loader.augment.beta import beta_quantile
 from concurrent_loader.augment.mixing import partners
-from storage import ShardWriter
-from storage.errors import ConfigurationError
+from concurrent_loader.augment.random_draws import beta_quantile
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.errors import ConfigurationError
 
 UNIT = st.floats(0, 1, exclude_max=True)
 
@@ -48,7 +48,6 @@ def test_partners_are_neighbours():
     assert partners(0).tolist() == []
 
 
-@settings(max_examples=50)
 @given(st.floats(0.05, 30), st.lists(UNIT, min_size=2, max_size=20))
 def test_quantiles_rise_from_0_to_1_and_are_symmetrical(alpha, shares):
     shares = np.sort(np.array(shares))
@@ -220,6 +219,7 @@ def same(a, b) -> bool:
     return a.keys() == b.keys() and all(torch.equal(x, y) for key in a for x, y in zip(a[key], b[key], strict=True))
 
 
+@pytest.mark.processes
 def test_ranks_workers_and_resuming_change_nothing(images):
     expected = flat(load(images)[1])
     plain = flat(load(images, batch_transform=None)[1])
@@ -244,6 +244,7 @@ def test_ranks_workers_and_resuming_change_nothing(images):
 failing = operator.itemgetter("no such thing")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_in_it_is_a_transform_error(images, num_workers):
     with pytest.raises(TransformError, match="batch transform failed: KeyError"):

@@ -16,7 +16,7 @@ from concurrent_loader.decode import make_decoder
 from concurrent_loader.decode.crop import Box, has_native_crop, make_crop_decoder
 from concurrent_loader.decode.header import parse_header
 from concurrent_loader.errors import DecodeError
-from storage.errors import ConfigurationError
+from concurrent_loader.storage.errors import ConfigurationError
 
 NATIVE = [True, False] if has_native_crop() else [False]
 WHOLE = 10**9
@@ -65,7 +65,7 @@ def boxes(height: int, width: int):
 
 
 @pytest.mark.parametrize("native", NATIVE)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(data=st.data())
 def test_it_is_the_crop_of_the_whole_picture(native, data):
     height, width = data.draw(st.integers(24, 150)), data.draw(st.integers(24, 150))
@@ -157,12 +157,12 @@ def test_too_many_pixels_are_refused_before_they_exist(native):
 @pytest.mark.parametrize("native", NATIVE)
 @pytest.mark.parametrize("box", [Box(0, 0, 65, 64), Box(-1, 0, 5, 5), Box(0, 60, 4, 5), Box(0, 0, 0, 4)])
 def test_a_box_outside_is_an_error(native, box):
-    with pytest.raises(DecodeError, match="within the picture"):
+    with pytest.raises(DecodeError, match="within the image"):
         crop(encoded(a_photo(64, 64)), box, native=native)
 
 
 def test_impossible_arguments():
-    with pytest.raises(ConfigurationError, match="columns of images"):
+    with pytest.raises(ConfigurationError, match="image columns"):
         make_crop_decoder("int64")
     if not has_native_crop():
         with pytest.raises(ConfigurationError, match="not built"):
@@ -172,42 +172,15 @@ def test_impossible_arguments():
 if has_native_crop():
     from concurrent_loader.decode import _jpeg_crop
 
-    def raw(
-        jpeg: bytes, box=None, size=(24, 24), *, orientation=1, flip=False, fast_scale=True, fast=True
-    ) -> np.ndarray:
+    def raw(jpeg: bytes, box=None, size=(24, 24), *, orientation=1, flip=False, fast_scale=True) -> np.ndarray:
         out = np.zeros((3, *size), np.uint8)
         if box is None:
             header = parse_header(jpeg)
             box = (0, 0, header.height, header.width)
-        _jpeg_crop.crop(jpeg, out, box, orientation, flip, WHOLE, fast_scale, fast)
+        _jpeg_crop.crop(jpeg, out, box, orientation, flip, WHOLE, fast_scale)
         return out
 
-    @settings(max_examples=150, deadline=None, derandomize=True)
-    @given(data=st.data())
-    def test_our_entropy_decoding_is_that_of_libjpeg(data):
-        height, width = data.draw(st.integers(1, 120)), data.draw(st.integers(1, 120))
-        image = a_photo(
-            height, width, seed=data.draw(st.integers(0, 99)), noise=data.draw(st.sampled_from([0, 3, 60, 300]))
-        )
-        options = {"quality": data.draw(st.integers(1, 100)), "optimize": data.draw(st.booleans())}
-        if data.draw(st.booleans()):
-            image = image.convert("L")
-        else:
-            options["subsampling"] = data.draw(st.integers(0, 2))
-        if data.draw(st.booleans()):
-            options["restart_marker_blocks"] = data.draw(st.integers(1, 40))
-        if data.draw(st.booleans()):
-            options["qtables"] = [[1] * 64] * 2
-            del options["quality"]
-        if data.draw(st.integers(0, 9)) == 0:
-            options["progressive"] = True
-        jpeg = encoded(image, **options)
-        box = data.draw(boxes(height, width))
-        place = (box.top, box.left, box.height, box.width)
-        theirs = raw(jpeg, place, (height, width), fast=False)
-        assert np.array_equal(raw(jpeg, place, (height, width)), theirs)
-
-    @settings(max_examples=300, deadline=None, derandomize=True)
+    @settings(settings.get_profile("thorough"), derandomize=True)
     @given(data=st.data())
     def test_whatever_the_bytes_are_it_is_a_picture_or_an_error(data):
         options = {"restart_marker_blocks": 3} if data.draw(st.booleans()) else {}
@@ -228,10 +201,10 @@ if has_native_crop():
         [
             ({"orientation": 0}, "orientation"),
             ({"orientation": 9}, "orientation"),
-            ({"box": (0, 0, 0, 5)}, "impossible box"),
-            ({"box": (float("nan"), 0, 5, 5)}, "impossible box"),
-            ({"box": (0, 0, 1e9, 5)}, "impossible box"),
-            ({"box": (0, 0, 41, 5)}, "within the picture"),
+            ({"box": (0, 0, 0, 5)}, "invalid box"),
+            ({"box": (float("nan"), 0, 5, 5)}, "invalid box"),
+            ({"box": (0, 0, 1e9, 5)}, "invalid box"),
+            ({"box": (0, 0, 41, 5)}, "within the image"),
             ({"size": (0, 4)}, r"\(3, H, W\)"),
         ],
     )
@@ -244,15 +217,15 @@ if has_native_crop():
     )
     def test_other_memory_is_refused(out):
         with pytest.raises(ValueError, match="bytes"):
-            _jpeg_crop.crop(encoded(a_photo(40, 40)), out, (0, 0, 9, 9), 1, False, WHOLE, True, True)
+            _jpeg_crop.crop(encoded(a_photo(40, 40)), out, (0, 0, 9, 9), 1, False, WHOLE, True)
 
     def test_memory_that_is_not_ours_to_write_is_refused():
         out = np.zeros((3, 4, 8), np.uint8)
         with pytest.raises((BufferError, ValueError)):
-            _jpeg_crop.crop(encoded(a_photo(40, 40)), out[:, :, ::2], (0, 0, 9, 9), 1, False, WHOLE, True, True)
+            _jpeg_crop.crop(encoded(a_photo(40, 40)), out[:, :, ::2], (0, 0, 9, 9), 1, False, WHOLE, True)
         out.flags.writeable = False
         with pytest.raises((BufferError, ValueError)):
-            _jpeg_crop.crop(encoded(a_photo(40, 40)), out, (0, 0, 9, 9), 1, False, WHOLE, True, True)
+            _jpeg_crop.crop(encoded(a_photo(40, 40)), out, (0, 0, 9, 9), 1, False, WHOLE, True)
 
     def test_a_file_with_scans_without_end_is_refused():
         jpeg = encoded(a_photo(64, 64), progressive=True)

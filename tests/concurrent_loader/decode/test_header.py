@@ -144,13 +144,13 @@ def jpeg_frame(width: int, height: int) -> bytes:
         (jpeg_frame(0, 10), "no pixels"),
         (jpeg_frame(10, 0), "no pixels"),
         (b"\xff\xd8\xff\xda\0\x0c", "no frame header"),
-        (b"\xff\xd8\xff\xe0\0\x01" + bytes(100), "impossible length"),
+        (b"\xff\xd8\xff\xe0\0\x01" + bytes(100), "invalid length"),
         (b"\xff\xd8\xff\xe0\0\x02" * 2, "marker is missing|no frame header"),
         (b"\xff\xd8" + b"\xff\xe0\0\x02" * 5000 + jpeg_frame(1, 1)[2:], "too many segments"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\x0dIDAT" + bytes(20), "header chunk"),
         (b"RIFF\0\0\0\0WEBPJUNK" + bytes(20), "unknown chunk"),
-        (b"BM" + bytes(20), "no JPEG, PNG, WebP, AVIF or GIF"),
-        (b"", "no JPEG, PNG, WebP, AVIF or GIF"),
+        (b"BM" + bytes(20), "format of the image is unknown"),
+        (b"", "format of the image is unknown"),
     ],
 )
 def test_senseless_headers(data: bytes, why: str) -> None:

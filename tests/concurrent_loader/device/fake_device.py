@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from concurrent_loader.decode import Box, make_decoder
-from concurrent_loader.decode.lossless_images import decode_box
+from concurrent_loader.decode.backends.lossless import decode_box
 from concurrent_loader.device import Ticket, Undecodable
 from concurrent_loader.errors import DecodeError, DeviceMemoryError
 from concurrent_loader.lossless import TilePlan
@@ -39,7 +39,7 @@ class FakeDevice:
         self.refused: set[int] = set()
         self.log: list[str] = []
         self.wrong: list[str] = []
-        self.calls: list[int] = []  # pictures in each call of decode
+        self.calls: list[int] = []  # images in each call of decode
         self.copied_bytes: list[int] = []
         self.closed = 0
         self.block = threading.Event()

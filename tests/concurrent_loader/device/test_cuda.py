@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from concurrent_loader import ConcurrentDataLoader, RandomResizedCrop, ShardDataset
-from concurrent_loader.batch import Batch
+from concurrent_loader.batch.batch import Batch
 from concurrent_loader.decode import make_decoder
 from concurrent_loader.device import DeferredDecoder, DeviceStage, Undecodable
 from concurrent_loader.device.cuda import CudaBackend, resolve_cuda
 from concurrent_loader.errors import DeviceMemoryError
-from concurrent_loader.stats import StageClock
-from storage import ShardWriter, lossless
+from concurrent_loader.stats.loader_stats import StageClock
+from concurrent_loader.storage import ShardWriter, lossless
 
 pytestmark = [
     pytest.mark.gpu,
@@ -71,22 +71,22 @@ def test_nvjpeg_decodes_what_the_cpu_decodes(backend: CudaBackend, encode: Calla
         encode(4, size=(401, 299), mode="L"),
     ]
     backend.drain()
-    pictures = backend.decode("nvjpeg", [pinned(backend, data) for data in encoded], [1] * 4, mode)
-    for picture, data in zip(pictures, encoded, strict=True):
+    images = backend.decode("nvjpeg", [pinned(backend, data) for data in encoded], [1] * 4, mode)
+    for image, data in zip(images, encoded, strict=True):
         expected = make_decoder(mode, "jpeg")(data)
-        assert picture.device == backend.device
-        assert picture.shape == expected.shape
-        assert float((picture.cpu().float() - expected.float()).abs().mean()) < 1.5
+        assert image.device == backend.device
+        assert image.shape == expected.shape
+        assert float((image.cpu().float() - expected.float()).abs().mean()) < 1.5
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_pictures_are_turned_upright(backend: CudaBackend, encode: Callable[..., bytes], orientation: int) -> None:
     data = encode(1, size=(96, 64), exif=rotated(orientation))
     backend.drain()
-    (picture,) = backend.decode("nvjpeg", [pinned(backend, data)], [orientation], "rgb")
+    (image,) = backend.decode("nvjpeg", [pinned(backend, data)], [orientation], "rgb")
     expected = make_decoder("rgb", "jpeg")(data)
-    assert picture.shape == expected.shape
-    assert float((picture.cpu().float() - expected.float()).abs().mean()) < 1.5
+    assert image.shape == expected.shape
+    assert float((image.cpu().float() - expected.float()).abs().mean()) < 1.5
 
 
 def test_a_broken_picture_is_refused_and_the_next_call_works(
@@ -98,15 +98,15 @@ def test_a_broken_picture_is_refused_and_the_next_call_works(
         backend.decode(
             "nvjpeg", [pinned(backend, whole), pinned(backend, b"\xff\xd8\xff\xd9" + bytes(50))], [1, 1], "rgb"
         )
-    (picture,) = backend.decode("nvjpeg", [pinned(backend, whole)], [1], "rgb")
-    assert picture.shape == (3, 64, 96)
+    (image,) = backend.decode("nvjpeg", [pinned(backend, whole)], [1], "rgb")
+    assert image.shape == (3, 64, 96)
 
 
 def test_decoding_does_not_write_into_memory_that_is_in_use(device: torch.device, encode: Callable[..., bytes]) -> None:
     """nvJPEG's hardware engine ignores the stream: it wrote into blocks that queued kernels were still to read.
 
     On both streams work is queued that takes some 50 ms, then sums of tensors that are freed at once; then a batch is
-    decoded, whose pictures may get their memory. Each sum must be that of what was there.
+    decoded, whose images may get their memory. Each sum must be that of what was there.
     """
     stage = DeviceStage(CudaBackend(device), clock=StageClock())
     encoded = [encode(number, size=(640, 480)) for number in range(16)]
@@ -126,8 +126,8 @@ def test_decoding_does_not_write_into_memory_that_is_in_use(device: torch.device
                     sums.append(block.sum(dtype=torch.int64))
                     del block
         prepared = decoder.decoders(0, np.arange(16), [""] * 16)
-        pictures = [prepare(data) for prepare, data in zip(prepared, encoded, strict=True)]
-        stage.hand_over(stage.stage(Batch({"image": decoder.column(pictures)}, step=step)))
+        images = [prepare(data) for prepare, data in zip(prepared, encoded, strict=True)]
+        stage.hand_over(stage.stage(Batch({"image": decoder.column(images)}, step=step)))
         torch.cuda.synchronize(device)
         assert [int(each) for each in sums] == [3 * 480 * 640] * 32
     stage.close()
@@ -193,8 +193,8 @@ def test_lossless_pictures_and_jpegs_in_one_column(backend: CudaBackend, encode:
     staged = []
     for step in range(20):
         prepared = decoder.decoders(0, np.arange(8), [""] * 8)
-        pictures = [prepare(data) for prepare, data in zip(prepared, encoded, strict=True)]
-        staged.append(stage.hand_over(stage.stage(Batch({"image": decoder.column(pictures)}, step=step)))["image"])
+        images = [prepare(data) for prepare, data in zip(prepared, encoded, strict=True)]
+        staged.append(stage.hand_over(stage.stage(Batch({"image": decoder.column(images)}, step=step)))["image"])
     decode = make_decoder("rgb", "jpeg")
     for images in staged:
         for number in range(4):

@@ -13,14 +13,14 @@ import torch
 from fake_device import FakeDevice
 
 from concurrent_loader.augment import Augment, Normalize, RandomResizedCrop
-from concurrent_loader.batch import Batch
+from concurrent_loader.batch.batch import Batch
 from concurrent_loader.decode import make_decoder
 from concurrent_loader.device import DeferredDecoder, DeviceStage, Undecodable, cuda
 from concurrent_loader.device.cuda import CudaBackend, _translated
 from concurrent_loader.errors import DecodeError, DeviceError, DeviceMemoryError
 from concurrent_loader.lossless import TilePlan
-from concurrent_loader.stats import StageClock
-from storage import lossless
+from concurrent_loader.stats.loader_stats import StageClock
+from concurrent_loader.storage import lossless
 
 CPU = torch.device("cpu")
 
@@ -83,9 +83,9 @@ def test_a_batch_goes_all_the_way(log: list[str], encode: Callable[..., bytes]) 
     decoder = DeferredDecoder("image", how, "image", seed=0, codecs=backend.codecs)
     prepared = decoder.decoders(0, np.arange(3), [""] * 3)
     encoded = [encode(0), encode(1, kind="PNG"), encode(2)]
-    pictures = [prepare(data) for prepare, data in zip(prepared, encoded, strict=True)]
+    images = [prepare(data) for prepare, data in zip(prepared, encoded, strict=True)]
     stage = DeviceStage(backend, clock=StageClock())
-    made = stage.hand_over(stage.stage(Batch({"image": decoder.column(pictures), "label": torch.arange(3)})))
+    made = stage.hand_over(stage.stage(Batch({"image": decoder.column(images), "label": torch.arange(3)})))
     assert made["image"].shape == (3, 3, 16, 16)
     assert made["label"].tolist() == [0, 1, 2]
     assert log == [
@@ -128,8 +128,8 @@ def test_pictures_are_those_of_the_library(log: list[str], encode: Callable[...,
     data = encode(1)
     payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     for mode in ("rgb", "gray", "unchanged"):
-        (picture,) = backend.decode("nvjpeg", [payload], [1], mode)
-        assert torch.equal(picture, make_decoder(mode, "jpeg")(data))
+        (image,) = backend.decode("nvjpeg", [payload], [1], mode)
+        assert torch.equal(image, make_decoder(mode, "jpeg")(data))
     with pytest.raises(Undecodable):
         backend.decode("nvjpeg", [payload, payload[:100]], [1, 1], "rgb")
 
@@ -157,9 +157,9 @@ def test_torchvision_is_the_second_choice_and_does_not_turn_pictures(
     exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
     data = encode(1, exif=exif)
     payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    (picture,) = CudaBackend(CPU, pinned=False).decode("nvjpeg", [payload], [6], "rgb")
+    (image,) = CudaBackend(CPU, pinned=False).decode("nvjpeg", [payload], [6], "rgb")
     monkeypatch.undo()
-    assert torch.equal(picture, make_decoder("rgb", "jpeg")(data))
+    assert torch.equal(image, make_decoder("rgb", "jpeg")(data))
 
 
 def test_without_a_library_the_cpu_decodes_everything(
@@ -170,7 +170,7 @@ def test_without_a_library_the_cpu_decodes_everything(
 
     monkeypatch.setattr(cuda, "import_module", nothing)
     assert CudaBackend(CPU, pinned=False).codecs == ()
-    assert "CPU threads do it" in caplog.text
+    assert "CPU threads decode them" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -188,10 +188,10 @@ def test_without_a_library_the_cpu_decodes_everything(
 def test_no_memory_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch, raised: Exception) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1_000, 143_000_000_000))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 142_000_000_000)
-    with pytest.raises(DeviceMemoryError) as caught, _translated("decoding 256 pictures", torch.device("cuda", 0)):
+    with pytest.raises(DeviceMemoryError) as caught, _translated("decoding 256 images", torch.device("cuda", 0)):
         raise raised
     said = str(caught.value)
-    assert "decoding 256 pictures" in said
+    assert "decoding 256 images" in said
     assert "batch_size" in said
     assert "1,000 of 143,000,000,000 bytes free" in said
     assert caught.value.__cause__ is raised
@@ -202,7 +202,7 @@ def test_a_device_that_does_not_even_say_how_full_it_is(monkeypatch: pytest.Monk
         raise RuntimeError("the driver is gone")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
-    with pytest.raises(DeviceMemoryError, match="does not say"), _translated("a copy", torch.device("cuda", 0)):
+    with pytest.raises(DeviceMemoryError, match="free memory unknown"), _translated("a copy", torch.device("cuda", 0)):
         raise torch.OutOfMemoryError("Allocation on device")
 
 

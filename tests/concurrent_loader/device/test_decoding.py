@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concurrent_loader.device import Undecodable
-from concurrent_loader.device.decoding import decode_each
+from concurrent_loader.device.stage import decode_each
 
 
 class Decoder:
@@ -19,7 +19,7 @@ class Decoder:
         self.num_calls += 1
         if self.broken.intersection(items):
             raise Undecodable("one of them")
-        return [f"picture {item}" for item in items]
+        return [f"image {item}" for item in items]
 
 
 @given(st.integers(0, 300), st.sets(st.integers(0, 299), max_size=5))
@@ -30,7 +30,7 @@ def test_what_is_whole_is_decoded_in_order_whatever_is_broken(num_items: int, br
         if item in broken:
             assert isinstance(outcome, Undecodable)
         else:
-            assert outcome == f"picture {item}"
+            assert outcome == f"image {item}"
     assert len(outcomes) == num_items
     num_broken = len({item for item in broken if item < num_items})
     depth = math.ceil(math.log2(num_items)) if num_items > 1 else 0

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concurrent_loader.device.layout import Layout, lay_out
+from concurrent_loader.device.staging_buffer import Layout, lay_out
 
 sizes = st.lists(st.integers(0, 5000), max_size=20)
 

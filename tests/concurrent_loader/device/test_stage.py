@@ -13,12 +13,12 @@ from fake_device import FakeDevice, as_of
 from PIL import Image
 
 from concurrent_loader.augment import Augment, CenterCrop, CroppingDecoder, Normalize, RandomResizedCrop
-from concurrent_loader.batch import Batch
+from concurrent_loader.batch.batch import Batch
 from concurrent_loader.decode import make_decoder
-from concurrent_loader.device import CODECS, Codec, DeferredDecoder, DeviceStage, screening
+from concurrent_loader.device import CODECS, Codec, DeferredDecoder, DeviceStage, codecs
 from concurrent_loader.device import stage as stage_module
 from concurrent_loader.errors import DecodeError, DeviceMemoryError
-from concurrent_loader.stats import StageClock
+from concurrent_loader.stats.loader_stats import StageClock
 
 CROP = RandomResizedCrop(16)
 
@@ -28,9 +28,9 @@ def batch_of(
 ) -> Batch:
     decoder = DeferredDecoder("image", how, "image", seed=3, codecs=("nvjpeg",))
     prepared = decoder.decoders(0, np.arange(len(encoded)), [f"shard {at}" for at in range(len(encoded))])
-    pictures = [prepare(data) for prepare, data in zip(prepared, encoded, strict=True)]
+    images = [prepare(data) for prepare, data in zip(prepared, encoded, strict=True)]
     labels = torch.arange(len(encoded)) + 10 * step
-    return Batch({"image": decoder.column(pictures), "label": labels, **more}, epoch=0, step=step)
+    return Batch({"image": decoder.column(images), "label": labels, **more}, epoch=0, step=step)
 
 
 def delivered(stage: DeviceStage, batch: Batch) -> Batch:
@@ -73,7 +73,7 @@ def test_pictures_are_those_of_the_cpu_in_the_batch_s_order(
     assert batch["name"] == [str(at) for at in range(7)]
     assert fake.calls == [4]
     assert not fake.wrong
-    assert (clock["pictures decoded by the device"], clock["pictures decoded by the CPU"]) == (4, 3)
+    assert (clock["images decoded by the device"], clock["images decoded by the CPU"]) == (4, 3)
 
 
 def test_what_happens_in_which_order(stage: DeviceStage, fake: FakeDevice, encode: Callable[..., bytes]) -> None:
@@ -161,7 +161,7 @@ def test_what_the_device_refuses_the_cpu_decodes(
     for position in (2, 7):
         assert torch.equal(images[position], expected[position])
     assert not fake.wrong
-    assert (clock["pictures decoded by the device"], clock["pictures decoded by the CPU"]) == (7, 2)
+    assert (clock["images decoded by the device"], clock["images decoded by the CPU"]) == (7, 2)
 
 
 @pytest.mark.parametrize(("how", "made_by"), [("rgb", "make_decoder"), (CROP, "make_crop_decoder")])
@@ -189,10 +189,10 @@ DAMAGED = b"\xff\xd8\xff" + bytes(100)
 
 
 def damaged(batch: Batch, *samples: int) -> Batch:
-    """A batch some of whose pictures turn out to be nothing after their headers have been read."""
+    """A batch some of whose images turn out to be nothing after their headers have been read."""
     column = batch["image"]
-    pictures = tuple(replace(each, data=DAMAGED) if each.sample in samples else each for each in column.pictures)
-    return batch.with_columns({**batch, "image": replace(column, pictures=pictures)})
+    images = tuple(replace(each, data=DAMAGED) if each.sample in samples else each for each in column.images)
+    return batch.with_columns({**batch, "image": replace(column, images=images)})
 
 
 def test_a_broken_picture_is_named_and_the_others_are_not_blamed(
@@ -253,7 +253,7 @@ def test_a_picture_of_another_size_than_its_header_said_is_not_believed(
         fake, "decode", lambda codec, payloads, orientations, mode, plans: [torch.zeros(3, 8, 8, dtype=torch.uint8)] * 2
     )
     assert torch.equal(delivered(stage, batch_of(encoded))["image"], on_the_cpu(encoded))
-    assert clock["pictures decoded by the CPU"] == 2
+    assert clock["images decoded by the CPU"] == 2
 
 
 def test_no_memory_is_an_error_of_its_own_and_not_searched_for(
@@ -274,16 +274,14 @@ def test_an_encoding_that_is_decoded_from_the_device_s_memory(
     """The place for other codecs: their bytes go along in the one copy, and are decoded there."""
     tiles = Codec("tiles", "png", "device", lambda data, header, mode: "")
     known = MappingProxyType({**CODECS, "tiles": tiles})
-    for module in ("deferral", "loads", "stage"):
+    for module in ("deferred_decoder", "batch_transfer", "stage"):
         monkeypatch.setattr(f"concurrent_loader.device.{module}.CODECS", known)
-    assert screening.CODECS is CODECS
+    assert codecs.CODECS is CODECS
     decoder = DeferredDecoder("image", "rgb", "image", seed=0, codecs=("nvjpeg", "tiles"))
     encoded = [encode(0), encode(1, kind="PNG"), encode(2), encode(3, kind="PNG")]
-    pictures = [
-        prepare(data) for prepare, data in zip(decoder.decoders(0, np.arange(4), [""] * 4), encoded, strict=True)
-    ]
+    images = [prepare(data) for prepare, data in zip(decoder.decoders(0, np.arange(4), [""] * 4), encoded, strict=True)]
     stage = DeviceStage(fake, clock=StageClock())
-    images = delivered(stage, Batch({"image": decoder.column(pictures)}))["image"]
+    images = delivered(stage, Batch({"image": decoder.column(images)}))["image"]
     assert torch.equal(images, torch.stack([make_decoder("rgb", "image")(data) for data in encoded]))
     assert [what for what in fake.log if what.startswith("decode")] == ["decode nvjpeg", "decode tiles"]
     assert sum(map(len, (encoded[1], encoded[3]))) <= fake.copied_bytes[0]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from concurrent_loader.device.upright import turn_upright
+from concurrent_loader.device.staged_images import turn_upright
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -5,10 +5,10 @@ import pytest
 from concurrent_loader.decode import available_backends, parse_header
 from concurrent_loader.doctor.decoding import (
     Gpu,
+    check_decoder,
+    check_gpus,
     find_gpus,
     has_nvidia_device,
-    judge_decoder,
-    judge_gpus,
     measure_decoding,
     sample_jpeg,
 )
@@ -32,10 +32,10 @@ def test_decoding_is_timed() -> None:
 
 def test_gpus() -> None:
     a100 = Gpu("A100", 80 << 30)
-    assert judge_gpus((a100,), has_device=True).facts == {"num_gpus": 1, "names": ["A100"]}
-    assert judge_gpus((), has_device=False).level is Level.OK
-    assert judge_gpus((), has_device=True).level is Level.WARN
-    assert judge_gpus(find_gpus(), has_device=has_nvidia_device()).name == "gpu"
+    assert check_gpus((a100,), has_device=True).facts == {"num_gpus": 1, "names": ["A100"]}
+    assert check_gpus((), has_device=False).level is Level.OK
+    assert check_gpus((), has_device=True).level is Level.WARN
+    assert check_gpus(find_gpus(), has_device=has_nvidia_device()).name == "gpu"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_gpus() -> None:
     ],
 )
 def test_decoders(backends: tuple[str, ...], native_crop: bool, level: Level) -> None:
-    finding = judge_decoder(backends, native_crop=native_crop, images_s=900.4, num_cores=2)
+    finding = check_decoder(backends, native_crop=native_crop, images_s=900.4, num_cores=2)
     assert finding.level is level
     assert finding.facts["images_s_per_core"] == 900.4
 
@@ -56,5 +56,5 @@ def test_decoders(backends: tuple[str, ...], native_crop: bool, level: Level) ->
 def test_the_names_are_the_registrys() -> None:
     """What is judged and measured is what the loader takes for a JPEG, and only Pillow alone is slow."""
     for name in available_backends("jpeg"):
-        finding = judge_decoder((name,), native_crop=True, images_s=None, num_cores=1)
+        finding = check_decoder((name,), native_crop=True, images_s=None, num_cores=1)
         assert (finding.level is Level.WARN) is (name == "pillow")

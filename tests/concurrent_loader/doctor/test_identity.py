@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from concurrent_loader.doctor.finding import Finding, Level
-from concurrent_loader.doctor.identity import find_credentials, judge_expiry
-from storage.errors import AccessDenied
-from storage.stores.credentials import S3Credentials
-from storage.stores.options import S3Options
+from concurrent_loader.doctor.identity import check_credentials, check_expiry
+from concurrent_loader.storage.errors import AccessDenied
+from concurrent_loader.storage.stores.aws.credentials import S3Credentials
+from concurrent_loader.storage.stores.options import S3Options
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 KEYS = {"access_key_id": "AKIA-NOT-TO-BE-SHOWN", "secret_access_key": "secret-not-to-be-shown"}
@@ -21,7 +21,7 @@ async def found(options: S3Options, keys: S3Credentials | None = None, deadline_
             raise AccessDenied("no usable AWS credentials")
         return keys
 
-    finding = await find_credentials(options, url="s3://b", deadline_s=deadline_s, chain=chain, now=lambda: NOON)
+    finding = await check_credentials(options, url="s3://b", deadline_s=deadline_s, chain=chain, now=lambda: NOON)
     assert "not-to-be-shown" not in str(finding).lower()
     return finding
 
@@ -57,23 +57,23 @@ async def test_a_chain_that_does_not_answer_is_left_at_the_deadline() -> None:
         raise AccessDenied("too late")
 
     try:
-        finding = await find_credentials(S3Options(), url="s3://b", deadline_s=0.1, chain=chain)
+        finding = await check_credentials(S3Options(), url="s3://b", deadline_s=0.1, chain=chain)
     finally:
         may_end.set()
     assert finding.level is Level.FAIL
-    assert "did not answer" in finding.said
+    assert "did not answer" in finding.message
 
 
 @pytest.mark.parametrize(
     ("left", "level", "said"),
     [
-        (None, Level.OK, "without an end"),
+        (None, Level.OK, "without expiry"),
         (timedelta(hours=12), Level.OK, "12 h"),
-        (timedelta(minutes=20), Level.OK, "20 min; they are renewed"),
+        (timedelta(minutes=20), Level.OK, "20 min; renewed"),
         (timedelta(seconds=-1), Level.FAIL, "expired"),
     ],
 )
 def test_expiry(left: timedelta | None, level: Level, said: str) -> None:
-    finding = judge_expiry(None if left is None else NOON + left, now=NOON)
+    finding = check_expiry(None if left is None else NOON + left, now=NOON)
     assert finding.level is level
-    assert said in finding.said
+    assert said in finding.message

@@ -9,10 +9,10 @@ import pytest
 from concurrent_loader.doctor.finding import Level
 from concurrent_loader.doctor.machine import (
     Drive,
+    check_descriptors,
+    check_drive,
+    check_start_method,
     find_drive,
-    judge_descriptors,
-    judge_drive,
-    judge_start_method,
     measure_writing,
     num_cores,
     open_files_limit,
@@ -25,7 +25,7 @@ NVME = Drive(Path("/nvme"), "xfs", rotates=False, free_bytes=400 * GIB, total_by
 
 class TestDrive:
     def test_good(self) -> None:
-        finding = judge_drive(NVME, write_bytes_s=1.5e9, wanted_bytes=200 * GIB)
+        finding = check_drive(NVME, write_bytes_s=1.5e9, wanted_bytes=200 * GIB)
         assert finding.level is Level.OK
         assert finding.facts["write_bytes_s"] == 1_500_000_000
 
@@ -34,26 +34,26 @@ class TestDrive:
         [
             (replace(NVME, kind="tmpfs"), 3e9, "memory"),
             (replace(NVME, kind="nfs4"), 5e8, "network"),
-            (replace(NVME, rotates=True), 1.8e8, "turn"),
+            (replace(NVME, rotates=True), 1.8e8, "hard disks"),
             (replace(NVME, free_bytes=5 * GIB), 1e9, "10 GiB"),
             (NVME, 1e8, "first epoch"),
         ],
     )
     def test_slow_or_small(self, drive: Drive, write_bytes_s: float, word: str) -> None:
-        finding = judge_drive(drive, write_bytes_s=write_bytes_s, wanted_bytes=None)
+        finding = check_drive(drive, write_bytes_s=write_bytes_s, wanted_bytes=None)
         assert finding.level is Level.WARN
         assert word in finding.advice
 
     def test_a_virtual_drive_that_only_claims_to_turn(self) -> None:
-        assert judge_drive(replace(NVME, rotates=True), write_bytes_s=1e9, wanted_bytes=None).level is Level.OK
+        assert check_drive(replace(NVME, rotates=True), write_bytes_s=1e9, wanted_bytes=None).level is Level.OK
 
     def test_less_than_the_budget(self) -> None:
-        finding = judge_drive(NVME, write_bytes_s=1e9, wanted_bytes=401 * GIB)
+        finding = check_drive(NVME, write_bytes_s=1e9, wanted_bytes=401 * GIB)
         assert finding.level is Level.WARN
         assert "cache_bytes" in finding.advice
 
     def test_not_writable(self) -> None:
-        assert judge_drive(NVME, write_bytes_s=None, wanted_bytes=None).level is Level.FAIL
+        assert check_drive(NVME, write_bytes_s=None, wanted_bytes=None).level is Level.FAIL
 
     def test_a_folder_that_is_not_there_yet(self, tmp_path: Path) -> None:
         drive = find_drive(tmp_path / "a" / "b")
@@ -90,11 +90,11 @@ class TestDrive:
     ("limit", "level"), [(None, Level.OK), (65536, Level.OK), (1024, Level.WARN), (100, Level.FAIL)]
 )
 def test_descriptors(limit: int | None, level: Level) -> None:
-    assert judge_descriptors(limit).level is level
+    assert check_descriptors(limit).level is level
 
 
 def test_this_machine() -> None:
-    assert judge_descriptors(open_files_limit()).name == "descriptors"
-    assert judge_start_method(start_method()).facts["start_method"] in {"fork", "forkserver", "spawn"}
-    assert judge_start_method("fork").said != judge_start_method("spawn").said
+    assert check_descriptors(open_files_limit()).name == "descriptors"
+    assert check_start_method(start_method()).facts["start_method"] in {"fork", "forkserver", "spawn"}
+    assert check_start_method("fork").message != check_start_method("spawn").message
     assert 1 <= num_cores() <= (os.cpu_count() or 1)

@@ -7,8 +7,8 @@ from uuid import uuid4
 import pytest
 
 from concurrent_loader.doctor.finding import Level
-from concurrent_loader.doctor.permissions import PROBE_KEY, Permissions, advice_for, try_permissions
-from storage.errors import (
+from concurrent_loader.doctor.permissions import PROBE_KEY, Permissions, advice_for, check_permissions
+from concurrent_loader.storage.errors import (
     AccessDenied,
     ConfigurationError,
     ConnectionFailed,
@@ -18,7 +18,7 @@ from storage.errors import (
     ServerError,
     StorageError,
 )
-from storage.stores import MemoryStore, ObjectMeta
+from concurrent_loader.storage.stores import MemoryStore, ObjectMeta
 
 
 class Refusing(MemoryStore):
@@ -55,7 +55,7 @@ class Refusing(MemoryStore):
 async def tried(store: Refusing, *, num_objects: int = 1, put: bool = True, deadline_s: float = 5.0) -> Permissions:
     for number in range(num_objects):
         await MemoryStore.put(store, f"shards/{number}", b"x" * (number + 1))
-    return await try_permissions(store, put=put, deadline_s=deadline_s)
+    return await check_permissions(store, put=put, deadline_s=deadline_s)
 
 
 def levels(found: Permissions) -> dict[str, str]:
@@ -87,7 +87,7 @@ async def test_one_right_is_missing(refused: str, expected: dict[str, str]) -> N
     found = await tried(Refusing(refused=(refused,)))
     assert levels(found) == expected
     (missing,) = [finding for finding in found.findings if finding.level is Level.FAIL]
-    assert "it needs s3:" in missing.advice
+    assert "grant s3:" in missing.advice
 
 
 async def test_who_may_not_delete_leaves_one_object_behind() -> None:
@@ -95,7 +95,7 @@ async def test_who_may_not_delete_leaves_one_object_behind() -> None:
     for _ in range(2):
         found = await tried(store)
         assert levels(found)["put"] == "ok"
-        assert "stays there" in found.findings[-1].said
+        assert "stays there" in found.findings[-1].message
     assert [meta.key async for meta in MemoryStore.list(store, "doctor")] == [PROBE_KEY]
 
 
@@ -115,14 +115,14 @@ async def test_a_silent_store_is_left_at_the_deadline(silent: str) -> None:
     [
         (CredentialsExpired("the session token has expired"), "new keys"),
         (AccessDenied("the store does not know the access key"), "check the access key"),
-        (AccessDenied("this machine's clock is off"), "see clock"),
+        (AccessDenied("this machine's clock is off"), "advice for clock"),
         (AccessDenied("the secret key does not fit the access key"), "secret key"),
-        (AccessDenied("access denied"), "it needs a:Right"),
-        (NotFound("no such bucket"), "bucket's name"),
-        (ConfigurationError("the region is wrong"), "see region"),
-        (ConnectionFailed("reset"), "see endpoint"),
-        (DeadlineExceeded("late"), "see endpoint"),
-        (ServerError("failed", got=500), "got 500"),
+        (AccessDenied("access denied"), "grant a:Right"),
+        (NotFound("no such bucket"), "name of the bucket"),
+        (ConfigurationError("the region is wrong"), "advice for region"),
+        (ConnectionFailed("reset"), "advice for endpoint"),
+        (DeadlineExceeded("late"), "advice for endpoint"),
+        (ServerError("failed", got=500), "returned 500"),
     ],
 )
 def test_advice(error: StorageError, advice: str) -> None:

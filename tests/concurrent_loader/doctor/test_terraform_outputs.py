@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from concurrent_loader.doctor.terraform_outputs import read_outputs
-from storage.errors import ConfigurationError
+from concurrent_loader.storage.errors import ConfigurationError
 
 SECRET = "not-to-be-shown"
 MINIO = {

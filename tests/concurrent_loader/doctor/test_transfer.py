@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from concurrent_loader.doctor.finding import Level
 from concurrent_loader.doctor.transfer import (
     Throughput,
-    judge_round_trip,
+    check_round_trip,
     measure_round_trip,
     measure_throughput,
     probe_ranges,
 )
-from storage.errors import AccessDenied, NotFound
-from storage.stores import GetResult, MemoryStore, ObjectMeta
-from storage.testing.fault_store import FaultStore, Stall, in_order
+from concurrent_loader.storage.errors import AccessDenied, NotFound
+from concurrent_loader.storage.stores import GetResult, MemoryStore, ObjectMeta
+from concurrent_loader.storage.testing.faults.fault_store import FaultStore, Stall, in_order
 
 MIB = 1 << 20
 
@@ -103,4 +103,4 @@ async def test_round_trips_that_are_refused() -> None:
 
 
 def test_a_far_store_is_a_warning() -> None:
-    assert judge_round_trip([0.01, 0.2, 0.3]).level is Level.WARN
+    assert check_round_trip([0.01, 0.2, 0.3]).level is Level.WARN

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 
 from concurrent_loader.decode import Box
-from storage.lossless import encode
+from concurrent_loader.storage.lossless import encode
 
 SIZES = [(3, 70, 65), (1, 64, 64), (4, 9, 65), (3, 1, 1), (2, 9, 70), (3, 5, 530)]
 
 
-def pictures() -> list[np.ndarray]:
+def make_images() -> list[np.ndarray]:
     made = []
     for at, (channels, height, width) in enumerate(SIZES):
-        dice = np.random.default_rng(at)
+        rng = np.random.default_rng(at)
         y, x = np.mgrid[:height, :width]
         soft = [100 + 60 * np.sin(x / 13 + each) + 40 * np.cos(y / 9 - each) for each in range(channels)]
-        noise = dice.normal(0, (0, 2, 9)[at % 3], (channels, height, width))
+        noise = rng.normal(0, (0, 2, 9)[at % 3], (channels, height, width))
         made.append((np.stack(soft) + noise).clip(0, 255).astype(np.uint8))
     made.append(np.random.default_rng(9).integers(0, 256, (3, 40, 40)).astype(np.uint8))  # stored as it is
     slope = np.arange(64, dtype=np.uint8)
@@ -50,7 +50,7 @@ def shifted(shape: tuple[int, int, int], number: int) -> list[np.ndarray]:
 def interpret() -> dict[str, Any]:
     from concurrent_loader.lossless import decode_batch, decode_crops
 
-    images = pictures()
+    images = make_images()
     files = [encode(image, compress=at % 2 == 0) for at, image in enumerate(images)]
     whole = decode_batch(files, alpha=True, kernel=True)
     same = [np.array_equal(found.numpy(), image) for image, found in zip(images, whole, strict=True)]
@@ -77,11 +77,11 @@ def stage() -> dict[str, Any]:
     from fake_device import FakeDevice
 
     from concurrent_loader.augment import CroppingDecoder, RandomResizedCrop
-    from concurrent_loader.batch import Batch
+    from concurrent_loader.batch.batch import Batch
     from concurrent_loader.decode import make_decoder
     from concurrent_loader.device import DeferredDecoder, DeviceStage
     from concurrent_loader.lossless import decode_prepared
-    from concurrent_loader.stats import StageClock
+    from concurrent_loader.stats.loader_stats import StageClock
 
     class Device(FakeDevice):
         decode_tiles = staticmethod(decode_prepared)
@@ -107,7 +107,7 @@ def stage() -> dict[str, Any]:
     for mode, files in (("rgb", alike + gray + alpha), ("gray", alike + gray + alpha), ("unchanged", alpha)):
         decode = make_decoder(mode, "image/lossless")
         same += [torch.equal(one, decode(file)) for one, file in zip(made(mode, files), files, strict=True)]
-    files = [encode(image) for image in pictures() if image.shape[2] > 1]
+    files = [encode(image) for image in make_images() if image.shape[2] > 1]
     crop = RandomResizedCrop(8)
     expected = CroppingDecoder(crop, "image/lossless", seed=3).decoders(0, np.arange(len(files)))
     difference = [

@@ -1,4 +1,4 @@
-"""Batches of lossless pictures: the plan refuses what is not sound, and the kernel says what the processor says."""
+"""Batches of lossless images: the plan refuses what is not sound, and the kernel says what the processor says."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from concurrent_loader.decode import Box
 from concurrent_loader.errors import DecodeError
 from concurrent_loader.lossless import decode_batch, decode_crops, plan_batch
-from storage.lossless import encode
+from concurrent_loader.storage.lossless import encode
 
 PROGRAM = Path(__file__).with_name("kernel_program.py")
 
 
-def picture(channels: int, height: int, width: int, dtype: Any = np.uint8) -> np.ndarray:
+def make_image(channels: int, height: int, width: int, dtype: Any = np.uint8) -> np.ndarray:
     y, x = np.mgrid[:height, :width]
     soft = [100 + 60 * np.sin(x / 13 + each) + 40 * np.cos(y / 9 - each) for each in range(channels)]
     return (np.stack(soft) + np.random.default_rng(0).normal(0, 2, (channels, height, width))).astype(dtype)
 
 
-IMAGES = [picture(3, 70, 1300), picture(1, 64, 64), picture(4, 200, 65), picture(2, 5, 9)]
+IMAGES = [make_image(3, 70, 1300), make_image(1, 64, 64), make_image(4, 200, 65), make_image(2, 5, 9)]
 FILES = [encode(image, compress=at % 2 == 0) for at, image in enumerate(IMAGES)]
 
 
@@ -49,6 +49,7 @@ def run(tmp_path: Path, argument: str, **environment: str) -> Any:
     return json.loads(said.stdout)
 
 
+@pytest.mark.long
 def test_the_kernel_makes_the_same_pixels_in_the_interpreter(tmp_path):
     said = run(tmp_path, "interpret", TRITON_INTERPRET="1")
     assert len(said["same"]) == 20
@@ -57,6 +58,7 @@ def test_the_kernel_makes_the_same_pixels_in_the_interpreter(tmp_path):
     assert said["largest"] <= 1  # of crop_resize, where a sum lies within rounding of a half
 
 
+@pytest.mark.long
 def test_batches_of_the_device_stage_go_through_the_kernel_in_the_interpreter(tmp_path):
     said = run(tmp_path, "stage", TRITON_INTERPRET="1")
     assert len(said["same"]) == 6 + 6 + 2
@@ -64,6 +66,7 @@ def test_batches_of_the_device_stage_go_through_the_kernel_in_the_interpreter(tm
     assert said["largest"] <= 1  # of crop_resize
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_kernel_compiles_for_gpus_that_are_not_here(tmp_path, capability):
     used = run(tmp_path, str(capability))
@@ -113,7 +116,7 @@ def test_everything_that_the_kernel_will_read_lies_within_its_bytes():
         ([FILES[0], b"nothing"], None, {}, "ends within its header"),
         ([FILES[0], FILES[1][:-1]], None, {}, "length"),
         ([FILES[1], FILES[0]], None, {"max_pixels": 70 * 1300 - 1}, "too large"),
-        ([FILES[0], encode(picture(1, 9, 9, np.uint16))], None, {}, "16 bits"),
+        ([FILES[0], encode(make_image(1, 9, 9, np.uint16))], None, {}, "8 bits"),
         ([FILES[0], FILES[1]], [None, Box(0, 0, 65, 1)], {}, "does not lie"),
         ([FILES[0], FILES[1]], [None, Box(-1, 0, 5, 1)], {}, "does not lie"),
         ([FILES[0], FILES[1]], [None, Box(0, 0, 0, 1)], {}, "does not lie"),
@@ -125,13 +128,13 @@ def test_what_is_not_sound_is_refused_before_a_launch(files, boxes, options, wor
     assert caught.value.sample == 1
 
 
-@pytest.mark.parametrize("data", [b"nothing", encode(picture(1, 9, 9, np.uint16))])
+@pytest.mark.parametrize("data", [b"nothing", encode(make_image(1, 9, 9, np.uint16))])
 def test_the_processor_refuses_it_too(data):
     with pytest.raises(DecodeError):
         decode_batch([FILES[0], data])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(settings.get_profile("thorough"))
 @given(data=st.data())
 def test_a_changed_file_is_refused_or_planned_within_bounds(data):
     file = bytearray(data.draw(st.sampled_from(FILES)))

@@ -9,13 +9,13 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from storage.cache.drive import Drive
-from storage.fetch.engine import FetchEngine
-from storage.shards.builder import ShardBuilder
-from storage.shards.columns import Schema
-from storage.shards.manifest import ShardEntry
-from storage.stores.memory import MemoryStore
-from storage.stores.protocol import Store
+from concurrent_loader.storage.cache.blocking_io import Drive
+from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.shards.format.builder import ShardBuilder
+from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.shards.manifest.manifest import ShardEntry
+from concurrent_loader.storage.stores.backends.memory import MemoryStore
+from concurrent_loader.storage.stores.store import Store
 
 SCHEMA = Schema.parse({"image": "bytes", "label": "int64", "name": "str"})
 

@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from conftest import METHODS, put_shard, sample
 
-from storage.cache import DiskShardCache
-from storage.cache.drive import Drive
-from storage.fetch.engine import FetchEngine
-from storage.shards.manifest import Manifest, ShardEntry
-from storage.shards.reader import DatasetReader
-from storage.stores.local import LocalStore
+from concurrent_loader.storage.cache import DiskShardCache
+from concurrent_loader.storage.cache.blocking_io import Drive
+from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.shards.manifest.manifest import Manifest, ShardEntry
+from concurrent_loader.storage.shards.reader import DatasetReader
+from concurrent_loader.storage.stores.backends.local import LocalStore
 
 NUM_SHARDS, PER_SHARD = 10, 6
 SCHEMA = {"image": "bytes", "label": "int64", "name": "str"}
@@ -44,7 +44,7 @@ def make_manifest(data: Path) -> Manifest:
     return Manifest(snapshot=1, schema=SCHEMA, shards=tuple(asyncio.run(put())))
 
 
-async def read(data: Path, folder: Path, manifest: Manifest, dice: random.Random, drive: Drive) -> None:
+async def read(data: Path, folder: Path, manifest: Manifest, rng: random.Random, drive: Drive) -> None:
     """Reads shards and samples at random, several at once, within a budget of four shards."""
     async with LocalStore(str(data)) as store:
         engine = FetchEngine(store)
@@ -63,8 +63,8 @@ async def read(data: Path, folder: Path, manifest: Manifest, dice: random.Random
 
         for _ in range(8):
             await asyncio.gather(
-                *(read_shard(dice.randrange(NUM_SHARDS)) for _ in range(2)),
-                *(read_sample(dice.randrange(NUM_SHARDS * PER_SHARD)) for _ in range(3)),
+                *(read_shard(rng.randrange(NUM_SHARDS)) for _ in range(2)),
+                *(read_sample(rng.randrange(NUM_SHARDS * PER_SHARD)) for _ in range(3)),
             )
         assert cache.stats.num_quarantined == 0, cache.stats
         await cache.close()
@@ -108,9 +108,9 @@ def fork(data: Path, folder: Path, manifest: Manifest, seed: int) -> int:
     if pid:
         return pid
     try:
-        dice = random.Random(seed)
-        drive = killing(dice.randrange(1, 400)) if seed % 2 else Drive()
-        asyncio.run(read(data, folder, manifest, dice, drive))
+        rng = random.Random(seed)
+        drive = killing(rng.randrange(1, 400)) if seed % 2 else Drive()
+        asyncio.run(read(data, folder, manifest, rng, drive))
     except BaseException:  # noqa: BLE001 - nothing may return into the parent's code
         traceback.print_exc()
         os._exit(_WRONG)
@@ -119,14 +119,14 @@ def fork(data: Path, folder: Path, manifest: Manifest, seed: int) -> int:
 
 def main(data: Path, folder: Path, num_kills: int) -> None:
     manifest = make_manifest(data)
-    dice = random.Random(0)
+    rng = random.Random(0)
     outcome = {"killed": 0, "unharmed": 0, "wrong": 0}
     seed = 0
     while outcome["killed"] < num_kills and not outcome["wrong"]:
         pids = [fork(data, folder, manifest, seed + place) for place in range(2)]
         for place, pid in enumerate(pids):
             if not (seed + place) % 2:
-                time.sleep(dice.uniform(0, 0.08))
+                time.sleep(rng.uniform(0, 0.08))
                 os.kill(pid, signal.SIGKILL)
         seed += 2
         for pid in pids:

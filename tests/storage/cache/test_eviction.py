@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.cache.eviction import Resident, choose_victims
+from concurrent_loader.storage.cache.eviction import Resident, choose_victims
 
 
 def names(victims: list[Resident] | None) -> list[str] | None:

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.cache import DiskShardCache, MemoryShardCache, OpenShard, open_shard_cache
-from storage.cache.drive import Drive
-from storage.cache.files import FileKind, file_name_of
-from storage.errors import ConfigurationError, CorruptData
-from storage.fetch.engine import FetchEngine
-from storage.shards.index import ShardIndex
-from storage.shards.manifest import ShardEntry
-from storage.stores.protocol import Store
+from concurrent_loader.storage.cache import DiskShardCache, MemoryShardCache, OpenShard, open_shard_cache
+from concurrent_loader.storage.cache.blocking_io import Drive
+from concurrent_loader.storage.cache.folder import FileKind, file_name_of
+from concurrent_loader.storage.errors import ConfigurationError, CorruptData
+from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.shards.format.index import ShardIndex
+from concurrent_loader.storage.shards.manifest.manifest import ShardEntry
+from concurrent_loader.storage.stores.store import Store
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -262,6 +262,7 @@ async def test_a_file_that_decays_again_and_again_is_given_up(
     await cache.close()
 
 
+@pytest.mark.processes
 def test_descriptors_may_run_out(tmp_path: Path) -> None:
     """Forty shards are held open by a process that may have thirty descriptors."""
     script = """
@@ -270,9 +271,9 @@ from pathlib import Path
 import numpy as np
 sys.path.insert(0, sys.argv[1])
 from conftest import put_shard, sample
-from storage.cache import DiskShardCache
-from storage.fetch.engine import FetchEngine
-from storage.stores.memory import MemoryStore
+from concurrent_loader.storage.cache import DiskShardCache
+from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.stores.backends.memory import MemoryStore
 
 async def main():
     async with MemoryStore("memory://x") as store:
@@ -302,9 +303,10 @@ asyncio.run(main())
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("cannot be used as it should (EMFILE") == 1
+    assert done.stderr.count("failed (EMFILE") == 1
 
 
+@pytest.mark.processes
 def test_files_may_not_grow_beyond_a_limit(tmp_path: Path) -> None:
     """RLIMIT_FSIZE: the system refuses what a full drive would refuse, on any machine."""
     script = """
@@ -312,9 +314,9 @@ import asyncio, resource, sys
 import numpy as np
 sys.path.insert(0, sys.argv[1])
 from conftest import put_shard, sample
-from storage.cache import DiskShardCache
-from storage.fetch.engine import FetchEngine
-from storage.stores.memory import MemoryStore
+from concurrent_loader.storage.cache import DiskShardCache
+from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.stores.backends.memory import MemoryStore
 
 async def main():
     async with MemoryStore("memory://x") as store:
@@ -337,7 +339,7 @@ asyncio.run(main())
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("cannot be used as it should (EFBIG") == 1
+    assert done.stderr.count("failed (EFBIG") == 1
     assert sum(path.suffix == ".shard" for path in (tmp_path / "cache").iterdir()) == 3
 
 
@@ -370,6 +372,7 @@ def _mounted(folder: Path) -> bool:
     )
 
 
+@pytest.mark.processes
 async def test_a_full_drive(store: Store, make_sample: MakeSample, small_folder: Path, put: Any, drive: Any) -> None:
     entries = [await put(store, range(20 * n, 20 * n + 20), num_bytes=15_000) for n in range(5)]
     engine = FetchEngine(store)
@@ -406,7 +409,7 @@ class TestOpening:
         with pytest.raises(ConfigurationError, match=r"Not a directory.*cache_required=False.*/file/cache"):
             open_shard_cache(FetchEngine(store), tmp_path / "file" / "cache")
         monkeypatch.setattr(Drive, "may_write", lambda self, folder: False)
-        with pytest.raises(ConfigurationError, match="no files can be made in it"):
+        with pytest.raises(ConfigurationError, match="files cannot be created in it"):
             open_shard_cache(FetchEngine(store), tmp_path / "cache")
         read_only = open_shard_cache(FetchEngine(store), tmp_path / "cache", required=False)
         assert isinstance(read_only, DiskShardCache)
@@ -442,17 +445,17 @@ class TestOpening:
             def f_bavail(self) -> int:
                 return free[0]
 
-        monkeypatch.setattr("storage.cache.opening.os.statvfs", lambda path: Status())
+        monkeypatch.setattr("concurrent_loader.storage.cache.open_cache.os.statvfs", lambda path: Status())
         cache = open_shard_cache(FetchEngine(store), tmp_path / "cache")
         assert isinstance(cache, DiskShardCache)
-        assert cache._budget_bytes == 5 * 2**20
+        assert cache.budget.budget_bytes == 5 * 2**20
         await cache.acquire(entries[0])
         cache.release(entries[0])
         await cache.close()
         free[0] -= entries[0].size
         again = open_shard_cache(FetchEngine(store), tmp_path / "cache")
         assert isinstance(again, DiskShardCache)
-        assert again._budget_bytes == 5 * 2**20
+        assert again.budget.budget_bytes == 5 * 2**20
         await again.close()
 
 

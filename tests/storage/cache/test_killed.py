@@ -12,19 +12,20 @@ from typing import Any
 
 import pytest
 
-from storage.cache import DiskShardCache
-from storage.cache.files import CacheFolder
-from storage.cache.upkeep import verify_cache
-from storage.fetch.engine import FetchEngine
-from storage.shards.manifest import Manifest, ShardEntry
-from storage.shards.reader import DatasetReader
-from storage.stores.local import LocalStore
+from concurrent_loader.storage.cache import DiskShardCache
+from concurrent_loader.storage.cache.folder import CacheFolder
+from concurrent_loader.storage.cache.maintenance import verify_cache
+from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.shards.manifest.manifest import Manifest, ShardEntry
+from concurrent_loader.storage.shards.reader import DatasetReader
+from concurrent_loader.storage.stores.backends.local import LocalStore
 
 MakeSample = Callable[..., dict[str, Any]]
 NUM_SHARDS, PER_SHARD = 10, 6
 SCHEMA = {"image": "bytes", "label": "int64", "name": "str"}
 
 
+@pytest.mark.processes
 def test_two_hundred_kills(tmp_path: Path, put: Any, make_sample: MakeSample) -> None:
     data, folder = tmp_path / "data", tmp_path / "cache"
     done = subprocess.run(
@@ -49,7 +50,7 @@ async def _read_everything(data: Path, folder: Path, put: Any, make_sample: Make
             await put(store, range(PER_SHARD * n, PER_SHARD * (n + 1))) for n in range(NUM_SHARDS)
         ]
         engine = FetchEngine(store)
-        cache = DiskShardCache(engine, folder, budget_bytes="1GiB", patience_s=1.0)
+        cache = DiskShardCache(engine, folder, budget_bytes="1GiB", lock_timeout_s=1.0)
         manifest = Manifest(
             snapshot=1, schema={"image": "bytes", "label": "int64", "name": "str"}, shards=tuple(shards)
         )

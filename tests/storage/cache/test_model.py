@@ -17,13 +17,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from storage.cache import DiskShardCache, UseSchedule
-from storage.errors import CorruptData
-from storage.fetch.engine import FetchEngine
-from storage.shards.manifest import Manifest, ShardEntry
-from storage.shards.reader import DatasetReader
-from storage.stores.memory import MemoryStore
-from storage.stores.protocol import Store
+from concurrent_loader.storage.cache import DiskShardCache, UseSchedule
+from concurrent_loader.storage.errors import CorruptData
+from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.shards.manifest.manifest import Manifest, ShardEntry
+from concurrent_loader.storage.shards.reader import DatasetReader
+from concurrent_loader.storage.stores.backends.memory import MemoryStore
+from concurrent_loader.storage.stores.store import Store
 
 NUM_SHARDS, PER_SHARD = 4, 5
 SHARDS = st.integers(0, NUM_SHARDS - 1)
@@ -86,7 +86,7 @@ class CacheMachine(RuleBasedStateMachine):
         held = [(who, number) for who in (0, 1) for number, count in self.pins[who].items() if count]
         who, number = data.draw(st.sampled_from(held))
         self._check(who, number)
-        self.caches[who].release(self.entries[number], spent=spent)
+        self.caches[who].release(self.entries[number], done_for_epoch=spent)
         self.pins[who][number] -= 1
 
     @rule(who=st.integers(0, 1), number=st.integers(0, NUM_SHARDS * PER_SHARD - 1))
@@ -102,11 +102,11 @@ class CacheMachine(RuleBasedStateMachine):
             np.array(steps, dtype=float),
             np.zeros(NUM_SHARDS, dtype=bool),
         )
-        self.runner.run(self.caches[who].follow(lambda: schedule))
+        self.runner.run(self.caches[who].set_schedule(lambda: schedule))
 
     @rule(who=st.integers(0, 1), step=st.integers(0, 8))
     def go_on(self, who: int, step: int) -> None:
-        self.caches[who].at(step)
+        self.caches[who].set_step(step)
 
     @rule(number=SHARDS, suffix=st.sampled_from([".shard", ".sparse"]), at=st.integers(0, 7000), cut=st.booleans())
     def damage(self, number: int, suffix: str, at: int, cut: bool) -> None:
@@ -151,10 +151,11 @@ class CacheMachine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
+@pytest.mark.hypothesis
 def test_against_the_model(put: Callable[..., Any], make_sample: Callable[..., dict[str, Any]]) -> None:
     run_state_machine_as_test(
         lambda: CacheMachine(put, make_sample),
-        settings=settings(max_examples=100, stateful_step_count=25, deadline=None),
+        settings=settings(stateful_step_count=25),
     )
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from storage.cache.schedule import UseSchedule
-from storage.errors import ConfigurationError
+from concurrent_loader.storage.cache.eviction import UseSchedule
+from concurrent_loader.storage.errors import ConfigurationError
 
 
 def schedule(names: list[str], rows: list[tuple[float, float, float, bool]]) -> UseSchedule:
@@ -18,7 +18,7 @@ def test_the_next_use_is_in_this_epoch_until_its_last_one_is_over() -> None:
     assert uses.next_use("a", step=7) == 7
     assert uses.next_use("a", step=9) == 9
     assert uses.next_use("a", step=10) == 104
-    assert uses.next_use("a", step=6, spent=True) == 104
+    assert uses.next_use("a", step=6, done_for_epoch=True) == 104
     assert uses.next_use("b", step=0) is None
 
 
@@ -43,5 +43,5 @@ def test_two_entries_may_be_one_file() -> None:
 
 
 def test_lengths_are_checked() -> None:
-    with pytest.raises(ConfigurationError, match="one step a shard"):
+    with pytest.raises(ConfigurationError, match="one step per shard"):
         UseSchedule(["a"], np.zeros(2), np.zeros(1), np.zeros(1), np.zeros(1, dtype=bool))

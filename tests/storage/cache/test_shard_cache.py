@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.cache import DiskShardCache, MemoryShardCache, OpenShard, ShardCache, UseSchedule
-from storage.cache.files import CachedFile
-from storage.errors import DatasetChanged, DigestMismatch, NotFound
-from storage.fetch.engine import FetchEngine
-from storage.shards.manifest import ShardEntry
-from storage.stores.protocol import Store
-from storage.testing.fault_store import FaultStore, FlipBit, in_order
+from concurrent_loader.storage.cache import DiskShardCache, MemoryShardCache, OpenShard, ShardCache, UseSchedule
+from concurrent_loader.storage.cache.folder import CachedFile
+from concurrent_loader.storage.errors import DatasetChanged, DigestMismatch, NotFound
+from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.shards.manifest.manifest import ShardEntry
+from concurrent_loader.storage.stores.store import Store
+from concurrent_loader.storage.testing.faults.fault_store import FaultStore, FlipBit, in_order
 
 MakeSample = Callable[..., dict[str, object]]
 
@@ -175,10 +175,10 @@ async def test_files_leave_when_the_budget_is_full_but_never_while_in_use(
 
 async def test_the_farthest_next_use_leaves_first(store: Store, entries: list[ShardEntry], tmp_path: Path) -> None:
     cache = disk(FetchEngine(store), tmp_path, budget_bytes=3 * entries[0].size + 500)
-    await cache.follow(lambda: schedule(entries, next_step=[50, 900, 100, 60, 0]))
+    await cache.set_schedule(lambda: schedule(entries, next_step=[50, 900, 100, 60, 0]))
     for entry in entries[:3]:
         await cache.acquire(entry)
-        cache.release(entry, spent=True)
+        cache.release(entry, done_for_epoch=True)
     await cache.acquire(entries[3])
     assert not (tmp_path / f"{entries[1].digest}.shard").exists()
     cache.release(entries[3])
@@ -204,7 +204,7 @@ async def test_a_full_drive_is_reported_once_and_gone_round(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("storage.cache.drive.os.pwrite", full)
+    monkeypatch.setattr("concurrent_loader.storage.cache.blocking_io.os.pwrite", full)
     cache = disk(FetchEngine(store), tmp_path)
     with caplog.at_level(logging.WARNING):
         for number, entry in enumerate(entries):
@@ -234,7 +234,7 @@ async def test_wrong_bytes_in_the_bucket_are_an_error_and_are_not_kept(
     data[100] ^= 1
     await store.put(entries[0].key, data)
     cache = disk(FetchEngine(store), tmp_path)
-    with pytest.raises(DatasetChanged, match="replaced, or damaged where it is stored") as caught:
+    with pytest.raises(DatasetChanged, match="it was replaced, or damaged in storage") as caught:
         await cache.acquire(entries[0])
     error = caught.value
     assert (error.url, error.key, error.shard, error.attempts) == (store.url, entries[0].key, entries[0].key, 2)
@@ -311,6 +311,7 @@ async def test_a_waiter_for_another_process_can_be_cancelled(
     await other.close()
 
 
+@pytest.mark.slow
 async def test_folders_of_many_files_are_counted_now_and_then_only(
     store: Store, put: Callable[..., Awaitable[ShardEntry]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,7 +334,7 @@ async def test_folders_of_many_files_are_counted_now_and_then_only(
         counted = 0
         for entry in some:
             await cache.acquire(entry)
-            cache.release(entry, spent=True)
+            cache.release(entry, done_for_epoch=True)
 
     await use(entries[:512])
     assert counted <= 512 // 2 + 1
@@ -342,8 +343,8 @@ async def test_folders_of_many_files_are_counted_now_and_then_only(
     assert counted <= 88 // 2 + 1
     assert 85 <= cache.stats.num_evicted <= 95
     steps = [float(n) for n in range(1100)]
-    await cache.follow(lambda: schedule(entries, next_step=steps))
-    cache.at(11)
+    await cache.set_schedule(lambda: schedule(entries, next_step=steps))
+    cache.set_step(11)
     bypassed = cache.stats.num_bypassed
     await use(entries[600:640])  # wanted later than all that are there
     assert cache.stats.num_bypassed >= bypassed + 38  # but for what was granted before

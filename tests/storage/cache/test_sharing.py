@@ -19,26 +19,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.cache import DiskShardCache, UseSchedule
-from storage.cache.drive import Drive
-from storage.cache.files import CacheFolder
-from storage.cache.lock_waiting import LockWaiter
-from storage.fetch.engine import FetchEngine
-from storage.shards.manifest import ShardEntry
-from storage.shards.snapshots import load_manifest
-from storage.shards.writer import ShardWriter
-from storage.stores import open_store
-from storage.stores.protocol import Store
+from concurrent_loader.storage.cache import DiskShardCache, UseSchedule
+from concurrent_loader.storage.cache.blocking_io import Drive
+from concurrent_loader.storage.cache.folder import CacheFolder
+from concurrent_loader.storage.cache.lock_wait import LockWaiter
+from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.shards.manifest.manifest import ShardEntry
+from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
+from concurrent_loader.storage.shards.writing.writer import ShardWriter
+from concurrent_loader.storage.stores import open_store
+from concurrent_loader.storage.stores.store import Store
 
 MakeSample = Callable[..., dict[str, Any]]
 
 READER = """
 import asyncio, json, sys
 import numpy as np
-from storage.cache import DiskShardCache
-from storage.fetch import FetchEngine
-from storage.shards.snapshots import load_manifest
-from storage.stores import open_store
+from concurrent_loader.storage.cache import DiskShardCache
+from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
+from concurrent_loader.storage.stores import open_store
 
 async def main(url, options, folder, budget, number, rounds):
     async with open_store(url, **options) as store:
@@ -132,6 +132,7 @@ def test_eight_processes_download_a_data_set_once(s3_bucket: Any, tmp_path: Path
     assert {path.suffix for path in tmp_path.iterdir()} == {".shard"}
 
 
+@pytest.mark.processes
 def test_eight_processes_stay_within_one_budget(tmp_path: Path) -> None:
     url = str(tmp_path / "data")
     _, num_bytes = write_dataset(url, {}, num_samples=200)
@@ -146,7 +147,7 @@ def test_eight_processes_stay_within_one_budget(tmp_path: Path) -> None:
 
 HOLDER = """
 import os, sys
-from storage.cache.files import CacheFolder
+from concurrent_loader.storage.cache.folder import CacheFolder
 folder = CacheFolder(sys.argv[1])
 lock = folder.lock_room(wait=False) if sys.argv[2] == "room" else folder.lock_shard(sys.argv[2], wait=False)
 assert lock is not None
@@ -194,6 +195,7 @@ class WatchedDrive(Drive):
         return super().lock(fd, shared=shared, wait=wait)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("lock", ["shard", "room"])
 async def test_when_the_holder_of_a_lock_dies_the_waiter_takes_over(
     store: Store, entries: list[ShardEntry], tmp_path: Path, no_leaks: None, lock: str
@@ -213,11 +215,12 @@ async def test_when_the_holder_of_a_lock_dies_the_waiter_takes_over(
     assert {path.suffix for path in tmp_path.iterdir()} == {".shard"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("lock", ["shard", "room"])
 async def test_a_holder_that_hangs_is_gone_round(
     store: Store, entries: list[ShardEntry], tmp_path: Path, no_leaks: None, caplog: pytest.LogCaptureFixture, lock: str
 ) -> None:
-    cache = DiskShardCache(FetchEngine(store), tmp_path, budget_bytes="1GiB", patience_s=0.05)
+    cache = DiskShardCache(FetchEngine(store), tmp_path, budget_bytes="1GiB", lock_timeout_s=0.05)
     with holder(tmp_path, entries[0].digest if lock == "shard" else "room") as process:
         process.send_signal(signal.SIGSTOP)
         with caplog.at_level(logging.WARNING):
@@ -226,7 +229,7 @@ async def test_a_holder_that_hangs_is_gone_round(
                 assert not shard.cached
                 cache.release(entries[0])
         assert len(caplog.records) == 1
-        assert "has not got on for 0.05 s" in caplog.text
+        assert "made no progress for 0.05 s" in caplog.text
         assert len(lock_threads()) == 1
         process.send_signal(signal.SIGKILL)
         await lock_threads_end()
@@ -269,12 +272,12 @@ class TestWaiting:
             free.wait()
             return 7
 
-        assert await LockWaiter(patience_s=0.01).wait("a", take, lambda lock: None, pulse) == 7
+        assert await LockWaiter(timeout_s=0.01).wait("a", take, lambda lock: None, pulse) == 7
         assert seen >= 4
 
     async def test_what_comes_too_late_is_given_back(self) -> None:
         free, given_back = threading.Event(), threading.Event()
-        waiter = LockWaiter(patience_s=0.01)
+        waiter = LockWaiter(timeout_s=0.01)
 
         def take() -> int:
             free.wait()
@@ -299,7 +302,7 @@ class TestWaiting:
             free.wait()
             return 7
 
-        task = asyncio.create_task(LockWaiter(patience_s=60).wait("a", take, lambda lock: given_back.set()))
+        task = asyncio.create_task(LockWaiter(timeout_s=60).wait("a", take, lambda lock: given_back.set()))
         await happens(waits)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -312,7 +315,7 @@ class TestWaiting:
             raise OSError(24, "Too many open files")
 
         with pytest.raises(OSError, match="Too many"):
-            await LockWaiter(patience_s=60).wait("a", take, lambda lock: None)
+            await LockWaiter(timeout_s=60).wait("a", take, lambda lock: None)
 
     async def test_a_pulse_that_cannot_be_felt_is_the_waiters_error_and_leaves_no_lock_taken(self) -> None:
         free, given_back = threading.Event(), threading.Event()
@@ -325,7 +328,7 @@ class TestWaiting:
             raise OSError(5, "Input/output error")
 
         with pytest.raises(OSError, match="Input/output"):
-            await LockWaiter(patience_s=60).wait("a", take, lambda lock: given_back.set(), pulse)
+            await LockWaiter(timeout_s=60).wait("a", take, lambda lock: given_back.set(), pulse)
         free.set()
         await happens(given_back)
 
@@ -356,16 +359,16 @@ async def test_nothing_is_kept_that_is_wanted_later_than_what_would_have_to_go(
     next_step = np.array([50.0, 60.0, 70.0, 55.0, 40.0])
     zeros, last, shared = np.zeros(5), np.full(5, 10.0), np.array([False, False, False, False, False])
     names = [entry.digest for entry in entries]
-    await cache.follow(lambda: UseSchedule(names, zeros, last, next_step, shared))
+    await cache.set_schedule(lambda: UseSchedule(names, zeros, last, next_step, shared))
     for entry in entries[:3]:
         await cache.acquire(entry)
-        cache.release(entry, spent=True)
+        cache.release(entry, done_for_epoch=True)
     assert cache.stats.num_bypassed == 1  # the third is wanted after the first two
     assert {path.stem for path in tmp_path.iterdir()} == {names[0], names[1]}
     await cache.acquire(entries[3])
-    cache.release(entries[3], spent=True)
+    cache.release(entries[3], done_for_epoch=True)
     assert {path.stem for path in tmp_path.iterdir()} == {names[0], names[3]}
-    cache.at(11)  # the epoch is over for all of them
+    cache.set_step(11)  # the epoch is over for all of them
     await cache.acquire(entries[4])
     assert {path.stem for path in tmp_path.iterdir()} == {names[0], names[4]}
     assert os.listdir(tmp_path)

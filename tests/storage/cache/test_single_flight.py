@@ -5,9 +5,9 @@ import gc
 
 import pytest
 
-from storage.cache.single_flight import LedFlight, SingleFlight
+from concurrent_loader.storage.cache.single_flight import LeaderFlight, SingleFlight
 
-Flight = SingleFlight[str, int] | LedFlight[str, int]
+Flight = SingleFlight[str, int] | LeaderFlight[str, int]
 
 
 class Calls:
@@ -28,7 +28,7 @@ class Calls:
         return number
 
 
-BOTH = pytest.mark.parametrize("kind", [SingleFlight, LedFlight])
+BOTH = pytest.mark.parametrize("kind", [SingleFlight, LeaderFlight])
 
 
 @BOTH
@@ -105,7 +105,7 @@ async def test_a_call_that_ends_by_itself_while_being_cancelled_is_no_problem() 
 
 
 async def test_where_the_caller_that_leads_is_cancelled_another_makes_the_call_anew() -> None:
-    calls, flight = Calls(), LedFlight[str, int]()
+    calls, flight = Calls(), LeaderFlight[str, int]()
     leading, *following = (asyncio.create_task(flight.run("k", calls)) for _ in range(4))
     await asyncio.sleep(0)
     leading.cancel()
@@ -116,7 +116,7 @@ async def test_where_the_caller_that_leads_is_cancelled_another_makes_the_call_a
 
 
 async def test_a_cancelled_follower_takes_nothing_along() -> None:
-    calls, flight = Calls(), LedFlight[str, int]()
+    calls, flight = Calls(), LeaderFlight[str, int]()
     leading, first, second = (asyncio.create_task(flight.run("k", calls)) for _ in range(3))
     await asyncio.sleep(0)
     first.cancel()
@@ -127,7 +127,7 @@ async def test_a_cancelled_follower_takes_nothing_along() -> None:
 
 
 async def test_an_error_that_nobody_is_left_to_see_is_not_complained_of(caplog: pytest.LogCaptureFixture) -> None:
-    flight: LedFlight[str, int] = LedFlight()
+    flight: LeaderFlight[str, int] = LeaderFlight()
     go = asyncio.Event()
 
     async def fail() -> int:

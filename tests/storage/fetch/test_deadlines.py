@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.fetch.deadlines import Age, StallWatch, attempt_timeout_s, for_size
-from storage.fetch.retry import RetryPolicy
+from concurrent_loader.storage.fetch.deadlines import CallDeadline, StallWatch, attempt_timeout_s, for_size
+from concurrent_loader.storage.fetch.retry import RetryPolicy
 
 POLICY = RetryPolicy(first_byte_s=5, min_bytes_per_s=1000, stall_window_s=10, deadline_s=60)
 
@@ -57,11 +57,11 @@ def test_a_dribble_stalls_after_a_window_at_most(waits_s: list[float]) -> None:
 
 
 def test_before_the_first_request_only_silence_counts() -> None:
-    age = Age(100.0)
-    assert age.seconds(130.0, heard_s=-math.inf) == 30
-    assert age.seconds(130.0, heard_s=50.0) == 30  # that was before it began
-    assert age.seconds(130.0, heard_s=120.0) == 10
-    age.sent(heard_s=120.0)
-    assert age.seconds(140.0, heard_s=139.0) == 20  # and from then on everything
-    age.sent(heard_s=139.0)
-    assert age.seconds(140.0, heard_s=139.0) == 20
+    deadline = CallDeadline(100.0)
+    assert deadline.elapsed_s(130.0, last_activity_s=-math.inf) == 30
+    assert deadline.elapsed_s(130.0, last_activity_s=50.0) == 30  # that was before it began
+    assert deadline.elapsed_s(130.0, last_activity_s=120.0) == 10
+    deadline.start(last_activity_s=120.0)
+    assert deadline.elapsed_s(140.0, last_activity_s=139.0) == 20  # and from then on everything
+    deadline.start(last_activity_s=139.0)
+    assert deadline.elapsed_s(140.0, last_activity_s=139.0) == 20

@@ -12,12 +12,12 @@ import weakref
 
 import pytest
 
-from storage.errors import ConfigurationError, Throttled
-from storage.fetch import FetchEngine, RetryPolicy
-from storage.fetch import endpoint as endpoint_module
-from storage.fetch.endpoint import Endpoint, Member
-from storage.stores.memory import MemoryStore
-from storage.testing.fault_store import Fail, FaultStore, Wait, in_order
+from concurrent_loader.storage.errors import ConfigurationError, Throttled
+from concurrent_loader.storage.fetch import FetchEngine, RetryPolicy
+from concurrent_loader.storage.fetch import endpoint as endpoint_module
+from concurrent_loader.storage.fetch.endpoint import Endpoint, Member
+from concurrent_loader.storage.stores.backends.memory import MemoryStore
+from concurrent_loader.storage.testing.faults.fault_store import Fail, FaultStore, Wait, in_order
 
 SMALL = {"now_s": 0.0, "num_bytes": 10, "answer_s": 0.1}
 
@@ -80,14 +80,14 @@ def test_event_loops_of_several_threads_share_the_places() -> None:
     lock = threading.Lock()
     num_now = num_most = num_done = 0
 
-    async def visit(dice: random.Random) -> None:
+    async def visit(rng: random.Random) -> None:
         nonlocal num_now, num_most, num_done
         place = await endpoint.enter()
         with lock:
             num_now += 1
             num_most = max(num_most, num_now)
         try:
-            for _ in range(dice.randrange(3)):
+            for _ in range(rng.randrange(3)):
                 await asyncio.sleep(0)
         finally:
             with lock:
@@ -96,9 +96,9 @@ def test_event_loops_of_several_threads_share_the_places() -> None:
             endpoint.leave(place, **SMALL)  # type: ignore[arg-type]
 
     async def visit_often(seed: int) -> None:
-        dice = random.Random(seed)
-        tasks = [asyncio.create_task(visit(dice)) for _ in range(200)]
-        for task in dice.sample(tasks, 50):
+        rng = random.Random(seed)
+        tasks = [asyncio.create_task(visit(rng)) for _ in range(200)]
+        for task in rng.sample(tasks, 50):
             await asyncio.sleep(0)
             task.cancel()
         await asyncio.wait(tasks)
@@ -159,6 +159,7 @@ async def _visit(endpoint: Endpoint) -> None:
     endpoint.leave(await endpoint.enter(), **SMALL)  # type: ignore[arg-type]
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_begins_anew() -> None:
     engine = FetchEngine(MemoryStore(f"memory://{secrets.token_hex(8)}"), in_flight=1)
@@ -208,7 +209,7 @@ async def test_retries_beyond_the_budget_are_put_off() -> None:
         in_flight=40,
         retry=RetryPolicy(max_attempts=50),
         sleep=sleep,
-        dice=lambda: 0.0,
+        rng=lambda: 0.0,
     )
     await asyncio.gather(*(engine.fetch("k", 0, 10) for _ in range(40)))
     assert pauses_s.count(0.0) == 16

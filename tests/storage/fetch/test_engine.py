@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 import xxhash
 
-from storage.errors import (
+from concurrent_loader.storage.errors import (
     ConnectionFailed,
     DeadlineExceeded,
     DigestMismatch,
@@ -17,9 +17,10 @@ from storage.errors import (
     StorageError,
     Throttled,
 )
-from storage.fetch.engine import FetchEngine
-from storage.fetch.retry import RetryPolicy
-from storage.stores.protocol import GetResult, ObjectMeta, Store
+from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.fetch.retry import RetryPolicy
+from concurrent_loader.storage.stores.objects import GetResult, ObjectMeta
+from concurrent_loader.storage.stores.store import Store
 
 DATA = bytes(range(200))
 DIGEST = xxhash.xxh3_64_intdigest(DATA[10:20])
@@ -85,7 +86,7 @@ class Clock:
 def engine_over(store: Store, *, in_flight: int = 4, policy: RetryPolicy | None = None) -> tuple[FetchEngine, Clock]:
     clock = Clock()
     engine = FetchEngine(
-        store, in_flight=in_flight, retry=policy or RetryPolicy(), clock=clock, sleep=clock.sleep, dice=lambda: 0.5
+        store, in_flight=in_flight, retry=policy or RetryPolicy(), clock=clock, sleep=clock.sleep, rng=lambda: 0.5
     )
     return engine, clock
 
@@ -283,7 +284,7 @@ async def test_an_endpoint_that_has_answered_is_waited_for() -> None:
 async def test_so_is_one_that_answered_in_another_process() -> None:
     clock = Clock()
     store = Scripted(*(refused() for _ in range(8)))
-    engine = FetchEngine(store, is_known=True, clock=clock, sleep=clock.sleep, dice=lambda: 0.5)
+    engine = FetchEngine(store, is_known=True, clock=clock, sleep=clock.sleep, rng=lambda: 0.5)
     await engine.fetch("k", 0, 5)
     assert clock.now_s > 5
 

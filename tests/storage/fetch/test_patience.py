@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from storage.errors import DeadlineExceeded, NotFound, StorageError
-from storage.fetch import FetchEngine, RetryPolicy
-from storage.fetch.patience import wait_while
-from storage.stores.memory import MemoryStore
-from storage.testing.fault_store import Call, Fail, Fault, FaultStore, Script, Stall, Wait
-from storage.testing.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.errors import DeadlineExceeded, NotFound, StorageError
+from concurrent_loader.storage.fetch import FetchEngine, RetryPolicy
+from concurrent_loader.storage.fetch.deadlines import wait_with_renewable_deadline
+from concurrent_loader.storage.stores.backends.memory import MemoryStore
+from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.testing.faults.fault_store import Call, Fail, Fault, FaultStore, Script, Stall, Wait
 
 SIZE = 4 << 20
 DATA = bytes(range(256)) * (SIZE // 256)
@@ -32,7 +32,7 @@ async def an_engine(script: Script, policy: RetryPolicy, *, in_flight: int = 1) 
     inner = MemoryStore(f"memory://{secrets.token_hex(8)}")
     await inner.put("k", DATA)
     return FetchEngine(
-        FaultStore(inner, script), in_flight=in_flight, retry=policy, hedge=None, clock=seconds(), dice=lambda: 0.5
+        FaultStore(inner, script), in_flight=in_flight, retry=policy, hedge=None, clock=seconds(), rng=lambda: 0.5
     )
 
 
@@ -45,7 +45,7 @@ async def outcome(call: Awaitable[object]) -> tuple[float, BaseException | None]
     return seconds()(), None
 
 
-# -- `wait_while` alone ------------------------------------------------------------------------------------------------
+# -- `wait_with_renewable_deadline` alone -----------------------------------------------------------------------------
 
 
 def test_patience_that_becomes_new_is_asked_for_only_when_the_old_one_has_passed() -> None:
@@ -61,7 +61,7 @@ def test_patience_that_becomes_new_is_asked_for_only_when_the_old_one_has_passed
             return until_s - now_s()
 
         with pytest.raises(TimeoutError):
-            await wait_while(left_s, never)
+            await wait_with_renewable_deadline(left_s, never)
         return asked, now_s()
 
     assert run_in_virtual_time(main()) == (4, 30.0)
@@ -73,7 +73,7 @@ def test_what_comes_in_time_is_returned_and_no_timer_is_left() -> None:
             await asyncio.sleep(3)
             return 7
 
-        return await wait_while(lambda: 5.0, wait), seconds()()
+        return await wait_with_renewable_deadline(lambda: 5.0, wait), seconds()()
 
     assert run_in_virtual_time(main()) == (7, 3.0)
 
@@ -82,7 +82,7 @@ def test_what_comes_in_time_is_returned_and_no_timer_is_left() -> None:
 def test_no_patience_at_all_is_no_endless_loop(left_s: float) -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
-            await wait_while(lambda: left_s, never)
+            await wait_with_renewable_deadline(lambda: left_s, never)
 
     run_in_virtual_time(main())
 
@@ -176,7 +176,7 @@ def test_other_calls_wait_no_longer_either() -> None:
     async def main() -> None:
         engine = await an_engine(lambda call: (Wait(never),), RetryPolicy(first_byte_s=60, deadline_s=60))
         ends = await asyncio.gather(
-            *(outcome(engine.insist(lambda: engine.store.head("k"), "k")) for _ in range(5)),
+            *(outcome(engine.call_with_retries(lambda: engine.store.head("k"), "k")) for _ in range(5)),
         )
         for ended_s, error in ends:
             assert isinstance(error, DeadlineExceeded)
@@ -192,7 +192,7 @@ def test_other_calls_that_work_are_signs_of_life() -> None:
             lambda call: (Wait(lambda: asyncio.sleep(50)),), RetryPolicy(first_byte_s=60, deadline_s=60)
         )
         ends = await asyncio.gather(
-            *(outcome(engine.insist(lambda: engine.store.head("k"), "k")) for _ in range(5)),
+            *(outcome(engine.call_with_retries(lambda: engine.store.head("k"), "k")) for _ in range(5)),
         )
         assert [error for _, error in ends] == [None] * 5
 

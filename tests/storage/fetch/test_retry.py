@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import (
+from concurrent_loader.storage.errors import (
     AccessDenied,
     ConfigurationError,
     ConnectionFailed,
@@ -14,30 +14,30 @@ from storage.errors import (
     Throttled,
     TruncatedBody,
 )
-from storage.fetch.retry import RetryBudget, RetryPolicy, retry_delay_s, wants_new_connection
+from concurrent_loader.storage.fetch.retry import RetryBudget, RetryPolicy, retry_delay_s, wants_new_connection
 
 POLICY = RetryPolicy(max_attempts=4, base_delay_s=1, max_delay_s=3, throttle_factor=2, deadline_s=60)
 
 
 def test_the_ceiling_doubles_up_to_the_maximum() -> None:
-    delays = [retry_delay_s(POLICY, ConnectionFailed("x"), attempts=n, elapsed_s=0, dice=1.0) for n in (1, 2, 3, 4)]
+    delays = [retry_delay_s(POLICY, ConnectionFailed("x"), attempts=n, elapsed_s=0, jitter=1.0) for n in (1, 2, 3, 4)]
     assert delays == [1, 2, 3, None]
 
 
 def test_a_throttled_request_waits_longer() -> None:
-    assert retry_delay_s(POLICY, Throttled("x"), attempts=1, elapsed_s=0, dice=1.0) == 2
+    assert retry_delay_s(POLICY, Throttled("x"), attempts=1, elapsed_s=0, jitter=1.0) == 2
 
 
 @pytest.mark.parametrize("error", [NotFound("x"), AccessDenied("x")])
 def test_what_cannot_help_is_not_tried_again(error: NotFound | AccessDenied) -> None:
-    assert retry_delay_s(POLICY, error, attempts=1, elapsed_s=0, dice=0.0) is None
+    assert retry_delay_s(POLICY, error, attempts=1, elapsed_s=0, jitter=0.0) is None
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1e6), st.floats(0, 1, exclude_max=True))
 def test_no_pause_is_negative_above_the_maximum_or_past_the_deadline(
-    attempts: int, elapsed_s: float, dice: float
+    attempts: int, elapsed_s: float, jitter: float
 ) -> None:
-    delay_s = retry_delay_s(POLICY, Throttled("x"), attempts=attempts, elapsed_s=elapsed_s, dice=dice)
+    delay_s = retry_delay_s(POLICY, Throttled("x"), attempts=attempts, elapsed_s=elapsed_s, jitter=jitter)
     if delay_s is not None:
         assert 0 <= delay_s <= POLICY.max_delay_s
         assert elapsed_s + delay_s < POLICY.deadline_s
@@ -46,11 +46,11 @@ def test_no_pause_is_negative_above_the_maximum_or_past_the_deadline(
 
 def test_a_retry_beyond_the_budget_is_put_off_and_not_dropped() -> None:
     delays = [
-        retry_delay_s(POLICY, ConnectionFailed("x"), attempts=1, elapsed_s=0, dice=dice, within_budget=False)
-        for dice in (0.0, 1.0)
+        retry_delay_s(POLICY, ConnectionFailed("x"), attempts=1, elapsed_s=0, jitter=jitter, within_budget=False)
+        for jitter in (0.0, 1.0)
     ]
     assert delays == [1.5, 3]
-    late = retry_delay_s(POLICY, ConnectionFailed("x"), attempts=1, elapsed_s=58, dice=1.0, within_budget=False)
+    late = retry_delay_s(POLICY, ConnectionFailed("x"), attempts=1, elapsed_s=58, jitter=1.0, within_budget=False)
     assert late == pytest.approx(1.8)
 
 

@@ -1,6 +1,6 @@
 """Decodes generated images in a process of its own and prints what each took: memory beyond the start, and seconds.
 
-Usage: bomb_program.py memory | limited
+Usage: bomb_program.py memory | limited | lying_avif
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from concurrent_loader.decode import make_decoder, parse_header
+from concurrent_loader.decode import ImageHeader, make_decoder, parse_header
+from concurrent_loader.decode.backends.libraries import LIBRARIES
 from concurrent_loader.decode.crop import Box, make_crop_decoder
-from concurrent_loader.decode.libraries import LIBRARIES
 from concurrent_loader.errors import DecodeError
-from storage.images import decoding_bytes
-from storage.lossless import encode
+from concurrent_loader.storage.images import decoding_bytes
+from concurrent_loader.storage.lossless import encode
 
 SIDE = 1500
 
@@ -44,7 +44,7 @@ def peak_of(call: Callable[[], object]) -> int:
     try:
         call()
     except DecodeError as error:
-        if "no 16-bit colour" not in error.what:
+        if "16-bit color" not in error.what:
             raise
     return status("VmHWM") - before
 
@@ -96,8 +96,8 @@ def crop_of(data: bytes, native: bool) -> Callable[[], object]:
 def ways_of(data: bytes) -> dict[str, Callable[[], object]]:
     header = parse_header(data)
     ways = {f"crop {native}": crop_of(data, native) for native in (header.format == "jpeg", False)}
-    for library, about in LIBRARIES.items():
-        module = import_module(f"concurrent_loader.decode.{about.module}")
+    for library in LIBRARIES:
+        module = import_module(f"concurrent_loader.decode.backends.{library}")
         if header.format in module.FORMATS:
             for mode in ("RGB", "GRAY", "UNCHANGED"):
                 ways[f"{library} {mode}"] = partial(module.decode, data, header, mode)
@@ -139,6 +139,20 @@ def limited() -> None:
     print(json.dumps(said))
 
 
+def lying_avif() -> None:
+    """Prints the memory that libraries take for a file that claims 16 x 16 pixels."""
+    data = Path(__file__).with_name("claims_16x16.avif").read_bytes()
+    small = io.BytesIO()
+    Image.new("L", (16, 16)).save(small, "AVIF")
+    taken = {}
+    for library in ("pillow", "torchcodec"):
+        module = import_module(f"concurrent_loader.decode.backends.{library}")
+        header = ImageHeader("avif", 16, 16, 3)
+        module.decode(small.getvalue(), header, "RGB")
+        taken[library] = peak_of(partial(module.decode, data, header, "RGB"))
+    print(json.dumps(taken))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"memory": memory, "limited": limited}[sys.argv[1]]()
+    {"memory": memory, "limited": limited, "lying_avif": lying_avif}[sys.argv[1]]()

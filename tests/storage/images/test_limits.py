@@ -18,14 +18,14 @@ from PIL import Image
 
 from concurrent_loader.decode import make_crop_decoder, make_decoder
 from concurrent_loader.decode.crop import Box
-from concurrent_loader.device.screening import why_not_nvjpeg
+from concurrent_loader.device.codecs import why_not_nvjpeg
 from concurrent_loader.errors import DecodeError
-from storage.errors import FormatError
-from storage.images import check_limits, parse_header
-from storage.images.jpeg_scans import most_scans
-from storage.importers.image_check import image_fault
-from storage.importers.lossless_encoding import to_lossless
-from storage.shards.columns import Column
+from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.images import check_limits, parse_header
+from concurrent_loader.storage.images.jpeg_scans import max_scans
+from concurrent_loader.storage.importers.image_check import image_fault
+from concurrent_loader.storage.importers.lossless_encoding import to_lossless
+from concurrent_loader.storage.shards.format.schema import Column
 
 PROGRAM = Path(__file__).with_name("bomb_program.py")
 FIXED_BYTES = 8_000_000  # strips, tables of the libraries: whatever the size of the image
@@ -115,7 +115,7 @@ def test_scans_of_real_files_are_allowed() -> None:
     progressive, sequential = encoded("RGB", "JPEG", progressive=True), by_component()
     assert progressive.count(b"\xff\xda") == 10
     for num_pixels in (1, 1 << 20, 178_000_000):
-        assert most_scans(0xC2, 3, num_pixels) >= 32
+        assert max_scans(0xC2, 3, num_pixels) >= 32
     assert make_decoder("rgb", "jpeg")(progressive).shape == (3, 21, 37)
     assert make_decoder("rgb", "jpeg")(sequential).shape == (3, 16, 16)
     assert image_fault(sequential, column=Column(name="image", type="jpeg"), verify="decode") is None
@@ -161,6 +161,7 @@ def program(task: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_no_library_takes_more_memory_than_foreseen() -> None:
     taken = program("memory")
@@ -171,9 +172,24 @@ def test_no_library_takes_more_memory_than_foreseen() -> None:
     assert taken["png, pillow UNCHANGED"][0] > 0.6 * taken["png, pillow UNCHANGED"][1]
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 def test_too_little_memory_is_a_decode_error() -> None:
     said = program("limited")
     assert len(said) == 17
     # libwebp does not say why it failed.
     assert {name: what for name, what in said.items() if "not enough memory" not in what and "webp" not in what} == {}
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+def test_an_avif_that_lies_about_its_size_is_refused_before_libavif_allocates_for_it() -> None:
+    data = PROGRAM.with_name("claims_16x16.avif").read_bytes()
+    with Image.open(io.BytesIO(data)) as image:
+        assert image.size == (16, 16)  # what Pillow reports is no protection:
+    for taken_bytes in program("lying_avif").values():
+        assert taken_bytes > 1 << 26  # one byte for each of 9000 x 9000 pixels
+    header = parse_header(data)
+    assert (header.width, header.height, header.num_pixels) == (16, 16, 81_000_000)
+    with pytest.raises(DecodeError, match="too large"):
+        make_decoder("rgb", "avif", max_pixels=1 << 26)(data)

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from storage.errors import AccessDenied, ConfigurationError, NotFound
-from storage.importers import ImageFolder, ImportedSample, ImportProblem, ImportScan
-from storage.shards.manifest import Manifest
-from storage.stores import LocalStore, MemoryStore, open_store
-from storage.stores.options import S3Options, parse_options
-from storage.stores.s3 import S3Store
-from storage.testing.fault_store import Call, Fail, Fault, FaultStore, Wait, in_order
+from concurrent_loader.storage.errors import AccessDenied, ConfigurationError, NotFound
+from concurrent_loader.storage.importers import ImageFolder, ImportedSample, ImportProblem, ImportScan
+from concurrent_loader.storage.shards.manifest.manifest import Manifest
+from concurrent_loader.storage.stores import LocalStore, MemoryStore, open_store
+from concurrent_loader.storage.stores.backends.aiobotocore import AiobotocoreStore
+from concurrent_loader.storage.stores.options import S3Options, parse_options
+from concurrent_loader.storage.testing.faults.fault_store import Call, Fail, Fault, FaultStore, Wait, in_order
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -116,7 +116,7 @@ class TestScan:
         for files, error, words in (
             ({}, NotFound, "empty, or does not exist"),
             ({"a/x.heic": b"", "b.tiff": b""}, NotFound, "none of 2 files ends in jpeg, jpg, png, webp.*heic, tiff"),
-            ({"manifests/0000000001.clm": b""}, NotFound, "a data set of shards already"),
+            ({"manifests/0000000001.clm": b""}, NotFound, "a dataset of shards already"),
             ({"1.jpg": b"", "2.jpg": b""}, ConfigurationError, "all images lie directly.*--no-classes"),
             ({"1.jpg": b"", "a/2.jpg": b""}, ConfigurationError, "1 of 2 lie directly.*--no-classes"),
         ):
@@ -224,7 +224,7 @@ class TestDamagedFiles:
         store = await folder({"a/x.webp": file.getvalue(), "a/y.webp": picture(kind)})
         _, items = await run(store, image_type="image")
         (problem,) = [item for item in items if isinstance(item, ImportProblem)]
-        assert (problem.name, problem.reason) == ("a/x.webp", "an animation is not one picture")
+        assert (problem.name, problem.reason) == ("a/x.webp", "an animation is not a single image")
         _, items = await run(store, image_type="image", verify="header")
         assert len(samples(items)) == 2
 
@@ -252,7 +252,7 @@ class TestDamagedFiles:
         assert {item.name for item in items if isinstance(item, ImportProblem)} == {"b/2.jpeg", "b/1.JPG"}
 
     async def test_too_large_a_file_is_not_even_fetched(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("storage.importers.image_folder._MAX_IMAGE_BYTES", 100)
+        monkeypatch.setattr("concurrent_loader.storage.importers.image_folder._MAX_IMAGE_BYTES", 100)
         store = FaultStore(await folder(CLASSES), lambda call: ())
         _, items = await run(store)
         assert all(isinstance(item, ImportProblem) for item in items)
@@ -286,10 +286,10 @@ class TestNamesThatCannotBeKeys:
         assert scan.metadata == {"classes": {"label": ["a"]}}
 
     @pytest.mark.s3
-    @pytest.mark.parametrize("client", ["obstore", "aiobotocore"])
+    @pytest.mark.parametrize("client", ["native", "aiobotocore"])
     async def test_in_a_bucket(self, moto_bucket: Any, client: str) -> None:
         options = moto_bucket.storage_options
-        async with S3Store(moto_bucket.url, parse_options(S3Options, options, url=moto_bucket.url)) as raw:
+        async with AiobotocoreStore(moto_bucket.url, parse_options(S3Options, options, url=moto_bucket.url)) as raw:
             await raw._put("a/1.jpg", memoryview(picture()), if_absent=False)
             for key in ("a//2.jpg", "a/../3.jpg", "a/\r4.jpg", "a/\x015.jpg", "a//notes.txt"):
                 await raw._put(key, memoryview(b"x"), if_absent=False)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from storage.errors import ConfigurationError, CorruptData
-from storage.importers import ImageFolder
-from storage.importers.lossless_encoding import to_lossless
-from storage.ingest import ingest
-from storage.lossless import decode
-from storage.shards.snapshots import load_manifest
-from storage.stores import LocalStore
+from concurrent_loader.storage.errors import ConfigurationError, CorruptData
+from concurrent_loader.storage.importers import ImageFolder
+from concurrent_loader.storage.importers.ingest import ingest
+from concurrent_loader.storage.importers.lossless_encoding import to_lossless
+from concurrent_loader.storage.lossless import decode
+from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
+from concurrent_loader.storage.stores import LocalStore
 
 DICE = np.random.default_rng(0)
 
@@ -199,7 +199,7 @@ def test_a_tiff_of_three_channels_is_kept():
         (tiff(noise(4), extra=0), "neither colour nor alpha"),
         (tiff(noise(5), extra=(2, 0)), "neither colour nor alpha"),
         (tiff(noise(4), extra=1), "multiplied by alpha"),
-        (tiff(noise(1), photometric=1, format=2), "signs"),
+        (tiff(noise(1), photometric=1, format=2), "signed"),
     ],
 )
 def test_what_pillow_would_change_of_a_tiff_is_refused(file, words):
@@ -240,7 +240,7 @@ def test_a_folder_of_them(folder, tmp_path):
     assert counts["source_bytes"] == report.num_bytes == sum(path.stat().st_size for path in folder.rglob("*.*"))
     assert 0 < counts["stored_bytes"] < counts["source_bytes"]
 
-    run(folder, tmp_path / "out", append=True)
+    run(folder, tmp_path / "out", append=True, again=True)
 
     async def newest() -> Any:
         async with LocalStore(tmp_path / "out") as store:

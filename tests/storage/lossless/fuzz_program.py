@@ -1,10 +1,11 @@
-"""Decodes mutated lossless pictures until it has had its fill; a short run is test_fuzzing.py's.
+"""Decodes mutated lossless images until it has had its fill; a short run is test_fuzzing.py's.
 
     python fuzz_program.py SECONDS SEED
 
-Wants nothing of the package but `storage.lossless`. To look for reads outside of buffers, build the module with
-``-fsanitize=address,undefined`` and run this under ``LD_PRELOAD=libasan.so ASAN_OPTIONS=detect_leaks=0``: a fault ends
-the process. Whatever decodes is decoded in numpy as well, now and then, and must be the same. One line of JSON counts.
+Wants nothing of the package but `concurrent_loader.storage.lossless`. To look for reads outside of buffers, build the
+module with ``-fsanitize=address,undefined`` and run this under ``LD_PRELOAD=libasan.so ASAN_OPTIONS=detect_leaks=0``: a
+fault ends the process. Whatever decodes is decoded in numpy as well, now and then, and must be the same. One line of
+JSON counts.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import time
 
 import numpy as np
 
-from storage.errors import FormatError
-from storage.lossless import decode, encode, parse_header
-from storage.lossless.decoder import index_units, plain_sections
-from storage.lossless.layout import HEADER_BYTES, PACKED, parse_groups
+from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.lossless import decode, encode, parse_header
+from concurrent_loader.storage.lossless.decoder import index_units, plain_sections
+from concurrent_loader.storage.lossless.layout import HEADER_BYTES, PACKED, parse_groups
 
 SIZES = ((1, 1), (7, 70), (70, 7), (64, 64), (65, 130), (20, 600))
 MAX_PIXELS = 1 << 16
 
 
 def seeds() -> list[bytes]:
-    """Small pictures of every kind."""
+    """Small images of every kind."""
     made = []
     for channels, dtype in ((1, np.uint8), (2, np.uint8), (3, np.uint8), (4, np.uint8), (1, np.uint16)):
         for height, width in SIZES:
@@ -80,7 +81,7 @@ def try_one(data: bytes, dice: random.Random) -> bool:
         box = top, left, dice.randrange(1, height - top + 1), dice.randrange(1, width - left + 1)
         part = decode(data, box=box, max_pixels=MAX_PIXELS)
         expected = pixels[:, top : top + box[2], left : left + box[3]]
-        assert np.array_equal(part, expected), "a box is another picture"
+        assert np.array_equal(part, expected), "a box is another image"
     except FormatError:
         pixels = None
     if also_in_numpy:

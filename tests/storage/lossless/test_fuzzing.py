@@ -1,4 +1,4 @@
-"""A few seconds of mutated pictures, in a process of its own: it would not survive a stray write."""
+"""A few seconds of mutated images, in a process of its own: it would not survive a stray write."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
 
 PROGRAM = Path(__file__).with_name("fuzz_program.py")
 

@@ -1,4 +1,6 @@
-"""Files that version 1 has written must be read for ever, and a second reader, from docs/lossless.md alone, agrees."""
+"""Files that version 1 has written must be read for ever, and a second reader, from
+docs/reference/lossless_format.md alone, agrees.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from storage.lossless import decode, encode
+from concurrent_loader.storage.lossless import decode, encode
 
 GOLDEN = Path(__file__).with_name("golden")
 KINDS = {"gray": (1, np.uint8), "rgb": (3, np.uint8), "rgba": (4, np.uint8), "gray16": (1, np.uint16)}
@@ -32,7 +34,7 @@ def test_golden_files(name):
 
 
 def second_reader(data: bytes) -> np.ndarray:
-    """Reads a packed picture sample by sample, as the specification has it."""
+    """Reads a packed image sample by sample, as the specification has it."""
     magic, version, mode, channels, bits, width, height, side, group_tiles, zero = struct.unpack_from(
         "<4sBBBBIIBBH", data
     )

@@ -1,4 +1,4 @@
-"""Lossless pictures: what goes in comes out, in numpy and in C, whole and in boxes; all else is a FormatError."""
+"""Lossless images: what goes in comes out, in numpy and in C, whole and in boxes; all else is a FormatError."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.errors import ConfigurationError, FormatError, SchemaError
-from storage.lossless import decode, encode, has_native_lossless, native, parse_header
-from storage.lossless.decoder import index_units, plain_sections
-from storage.lossless.layout import HEADER_BYTES, PACKED, PLAIN, parse_groups
+from concurrent_loader.storage.errors import ConfigurationError, FormatError, SchemaError
+from concurrent_loader.storage.lossless import decode, encode, has_native_lossless, native, parse_header
+from concurrent_loader.storage.lossless.decoder import index_units, plain_sections
+from concurrent_loader.storage.lossless.layout import HEADER_BYTES, PACKED, PLAIN, parse_groups
 
 NATIVE = [False, True] if has_native_lossless() else [False]
 KINDS = [(1, np.uint8), (2, np.uint8), (3, np.uint8), (4, np.uint8), (1, np.uint16)]
 
 
-def picture(channels: int, height: int, width: int, dtype=np.uint8, *, noise: float = 2.0, seed: int = 0) -> np.ndarray:
+def make_image(
+    channels: int, height: int, width: int, dtype=np.uint8, *, noise: float = 2.0, seed: int = 0
+) -> np.ndarray:
     """Soft shapes and some noise."""
     dice = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
@@ -30,25 +32,24 @@ def picture(channels: int, height: int, width: int, dtype=np.uint8, *, noise: fl
 
 
 @st.composite
-def pictures(draw):
+def images(draw):
     channels, dtype = draw(st.sampled_from(KINDS))
     height, width = draw(st.integers(1, 140)), draw(st.integers(1, 150))
     kind = draw(st.sampled_from(["soft", "noise", "flat", "ends", "gray"]))
     seed = draw(st.integers(0, 99))
     dice, most = np.random.default_rng(seed), np.iinfo(dtype).max
     if kind == "soft":
-        return picture(channels, height, width, dtype, noise=draw(st.sampled_from([0, 1, 5, 40])), seed=seed)
+        return make_image(channels, height, width, dtype, noise=draw(st.sampled_from([0, 1, 5, 40])), seed=seed)
     if kind == "noise":
         return dice.integers(0, most + 1, (channels, height, width)).astype(dtype)
     if kind == "flat":
         return np.full((channels, height, width), draw(st.integers(0, most)), dtype)
     if kind == "ends":
         return (dice.integers(0, 2, (channels, height, width)) * most).astype(dtype)
-    return np.repeat(picture(1, height, width, dtype, seed=seed), channels, axis=0)
+    return np.repeat(make_image(1, height, width, dtype, seed=seed), channels, axis=0)
 
 
-@settings(max_examples=150, deadline=None)
-@given(pixels=pictures(), compress=st.booleans(), data=st.data())
+@given(pixels=images(), compress=st.booleans(), data=st.data())
 def test_what_goes_in_comes_out(pixels, compress, data):
     files = [encode(pixels, compress=compress, native=module) for module in NATIVE]
     assert len(set(files)) == 1
@@ -68,7 +69,7 @@ def test_what_goes_in_comes_out(pixels, compress, data):
 @pytest.mark.parametrize(("channels", "dtype"), KINDS)
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 5), (64, 64), (65, 63), (128, 4), (66, 600), (64, 513)])
 def test_sizes_around_tiles_and_groups(channels, dtype, height, width, module):
-    pixels = picture(channels, height, width, dtype)
+    pixels = make_image(channels, height, width, dtype)
     file = encode(pixels, native=module)
     header = parse_header(file)
     assert (header.shape, header.dtype) == (pixels.shape, pixels.dtype)
@@ -76,7 +77,7 @@ def test_sizes_around_tiles_and_groups(channels, dtype, height, width, module):
 
 
 def test_it_is_smaller_than_its_samples_and_never_larger_than_they_are():
-    soft = picture(3, 300, 500)
+    soft = make_image(3, 300, 500)
     assert len(encode(soft)) < len(encode(soft, compress=False)) < 0.7 * soft.nbytes
     noise = np.random.default_rng(0).integers(0, 256, (3, 100, 70)).astype(np.uint8)
     file = encode(noise)
@@ -84,9 +85,9 @@ def test_it_is_smaller_than_its_samples_and_never_larger_than_they_are():
 
 
 def test_any_memory_layout_and_byte_order_is_welcome():
-    pixels = picture(3, 70, 80)
+    pixels = make_image(3, 70, 80)
     assert encode(np.ascontiguousarray(pixels.transpose(1, 2, 0)).transpose(2, 0, 1)) == encode(pixels)
-    deep = picture(1, 70, 80, np.uint16)
+    deep = make_image(1, 70, 80, np.uint16)
     assert encode(deep.astype(">u2")) == encode(deep)
 
 
@@ -106,12 +107,12 @@ def test_other_arrays_are_refused(pixels):
 @pytest.mark.parametrize("box", [(0, 0, 0, 1), (-1, 0, 1, 1), (0, 0, 71, 1), (0, 79, 1, 2), (0, 80, 1, 1)])
 def test_a_box_lies_within_the_picture(box):
     with pytest.raises(ValueError, match="box"):
-        decode(encode(picture(1, 70, 80)), box=box)
+        decode(encode(make_image(1, 70, 80)), box=box)
 
 
 @pytest.mark.parametrize("compress", [True, False])
 def test_a_box_reads_only_its_own_groups(compress):
-    pixels = picture(3, 400, 1500)
+    pixels = make_image(3, 400, 1500)
     file = bytearray(encode(pixels, compress=compress))
     groups = parse_groups(file, parse_header(file))
     box = (130, 600, 100, 300)
@@ -128,7 +129,7 @@ def test_a_box_reads_only_its_own_groups(compress):
 
 
 def test_many_threads_decode_at_once():
-    pixels = [picture(3, 150, 200, seed=seed) for seed in range(8)]
+    pixels = [make_image(3, 150, 200, seed=seed) for seed in range(8)]
     files = [encode(each) for each in pixels]
     wrong = []
 
@@ -166,7 +167,7 @@ def agree(data: bytes) -> None:
 
 @pytest.mark.parametrize("compress", [True, False])
 def test_a_file_that_was_cut_is_no_picture(compress):
-    file = encode(picture(3, 66, 70), compress=compress)
+    file = encode(make_image(3, 66, 70), compress=compress)
     for end in [*range(200), *range(200, len(file), 97)]:
         for module in NATIVE:
             with pytest.raises(FormatError):
@@ -176,12 +177,12 @@ def test_a_file_that_was_cut_is_no_picture(compress):
 
 
 SEEDS = [
-    encode(picture(channels, *size, dtype), compress=compress)
+    encode(make_image(channels, *size, dtype), compress=compress)
     for channels, dtype in KINDS for size in ((9, 70), (70, 9)) for compress in (True, False)
 ]  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(settings.get_profile("thorough"))
 @given(data=st.data())
 def test_changed_bytes_are_an_error_or_another_picture(data):
     file = bytearray(data.draw(st.sampled_from(SEEDS)))
@@ -191,7 +192,7 @@ def test_changed_bytes_are_an_error_or_another_picture(data):
     agree(bytes(file))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(settings.get_profile("thorough"))
 @given(rubbish=st.binary(max_size=300), start=st.integers(0, 60))
 def test_rubbish_is_an_error_or_another_picture(rubbish, start):
     agree(SEEDS[5][:start] + rubbish)
@@ -202,7 +203,7 @@ def test_rubbish_is_an_error_or_another_picture(rubbish, start):
     [(0, 0), (4, 2), (5, 2), (6, 0), (6, 5), (7, 9), (16, 32), (17, 0), (18, 1), (11, 2), (15, 2)],
 )
 def test_every_field_of_the_header_is_checked(at, value):
-    file = bytearray(encode(picture(3, 66, 70)))
+    file = bytearray(encode(make_image(3, 66, 70)))
     file[at] = value
     with pytest.raises(FormatError):
         parse_header(file)
@@ -210,7 +211,7 @@ def test_every_field_of_the_header_is_checked(at, value):
 
 
 def test_a_size_is_held_against_the_cap_and_the_file_before_memory_is_taken():
-    file = bytearray(encode(picture(1, 66, 70)))
+    file = bytearray(encode(make_image(1, 66, 70)))
     with pytest.raises(FormatError, match="too large"):
         decode(file, max_pixels=66 * 70 - 1)
     file[8:16] = (1 << 24).to_bytes(4, "little") * 2
@@ -233,12 +234,12 @@ def group(file: bytes) -> tuple[bytearray, int]:
 @pytest.mark.parametrize(
     ("offset", "value", "words"),
     [
-        (0, 0b11, "predictor"), (0, 0b01000000, "predictor"), (1, 2, "colour"), (2 + 3, 0x09, "width"),
+        (0, 0b11, "predictor"), (0, 0b01000000, "predictor"), (1, 2, "color"), (2 + 3, 0x09, "width"),
         (2 + 3, 0x00, "length"), (2 + 3, 0x88, "length"),
     ],
 )  # fmt: skip
 def test_modes_and_widths_are_checked(offset, value, words, module):
-    file, start = group(encode(picture(3, 60, 60, noise=9), compress=False))
+    file, start = group(encode(make_image(3, 60, 60, noise=9), compress=False))
     file[start + offset] = value
     with pytest.raises(FormatError, match=words):
         decode(file, native=module)
@@ -246,7 +247,7 @@ def test_modes_and_widths_are_checked(offset, value, words, module):
 
 @pytest.mark.parametrize("module", NATIVE)
 def test_a_frame_that_promises_another_length_is_refused(module):
-    file = encode(picture(1, 60, 60))
+    file = encode(make_image(1, 60, 60))
     header = parse_header(file)
     stored, coded, rest = np.frombuffer(file[HEADER_BYTES : HEADER_BYTES + 12], "<u4").tolist()
     assert stored < coded
@@ -263,7 +264,7 @@ def test_a_frame_that_promises_another_length_is_refused(module):
 
 @pytest.mark.parametrize(("channels", "dtype"), KINDS)
 def test_units_are_found_alike(channels, dtype):
-    file = encode(picture(channels, 130, 700, dtype))
+    file = encode(make_image(channels, 130, 700, dtype))
     header = parse_header(file)
     groups = parse_groups(file, header)
     coded = plain_sections(file, groups)
@@ -280,7 +281,7 @@ def test_units_are_found_alike(channels, dtype):
 def test_without_the_module_numpy_does_it(monkeypatch):
     monkeypatch.setattr(native, "_module", None)
     assert not has_native_lossless()
-    pixels = picture(3, 20, 30)
+    pixels = make_image(3, 20, 30)
     assert np.array_equal(decode(encode(pixels)), pixels)
     with pytest.raises(ConfigurationError, match="not built"):
         encode(pixels, native=True)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.shards import Schema, ShardBuilder, verify_shard
+from concurrent_loader.storage.shards import Schema, ShardBuilder, verify_shard
 
 GOLDEN = Path(__file__).parent / "golden"
-SPECIFICATION = Path(__file__).parents[3] / "docs" / "format.md"
+SPECIFICATION = Path(__file__).parents[3] / "docs" / "reference" / "format.md"
 
 
 @pytest.fixture(scope="module")

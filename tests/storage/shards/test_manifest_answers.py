@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from storage.errors import FormatError, NotFound
-from storage.fetch import FetchEngine, RetryPolicy
-from storage.shards.manifest import Manifest, manifest_key
-from storage.shards.snapshots import commit, load_manifest
-from storage.stores.memory import MemoryStore
-from storage.testing.fault_store import Call, Fail, Fault, FaultStore, Script, Wait
-from storage.testing.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.errors import FormatError, NotFound
+from concurrent_loader.storage.fetch import FetchEngine, RetryPolicy
+from concurrent_loader.storage.shards.manifest.manifest import Manifest, manifest_key
+from concurrent_loader.storage.shards.manifest.snapshots import commit, load_manifest
+from concurrent_loader.storage.stores.backends.memory import MemoryStore
+from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.testing.faults.fault_store import Call, Fail, Fault, FaultStore, Script, Wait
 
 ANSWER_S = 0.03
 
@@ -123,7 +123,7 @@ async def test_a_cancelled_opening_leaves_nothing(operation: str) -> None:
 async def test_too_large_a_manifest_costs_no_memory_where_bodies_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size is known from the answer's headers: there is no other request, and the body is not read."""
     store = await a_store(1, lambda call: ())
-    monkeypatch.setattr("storage.shards.snapshots.MAX_MANIFEST_BYTES", 100)
+    monkeypatch.setattr("concurrent_loader.storage.shards.manifest.snapshots.MAX_MANIFEST_BYTES", 100)
     engine = FetchEngine(store, retry=RetryPolicy(base_delay_s=1e-6, max_delay_s=1e-5))
     with pytest.raises(FormatError, match="too large") as caught:
         await load_manifest(engine, 1)

@@ -1,4 +1,5 @@
-"""A second reader, written from docs/format.md alone: it imports nothing of the product and reads the golden shards.
+"""A second reader, written from docs/reference/format.md alone: it imports nothing of the product and reads the
+golden shards.
 
 If this file has to change with the product, the specification was wrong or the format has changed.
 """

@@ -18,11 +18,11 @@ from datetime import datetime
 
 import botocore.session
 
-from storage.errors import StorageError
-from storage.fetch import FetchEngine
-from storage.stores import open_store
+from concurrent_loader.storage.errors import StorageError
+from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.stores import open_store
 
-CLIENTS = ["obstore", "aiobotocore", "fsspec"]
+CLIENTS = ["native", "aiobotocore", "fsspec"]
 GIVEN = json.loads(os.environ.pop("CANARY"))
 URL, OPTIONS = GIVEN["url"], GIVEN["options"]
 

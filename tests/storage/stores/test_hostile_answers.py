@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 
-from storage.errors import (
+from concurrent_loader.storage.errors import (
     AccessDenied,
     ConnectionFailed,
     NotFound,
@@ -19,8 +19,8 @@ from storage.errors import (
     StoreError,
     TransientError,
 )
-from storage.stores import s3_entries
-from storage.stores.opening import open_store
+from concurrent_loader.storage.stores.backends import s3_entries
+from concurrent_loader.storage.stores.backends.open_store import open_store
 
 MIB = 1 << 20
 FACTS = b'ETag: "x"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n'
@@ -106,10 +106,8 @@ CALLS = {
     "delete": lambda store: store.delete("key"),
     "list": listed,
 }
-# With obstore only S3 listings are bounded; it reads errors whole (see docs/stores.md).
 BOUNDED = [
-    *(("aiobotocore", call) for call in CALLS),
-    ("obstore", "list"),
+    *((client, call) for client in ("native", "aiobotocore") for call in CALLS),
     *(("fsspec", call) for call in ("get_range", "head", "put", "list")),
 ]
 
@@ -137,7 +135,7 @@ async def test_a_success_without_an_end(client, call):
         assert server.sent_bytes < 128 * MIB
 
 
-@pytest.mark.parametrize("client", ["aiobotocore", "obstore"])
+@pytest.mark.parametrize("client", ["native", "aiobotocore"])
 @pytest.mark.parametrize(
     "make",
     [
@@ -169,7 +167,7 @@ async def test_listings_that_make_no_sense(client, make, monkeypatch):
 
 async def test_a_listing_of_pages_of_which_one_is_empty():
     pages = iter([page(b"a", more=truncated(b"t")), page(more=truncated(b"u")), page(b"b")])
-    async with Server(lambda _: next(pages)) as server, opened("obstore", server.port) as store:
+    async with Server(lambda _: next(pages)) as server, opened("native", server.port) as store:
         assert await listed(store) == ["a", "b"]
 
 
@@ -182,7 +180,7 @@ HEADERS = {
 }
 
 
-@pytest.mark.parametrize("client", ["aiobotocore", "obstore"])
+@pytest.mark.parametrize("client", ["native", "aiobotocore"])
 @pytest.mark.parametrize(
     ("call", "name"),  # only a Content-Range can hold a huge total
     [(call, name) for call in READS for name in HEADERS if name != "huge" or call == "get_range"],

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.stores.location import Location
+from concurrent_loader.storage.stores.location import Location
 
 
 @pytest.mark.parametrize(
@@ -26,5 +26,5 @@ def test_urls_are_read_literally(url, bucket, prefix):
 @pytest.mark.parametrize("key", ["k", "a", "a/k", "a/b/k"])
 def test_keys_come_back(prefix, key):
     location = Location("s3", "bucket", prefix)
-    assert location.relative(location.full(key)) == key
-    assert location.full(key).startswith(location.full(""))
+    assert location.relative_key(location.full_key(key)) == key
+    assert location.full_key(key).startswith(location.full_key(""))

@@ -7,12 +7,13 @@ import contextlib
 
 import pytest
 
-from storage.errors import ConfigurationError
-from storage.stores.cloud import CloudStore
-from storage.stores.opening import open_store
-from storage.stores.options import AzureOptions, GoogleOptions
-from storage.stores.redirect_guard import environment_proxy, redirect_guard
-from storage.stores.s3 import S3Store
+from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.stores.backends.aiobotocore import AiobotocoreStore
+from concurrent_loader.storage.stores.backends.obstore import ObstoreStore
+from concurrent_loader.storage.stores.backends.obstore_redirects import environment_proxy, redirect_guard
+from concurrent_loader.storage.stores.backends.open_store import open_store
+from concurrent_loader.storage.stores.backends.s3 import S3Store
+from concurrent_loader.storage.stores.options import AzureOptions, GoogleOptions
 
 TOKEN = "session-token-of-the-test"
 MIB = 1 << 20
@@ -113,16 +114,16 @@ def s3_options(port):
 
 
 def google(port):
-    return CloudStore("gs://bucket", GoogleOptions(endpoint_url=f"http://127.0.0.1:{port}", bearer_token=TOKEN))
+    return ObstoreStore("gs://bucket", GoogleOptions(endpoint_url=f"http://127.0.0.1:{port}", bearer_token=TOKEN))
 
 
 def azure(port):
     endpoint_url = f"http://127.0.0.1:{port}"
-    return CloudStore("az://bucket", AzureOptions(account_name="a", bearer_token=TOKEN, endpoint_url=endpoint_url))
+    return ObstoreStore("az://bucket", AzureOptions(account_name="a", bearer_token=TOKEN, endpoint_url=endpoint_url))
 
 
 OPENERS = {
-    "obstore": lambda port: open_store("s3://bucket", client="obstore", **s3_options(port)),
+    "native": lambda port: open_store("s3://bucket", client="native", **s3_options(port)),
     "aiobotocore": lambda port: open_store("s3://bucket", client="aiobotocore", **s3_options(port)),
     "fsspec": lambda port: open_store("s3://bucket", client="fsspec", **s3_options(port)),
     "google": google,
@@ -146,13 +147,14 @@ async def test_no_redirect_is_followed(name, verb):
                 assert other.heads == [], (status, place)
 
 
-@pytest.mark.parametrize("client", ["obstore", "aiobotocore"])
+@pytest.mark.parametrize("client", ["native", "aiobotocore"])
 async def test_no_redirect_is_followed_from_https(client, tls):
     async with Server(believable) as plain, Server(believable, tls) as other:
         places = [
             f"http://127.0.0.1:{plain.port}/",
             f"http://localhost:{plain.port}/",
             f"https://localhost:{other.port}/",
+            f"https://127.0.0.1:{other.port}/",  # another port of the same host
         ]
         redirect = b""
         async with Server(lambda _: redirect, tls) as server:
@@ -166,7 +168,7 @@ async def test_no_redirect_is_followed_from_https(client, tls):
         assert (plain.heads, other.heads) == ([], [])
 
 
-@pytest.mark.parametrize("name", ["obstore", "aiobotocore", "fsspec"])
+@pytest.mark.parametrize("name", ["native", "aiobotocore", "fsspec"])
 async def test_a_redirect_to_another_region_names_it(name):
     headers = b"Location: http://localhost:1/\r\nx-amz-bucket-region: eu-west-1\r\n"
     async with Server(lambda _: answer(307, headers=headers)) as server, OPENERS[name](server.port) as store:
@@ -191,15 +193,17 @@ async def test_a_request_is_not_sent_again_to_the_region_that_an_error_names():
         assert len(server.heads) == 1
 
 
-async def test_behind_a_proxy_of_the_environment_s3_is_not_obstores(monkeypatch):
+async def test_behind_a_proxy_of_the_environment_s3_is_aiobotocores(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid:3128")
     monkeypatch.setenv("NO_PROXY", "")
-    assert isinstance(open_store("s3://bucket", **s3_options(9)), S3Store)
-    async with OPENERS["obstore"](9) as store:
+    assert isinstance(open_store("s3://bucket", **s3_options(9)), AiobotocoreStore)
+    async with OPENERS["native"](9) as store:
         with pytest.raises(ConfigurationError, match="client='aiobotocore'"):
             await store.get("key")
+        with pytest.raises(ConfigurationError, match="client='aiobotocore'"):
+            await listed(store)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    assert isinstance(open_store("s3://bucket", **s3_options(9)), CloudStore)
+    assert isinstance(open_store("s3://bucket", **s3_options(9)), S3Store)
 
 
 def test_which_proxy_the_environment_names(monkeypatch):

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from storage.errors import AccessDenied, CredentialsExpired, StoreError
-from storage.stores.opening import open_store
+from concurrent_loader.storage.errors import AccessDenied, CredentialsExpired, StoreError
+from concurrent_loader.storage.stores.backends.open_store import open_store
 
-CLIENTS = ["obstore", "aiobotocore", "fsspec"]
+CLIENTS = ["native", "aiobotocore", "fsspec"]
 REFUSALS = {
     "ExpiredToken": b"400 Bad Request",
     "ExpiredTokenException": b"400 Bad Request",

@@ -8,14 +8,14 @@ import time
 import pytest
 
 from concurrent_loader import ShardDataset
-from storage.errors import ConnectionFailed
-from storage.stores import open_store
-from storage.testing.starting import free_port
+from concurrent_loader.storage.errors import ConnectionFailed
+from concurrent_loader.storage.stores import open_store
+from concurrent_loader.storage.testing.servers.startup import free_port
 
 KEYS = {"access_key_id": "id", "secret_access_key": "secret", "region": "us-east-1"}
 
 
-@pytest.mark.parametrize("client", ["obstore", "aiobotocore", "fsspec"])
+@pytest.mark.parametrize("client", ["native", "aiobotocore", "fsspec"])
 @pytest.mark.parametrize(
     ("host", "said"),
     [("127.0.0.1", "connection refused"), ("localhost", "connection refused"), ("no-such-host.invalid", "resolve")],

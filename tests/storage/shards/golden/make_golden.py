@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from storage.shards.builder import ShardBuilder
-from storage.shards.columns import Schema
+from concurrent_loader.storage.shards.format.builder import ShardBuilder
+from concurrent_loader.storage.shards.format.schema import Schema
 
 FOLDER = Path(__file__).parent
 THINGS = ("cats", "dogs", "coffee", "rockets")

@@ -1,1 +1,0 @@
-"""What the committed JSON files become: sections, plots, targets met and missed. Nothing is measured here."""

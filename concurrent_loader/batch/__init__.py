@@ -1,0 +1,1 @@
+"""Batches, their buffers, and the handling of images that fail to decode."""

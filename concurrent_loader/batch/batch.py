@@ -1,0 +1,113 @@
+"""Defines `Batch`: a dict of columns that knows its place in the order of samples."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any, Self
+
+import torch
+
+from concurrent_loader.storage.public_names import PublicNames
+
+__all__ = ["Batch"]
+
+
+class Batch(PublicNames, dict[str, Any]):
+    """A dict of a batch's columns, which also knows its place in the order of samples.
+
+    Columns are tensors with one row per sample, or lists with one entry per sample.
+
+    Attributes:
+        epoch: Epoch of the batch, from 0.
+        step: Number of the batch in its epoch, from 0.
+        sample_ids: (N,) int64 on the CPU, the samples' numbers in the dataset; empty if unknown.
+        num_padded: Number of padding samples at the end of the batch.
+        sources: (N,) int64 on the CPU, the dataset of a `Mixture` that each sample comes from; empty without a mixture.
+
+    Example:
+        >>> from concurrent_loader import ConcurrentDataLoader, ShardDataset
+        >>> with ShardDataset("photos") as dataset:
+        ...     batch = next(iter(ConcurrentDataLoader(dataset, batch_size=4)))
+        >>> batch["label"].shape, batch.step, batch.sample_ids.tolist()
+        (torch.Size([4]), 0, [0, 1, 2, 3])
+    """
+
+    def __init__(
+        self,
+        data: Mapping[str, Any] | None = None,
+        *,
+        epoch: int = 0,
+        step: int = 0,
+        sample_ids: torch.Tensor | None = None,
+        num_padded: int = 0,
+        sources: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(data or {})
+        self.epoch = epoch
+        self.step = step
+        self.sample_ids = torch.empty(0, dtype=torch.int64) if sample_ids is None else sample_ids
+        self.num_padded = num_padded
+        self.sources = torch.empty(0, dtype=torch.int64) if sources is None else sources
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """Returns the batch with its tensors, also tensors in lists, on a device. ``sample_ids`` stay on the CPU.
+
+        Args:
+            device: Target device.
+            non_blocking: Whether copies from page-locked memory are asynchronous, False by default.
+        """
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """Returns the batch with its CPU tensors in page-locked memory, so that copies to a device are asynchronous."""
+        return self._map(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
+
+    def _map(self, change: Any) -> Self:
+        def changed(value: Any) -> Any:
+            if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+                return [changed(each) for each in value]
+            return change(value) if isinstance(value, torch.Tensor) else value
+
+        return self.with_columns({name: changed(value) for name, value in self.items()})
+
+    def with_columns(self, data: Mapping[str, Any]) -> Self:
+        """Returns a batch with other columns and the same place in the order."""
+        return type(self)(
+            data,
+            epoch=self.epoch,
+            step=self.step,
+            sample_ids=self.sample_ids,
+            num_padded=self.num_padded,
+            sources=self.sources,
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterates over the column names. Raises `TypeError` for ``x, y = batch``, which would unpack names."""
+        if _is_unpacking(sys._getframe(1)):
+            names = ", ".join(map(repr, self.keys()))
+            raise TypeError(
+                f"a batch is a mapping and cannot be unpacked into its columns ({names}): write "
+                "`for batch in loader: x, y = batch[name], batch[other]`, or `x, y = batch.values()`"
+            )
+        return super().__iter__()
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name}: {_describe(value)}" for name, value in self.items())
+        return f"Batch(epoch={self.epoch}, step={self.step}, {{{columns}}})"
+
+
+_UNPACKING = frozenset(dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX"))
+
+
+def _is_unpacking(frame: FrameType) -> bool:
+    """Returns whether a frame's current instruction unpacks a sequence. Works on CPython's bytecode only."""
+    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] in _UNPACKING
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')} on {value.device}"
+    return f"list of {len(value)}" if isinstance(value, list) else type(value).__name__

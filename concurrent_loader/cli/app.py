@@ -1,0 +1,79 @@
+"""Assembles the command line `concurrent-loader`. Starts without importing torch or any client of an object store."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from concurrent_loader.cli import cache, ingest, s3
+from concurrent_loader.cli.doctor import doctor
+from concurrent_loader.cli.info import info
+from concurrent_loader.cli.verify import verify
+from concurrent_loader.errors import LoaderError
+from concurrent_loader.storage.errors import CorruptData, StorageError
+
+__all__ = ["app"]
+
+_CORRUPT, _FAILED, _INTERRUPTED = 1, 2, 130
+
+
+class _Commands(TyperGroup):
+    """Prints the error of a command as one line, and sets the exit status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (StorageError, LoaderError, OSError) as error:
+            if ctx.params.get("debug"):
+                traceback.print_exception(error)
+            else:
+                typer.echo(f"error: {' '.join(str(error).split()) or type(error).__name__}", err=True)
+            raise typer.Exit(_CORRUPT if isinstance(error, CorruptData) else _FAILED) from error
+        except KeyboardInterrupt as error:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(_INTERRUPTED) from error
+
+
+app = typer.Typer(
+    name="concurrent-loader",
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train from a bucket as fast as from a local drive.",
+)
+app.add_typer(ingest.app, name="ingest")
+app.command("info")(info)
+app.command("verify")(verify)
+app.command("doctor")(doctor)
+app.add_typer(cache.app, name="cache")
+app.add_typer(s3.app, name="s3")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"concurrent-loader {version('concurrent-loader')}")
+        except PackageNotFoundError:
+            typer.echo("concurrent-loader (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    *,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train from a bucket as fast as from a local drive."""
+
+
+if __name__ == "__main__":
+    app()

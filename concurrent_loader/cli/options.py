@@ -1,0 +1,108 @@
+"""Defines the options that several commands share: the object store, its credentials, and JSON output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from concurrent_loader.storage.stores.store import Store
+
+__all__ = [
+    "Client",
+    "EndpointUrl",
+    "InFlight",
+    "Json",
+    "Profile",
+    "Region",
+    "StorageOption",
+    "client_for",
+    "open_for_command",
+    "options_for",
+    "store_options",
+]
+
+_STORE = "Object store"
+
+EndpointUrl = Annotated[
+    str | None, typer.Option(help="URL of the S3 server. Default: the server of the provider.", rich_help_panel=_STORE)
+]
+Region = Annotated[str | None, typer.Option(help="Region of the bucket.", rich_help_panel=_STORE)]
+Profile = Annotated[
+    str | None, typer.Option(help="Profile in the shared AWS configuration files.", rich_help_panel=_STORE)
+]
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Another option of the store, such as anonymous=true. May be repeated.",
+        rich_help_panel=_STORE,
+    ),
+]
+Client = Annotated[
+    str, typer.Option(help="Client library: auto, native, aiobotocore, obstore or fsspec.", rich_help_panel=_STORE)
+]
+InFlight = Annotated[int, typer.Option(min=1, help="Maximum number of requests in flight.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
+
+_TEXT = frozenset({"id", "key", "name", "password", "profile", "region", "secret", "token"})  # text even if all digits
+_CLIENTS = ("auto", "native", "aiobotocore", "obstore", "fsspec")
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+def store_options(
+    *, endpoint_url: str | None, region: str | None, profile: str | None, storage_option: list[str] | None
+) -> dict[str, Any]:
+    """Combines command-line options into options of `concurrent_loader.storage.open_store`.
+
+    Raises:
+        typer.BadParameter: A ``--storage-option`` is not of the form ``name=value``.
+    """
+    options: dict[str, Any] = {"endpoint_url": endpoint_url, "region": region, "profile": profile}
+    options = {name: value for name, value in options.items() if value is not None}
+    for text in storage_option or []:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            # The message does not repeat the text, because it may be a secret.
+            raise typer.BadParameter("a storage option must have the form name=value", param_hint="--storage-option")
+        name = name.replace("-", "_")
+        options[name] = value if name.rpartition("_")[2] in _TEXT else _parse_value(value)
+    return options
+
+
+def options_for(url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Drops the options for a local folder or memory, which has none: they are meant for the other end of a copy."""
+    scheme = url.partition("://")[0].lower() if "://" in url else "file"
+    return {} if scheme in ("file", "memory") else options
+
+
+def client_for(url: str, client: str) -> str:
+    """Returns the client library for a URL; ``"auto"`` for a local folder or memory.
+
+    Raises:
+        typer.BadParameter: The client is unknown.
+    """
+    if client not in _CLIENTS:
+        raise typer.BadParameter(f"{client!r} is not one of {', '.join(_CLIENTS)}", param_hint="--client")
+    scheme = url.partition("://")[0].lower() if "://" in url else "file"
+    return "auto" if scheme in ("file", "memory") else client
+
+
+def open_for_command(url: str, *, client: str, options: dict[str, Any]) -> Store:
+    """Opens a store for reading, with the options that apply to its URL.
+
+    Raises:
+        NotFound: The path does not exist; perhaps ``s3://`` is missing.
+    """
+    from concurrent_loader.storage.checked_url import check_there, check_url
+    from concurrent_loader.storage.stores.backends.open_store import open_store
+
+    check_there(check_url(url))
+    return open_store(url, client=client_for(url, client), **options_for(url, options))
+
+
+def _parse_value(value: str) -> str | int | bool | None:
+    if value.lower() in _WORDS:
+        return _WORDS[value.lower()]
+    return int(value) if value.isascii() and value.isdigit() else value

@@ -1,0 +1,96 @@
+"""Implements `concurrent-loader verify URL`: verifies every byte of a dataset against its digests."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from concurrent_loader.cli.info import Url
+from concurrent_loader.cli.ingest import progress_bar
+from concurrent_loader.cli.options import (
+    Client,
+    EndpointUrl,
+    InFlight,
+    Json,
+    Profile,
+    Region,
+    StorageOption,
+    open_for_command,
+    store_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from concurrent_loader.storage.shards.verify import VerifyProgress, VerifyReport
+    from concurrent_loader.storage.stores.store import Store
+
+__all__ = ["verify"]
+
+_CORRUPT = 1
+
+
+def verify(
+    url: Url,
+    *,
+    snapshot: Annotated[int | None, typer.Option(min=1, help="Number of the snapshot. Default: the newest.")] = None,
+    in_flight: InFlight = 16,
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    storage_option: StorageOption = None,
+    client: Client = "auto",
+    as_json: Json = False,
+) -> None:
+    """Read every shard in full and verify all digests.
+
+    Exit status: 0 all data is intact, 1 data is corrupt (each problem is listed), 2 the check failed.
+    """
+    from concurrent_loader.storage.sizes import format_count
+
+    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    store = open_for_command(url, client=client, options=options)
+    with progress_bar(in_bytes=True) as progress:
+        task = progress.add_task("verifying", total=None)
+
+        def show(now: VerifyProgress) -> None:
+            found = f"verifying, {format_count(now.num_problems, 'problem')}" if now.num_problems else "verifying"
+            progress.update(task, description=found, completed=now.num_bytes, total=now.num_bytes_total)
+
+        report = asyncio.run(_verify(store, snapshot, in_flight, show))
+    _print(report, store.url, as_json=as_json)
+    if report.problems:
+        raise typer.Exit(_CORRUPT)
+
+
+async def _verify(
+    store: Store, snapshot: int | None, in_flight: int, on_progress: Callable[[VerifyProgress], None]
+) -> VerifyReport:
+    from concurrent_loader.storage.fetch import FetchEngine
+    from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
+    from concurrent_loader.storage.shards.verify import verify_dataset
+
+    async with store:
+        engine = FetchEngine(store, in_flight=in_flight)
+        return await verify_dataset(engine, await load_manifest(engine, snapshot), on_progress=on_progress)
+
+
+def _print(report: VerifyReport, url: str, *, as_json: bool) -> None:
+    from concurrent_loader.storage.printable import printable
+    from concurrent_loader.storage.sizes import format_count, format_size
+
+    if as_json:
+        typer.echo(json.dumps({"url": url, "ok": not report.problems, **dataclasses.asdict(report)}))
+        return
+    for problem in report.problems:
+        typer.echo(printable(str(problem)))
+    verdict = format_count(len(report.problems), "problem") if report.problems else "all digests agree"
+    typer.echo(
+        f"{url} snapshot {report.snapshot}: {verdict}; {format_count(report.num_shards, 'shard')}, "
+        f"{format_count(report.num_bundles, 'bundle')}, {format_count(report.num_samples, 'sample')}, "
+        f"{format_size(report.num_bytes)}"
+    )

@@ -1,1 +1,0 @@
-"""The command line's subcommands, one group a file; `concurrent_loader.cli` puts them together."""

@@ -1,0 +1,1 @@
+"""Datasets: shards or objects in a bucket, views of them, and mixtures."""

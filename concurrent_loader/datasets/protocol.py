@@ -1,0 +1,180 @@
+"""Defines what the loader needs from a dataset, of whatever kind: the interface between datasets and the pipeline.
+
+A dataset is a row of *units* (shards or single objects), each with some samples. The plan names the rows of the units
+that come next. A `Source` fetches units on the dataset's event loop, and translates the plan's rows into stored rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from concurrent_loader.order.options import PlanOptions
+from concurrent_loader.order.protocol import BatchIndex, Plan
+from concurrent_loader.storage.cache import CacheStats
+from concurrent_loader.storage.fetch import FetchStats
+from concurrent_loader.storage.loop_thread import LoopThread
+from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.sizes import Size
+
+__all__ = ["FetchTimes", "LoadableDataset", "OpenUnit", "Source", "StoredDataset"]
+
+Indices = npt.NDArray[np.int64]
+
+
+class OpenUnit(Protocol):
+    """A unit that is ready to be read. Reading methods may be called from any number of threads."""
+
+    @property
+    def key(self) -> str:
+        """Key of the unit's object."""
+
+    @property
+    def cached(self) -> bool:
+        """Whether the bytes come from a local file, which may be damaged, and which `Source.replace` fetches again."""
+
+    def payload(self, column: str, rows: Indices) -> Sequence[bytes | memoryview]:
+        """Returns the verified bytes of a payload column for some rows."""
+
+    def values(self, column: str, rows: Indices) -> npt.NDArray[Any] | Sequence[Any]:
+        """Returns the values of a column for some rows: an array for numbers, otherwise a list."""
+
+
+class Source(Protocol):
+    """Fetches the units of a dataset for one iteration. All methods are for the dataset's event loop."""
+
+    @property
+    def max_concurrent(self) -> int | None:
+        """Maximum number of units to request at once at the moment, at least 1; None for no limit.
+
+        Further requests would only wait.
+        """
+
+    def num_bytes(self, unit: int) -> int:
+        """Returns the size of a unit that counts against the prefetch budget."""
+
+    def num_samples(self, unit: int) -> int:
+        """Returns the number of a unit's samples in the plan."""
+
+    def url(self, unit: int) -> str:
+        """Returns the URL of a unit's dataset, for errors."""
+
+    def key(self, unit: int) -> str:
+        """Returns the key of a unit's object."""
+
+    def fetch_times(self, unit: int) -> tuple[float, float | None] | None:
+        """Returns the start and end of a unit's fetch from the store in monotonic seconds.
+
+        The end is None while the fetch is under way; the result is None if there was no fetch. May be called from any
+        thread.
+        """
+
+    async def set_schedule(self, plan: Any, world_size: int, *, shared: bool = False) -> None:
+        """Gives the cache the epoch's plan, so that it can choose what to evict.
+
+        Args:
+            plan: Plan of the epoch.
+            world_size: Number of ranks that share the epoch.
+            shared: Whether other processes also make batches of this rank, False by default.
+        """
+
+    def set_step(self, step: int) -> None:
+        """Tells the cache the current step of the epoch."""
+
+    async def acquire(self, unit: int) -> OpenUnit:
+        """Fetches a unit, and keeps it open until `release`."""
+
+    def release(self, unit: int, *, done_for_epoch: bool = False) -> None:
+        """Releases a unit.
+
+        Args:
+            unit: Number of the unit.
+            done_for_epoch: Whether no rank needs the unit again in this epoch, False by default.
+        """
+
+    async def replace(self, unit: int, damaged: OpenUnit) -> OpenUnit:
+        """Deletes the damaged local copy of a unit, and fetches the unit again."""
+
+    async def end(self) -> None:
+        """Waits until all released units are closed. The last call of an iteration."""
+
+    def resolve(self, index: BatchIndex) -> BatchIndex:
+        """Translates the plan's rows and sample numbers into those of the stored dataset."""
+
+
+class FetchTimes(dict[int, tuple[float, float | None]]):
+    """Start and end of the requests for units that are read in parts, by unit number.
+
+    A unit on the local drive answers at once.
+    """
+
+    @contextmanager
+    def of(self, unit: int) -> Iterator[None]:
+        """Records the block as the request for a unit."""
+        began_s = time.monotonic()
+        self[unit] = began_s, None
+        try:
+            yield
+        finally:
+            self[unit] = began_s, time.monotonic()
+
+
+class StoredDataset(Protocol):
+    """A dataset that owns open resources."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def unit_sizes(self) -> Indices:
+        """(num_units,) int64, sizes of the units in bytes."""
+
+    def __len__(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class LoadableDataset(Protocol):
+    """A dataset that `concurrent_loader.ConcurrentDataLoader` can load."""
+
+    @property
+    def schema(self) -> Schema: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def loop(self) -> LoopThread:
+        """Thread with the event loop on which a `Source` is used."""
+
+    @property
+    def source(self) -> Source:
+        """New source for one iteration."""
+
+    @property
+    def parts(self) -> Sequence[LoadableDataset]:
+        """Datasets whose schema and columns batches have: itself, or several if each batch comes from one of them."""
+
+    @property
+    def stored(self) -> Sequence[StoredDataset]:
+        """Datasets that own the open resources, each once."""
+
+    @property
+    def cache_dir(self) -> str | None:
+        """Cache folder as given; None without a cache."""
+
+    def with_cache(self, cache_dir: str, cache_bytes: Size | None = None) -> LoadableDataset:
+        """Returns the same samples with another cache."""
+
+    @property
+    def fetch_stats(self) -> FetchStats: ...
+    @property
+    def cache_stats(self) -> CacheStats: ...
+
+    def plan(self, options: PlanOptions, epoch: int) -> Plan:
+        """Returns the order of an epoch.
+
+        Raises:
+            ConfigurationError: The options do not fit together, or do not fit the dataset.
+        """

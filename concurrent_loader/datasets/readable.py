@@ -1,0 +1,159 @@
+"""Declares what every dataset offers: samples in a fixed order, read by index or loaded in batches."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Self, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from concurrent_loader.datasets.protocol import Source
+from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.order.options import PlanOptions, parse_window
+from concurrent_loader.storage.cache import CacheStats
+from concurrent_loader.storage.fetch import FetchStats
+from concurrent_loader.storage.loop_thread import LoopThread
+from concurrent_loader.storage.public_names import PublicNames
+from concurrent_loader.storage.shards.format.schema import Schema
+
+__all__ = ["ReadableDataset"]
+
+Indices = npt.NDArray[np.int64]
+Values = npt.NDArray[Any] | list[Any]
+
+
+class ReadableDataset(PublicNames, ABC):
+    """Samples in a fixed order, read by index or loaded in batches."""
+
+    # -- members that each kind of dataset defines -----------------------------------------------------------------
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """URL of the dataset, without credentials."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> Schema:
+        """Names and types of all columns."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of samples and batches."""
+
+    @property
+    @abstractmethod
+    def metadata(self) -> dict[str, Any]:
+        """Free-form JSON stored with the dataset, such as class names."""
+
+    @property
+    @abstractmethod
+    def loop(self) -> LoopThread:
+        """Thread with the event loop for all requests in this process."""
+
+    @property
+    @abstractmethod
+    def fetch_stats(self) -> FetchStats:
+        """Counters of requests and bytes in this process."""
+
+    @property
+    @abstractmethod
+    def cache_stats(self) -> CacheStats:
+        """Counters of cache hits and misses in this process."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> int:
+        """63-bit hash that identifies the contents in loader states."""
+
+    @property
+    @abstractmethod
+    def unit_bounds(self) -> Indices:
+        """(num_units + 1,) int64, number of each unit's first sample, and the number of samples."""
+
+    @property
+    @abstractmethod
+    def mean_sample_bytes(self) -> float:
+        """Mean size of a sample in bytes, over all columns."""
+
+    @abstractmethod
+    def column(self, name: str) -> Values:
+        """Returns one column of all samples: an array (len, *shape) for numbers, a list for str and json."""
+
+    @abstractmethod
+    async def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Reads several samples concurrently. Must be called on `loop`."""
+
+    @property
+    @abstractmethod
+    def source(self) -> Source:
+        """New source of units for one iteration of a loader."""
+
+    @property
+    @abstractmethod
+    def cache_dir(self) -> str | None:
+        """Cache folder as given; None without a cache."""
+
+    @property
+    def parts(self) -> tuple[Self]:
+        """Datasets whose columns batches have: this one alone."""
+        return (self,)
+
+    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan:
+        """Returns the order of an epoch; see `concurrent_loader.order.epoch_plan.EpochPlan`."""
+        per_unit = np.diff(self.unit_bounds)
+        window = parse_window(options.shuffle_window, self.mean_sample_bytes)
+        if window > 1 and per_unit.max(initial=0) <= 1:
+            window = 1  # permuting units of one sample each is a complete shuffle
+        return EpochPlan(
+            samples_per_shard=per_unit,
+            global_batch_size=options.global_batch_size,
+            seed=options.seed,
+            epoch=epoch,
+            groups=options.groups,
+            shuffle=options.shuffle,
+            window=window,
+            last_batch=options.last_batch,
+            fingerprint=self.fingerprint,
+        )
+
+    # -- samples ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        """Reads a sample as a dict, or several samples concurrently for a slice. Images stay encoded.
+
+        Raises:
+            IndexError: The sample does not exist.
+            StorageError: The sample cannot be fetched, or is damaged.
+        """
+        if isinstance(index, slice):
+            return self.loop.run(self.read_samples(range(len(self))[index], self.columns))
+        return self.loop.run(self.read_samples([self._check_index(index)], self.columns))[0]
+
+    async def getitem_async(self, index: int) -> dict[str, Any]:
+        """Reads a sample from any event loop; see `__getitem__`."""
+        return (await self.getitems_async([index]))[0]
+
+    async def getitems_async(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Reads several samples concurrently from any event loop, in the order of ``indices``; see `__getitem__`."""
+        samples = [self._check_index(index) for index in indices]
+        return await asyncio.wrap_future(self.loop.submit(self.read_samples(samples, self.columns)))
+
+    def _check_index(self, index: int) -> int:
+        number = index.__index__()
+        if number < 0:
+            number += len(self)
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {index} does not exist in a dataset of {len(self)} samples")
+        return number

@@ -1,0 +1,1 @@
+"""The pipeline: makes one epoch's batches in one process."""

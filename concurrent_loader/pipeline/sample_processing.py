@@ -1,0 +1,220 @@
+"""Defines the operations on every sample and batch of an iteration, built from a loader's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from concurrent_loader.augment import Crop, CroppingDecoder
+from concurrent_loader.batch.buffers import BatchBuffers
+from concurrent_loader.batch.decode_failures import OnError
+from concurrent_loader.batch.shared_memory import SharedBlocks
+from concurrent_loader.datasets.protocol import LoadableDataset
+from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder, make_decoder
+from concurrent_loader.device import DeferredDecoder
+from concurrent_loader.errors import LoaderError, TransformError
+from concurrent_loader.order.protocol import BatchIndex
+from concurrent_loader.pipeline.decode_argument import check_decode
+from concurrent_loader.pipeline.slices import Slice
+from concurrent_loader.stats.loader_stats import StageClock
+from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
+
+__all__ = [
+    "BATCH",
+    "SAMPLES",
+    "ProcessingOptions",
+    "SampleProcessing",
+    "make_sample_processing",
+    "transform_batch",
+    "transform_sample",
+]
+
+SAMPLES, BATCH = range(2)  # what a thread is about to make; see `SampleProcessing.before`
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessingOptions:
+    """Holds the arguments of a loader that decide what is done to samples and batches.
+
+    Options can be pickled if the user's functions can, so that workers get the same ones.
+
+    Attributes:
+        decode: Image column → how to decode it, as passed to the loader.
+        decoder: Name of the library that decodes.
+        max_pixels: Number of pixels from which on an image is refused before memory is allocated for it.
+        on_error: What to do with a sample whose image cannot be decoded: ``"raise"``, ``"skip"`` or ``"replace"``.
+        transform: Sample dict → sample, or None.
+        collate_fn: List of samples → batch, or None for `concurrent_loader.collate`.
+        batch_transform: Batch → batch, or None. None also if the loader calls it, after the transfer to its device.
+        seed: Seed of the random streams.
+        device_codecs: Names of the encodings that the loader's device decodes. Images in them stay encoded.
+    """
+
+    decode: Mapping[str, str | Decoder | Crop] = field(default_factory=dict)
+    decoder: Backend = "auto"
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    on_error: OnError = "raise"
+    transform: Callable[[dict[str, Any]], Any] | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    batch_transform: Callable[[Any], Any] | None = None
+    seed: int = 0
+    device_codecs: tuple[str, ...] = ()
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether samples must exist one by one, as dicts; otherwise batches are made column by column."""
+        return self.transform is not None or self.collate_fn is not None
+
+
+@dataclass(frozen=True)
+class SampleProcessing:
+    """Operations on every sample and batch of an iteration.
+
+    Attributes:
+        schema: Schema of the dataset.
+        columns: Columns of a batch.
+        decoders: Decoder of each encoded column: a plain function, a crop that depends on the sample, or a decoder that
+            defers the work to the device.
+        transform: Function from sample dict to sample dict, or None.
+        collate_fn: Function from a list of samples to a batch, or None for `concurrent_loader.collate`.
+        batch_transform: Function from batch to batch, or None.
+        clock: Counters of the time spent in each stage.
+        children: Processing of each child of a mixture whose batches come from one child each; otherwise empty.
+        on_error: Policy for images that fail to decode; see `concurrent_loader.batch.decode_failures`.
+        blanks: Shape of a blank image for each column in which blank images are possible.
+        mixed: Columns of whole images. They stay a list if the images of a batch differ in size.
+        before: Callback in the decode thread before a step's samples or batch are made. It gets the step and `SAMPLES`
+            or `BATCH`. A worker process sets its random streams there.
+        ship: Callback in the decode thread that replaces the batch to deliver. It gets a function that makes the batch,
+            and the batch's shared memory. A worker process packs the batch there.
+    """
+
+    schema: Schema
+    columns: tuple[str, ...]
+    decoders: Mapping[str, Decoder | CroppingDecoder | DeferredDecoder] = field(default_factory=dict)
+    transform: Callable[[dict[str, Any]], Any] | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    batch_transform: Callable[[Any], Any] | None = None
+    clock: StageClock = field(default_factory=StageClock)
+    before: Callable[[int, int], object] | None = None
+    ship: Callable[[Callable[[], Any], SharedBlocks], Any] | None = None
+    children: tuple[SampleProcessing, ...] = ()
+    on_error: OnError = "raise"
+    blanks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    mixed: frozenset[str] = frozenset()
+
+    def of(self, index: BatchIndex) -> SampleProcessing:
+        """Returns the processing of one batch: that of its child of a mixture, or this one."""
+        if not self.children or index.source is None or not len(index):
+            return self
+        child = self.children[int(index.source[0])]
+        return replace(
+            self, schema=child.schema, columns=child.columns, decoders=child.decoders, blanks=child.blanks, children=()
+        )
+
+    def make_buffers(self, num_samples: int) -> BatchBuffers:
+        """Makes the image buffers of a batch. The caller closes them."""
+        return BatchBuffers(num_samples, None if self.ship is None else SharedBlocks())
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether samples are made one by one, as dicts. Otherwise batches are made column by column."""
+        return self.transform is not None or self.collate_fn is not None
+
+
+def make_sample_processing(
+    dataset: LoadableDataset, options: ProcessingOptions, *, clock: StageClock
+) -> SampleProcessing:
+    """Makes the processing of a dataset from a loader's options, in the loader's process or in a worker.
+
+    Images that the device decodes (``device_codecs``) stay encoded, unless samples must exist one by one.
+
+    Raises:
+        ConfigurationError: A column to decode does not exist, or cannot be decoded in this way.
+    """
+    check_decode(options.decode)
+    known = list(dict.fromkeys(name for part in dataset.parts for name in part.columns))
+    for name in options.decode:
+        if name not in known:
+            raise ConfigurationError(
+                "decode names a column that the dataset does not have", column=name, expected=known
+            )
+    processings = [
+        SampleProcessing(
+            schema=part.schema,
+            columns=part.columns,
+            decoders=_decoders(part, options),
+            transform=options.transform,
+            collate_fn=options.collate_fn,
+            clock=clock,
+            batch_transform=options.batch_transform,
+            on_error=options.on_error,
+            mixed=frozenset(name for name, how in options.decode.items() if isinstance(how, str)),
+            blanks={name: shape for name, how in options.decode.items() if (shape := _blank_shape(how)) is not None},
+        )
+        for part in dataset.parts
+    ]
+    return processings[0] if len(processings) == 1 else replace(processings[0], children=tuple(processings))
+
+
+def _decoders(
+    part: LoadableDataset, options: ProcessingOptions
+) -> dict[str, Decoder | CroppingDecoder | DeferredDecoder]:
+    codecs = () if options.by_sample else options.device_codecs
+    decoding: dict[str, Any] = {"backend": options.decoder, "max_pixels": options.max_pixels}
+    decoders: dict[str, Decoder | CroppingDecoder | DeferredDecoder] = {}
+    for name, how in options.decode.items():
+        if name not in part.columns:
+            continue  # a column of another dataset of the mixture
+        column = part.schema[name]
+        if column.kind is not ColumnKind.PAYLOAD:
+            raise ConfigurationError("decode works on image and bytes columns only", column=name, got=column.type)
+        if codecs and isinstance(how, str | Crop):
+            decoders[name] = DeferredDecoder(name, how, column.type, seed=options.seed, codecs=codecs, **decoding)
+        elif isinstance(how, Crop):
+            decoders[name] = CroppingDecoder(how, column.type, seed=options.seed, **decoding)
+        else:
+            decoders[name] = make_decoder(how, column.type, **decoding)
+    return decoders
+
+
+def _blank_shape(how: str | Decoder | Crop) -> tuple[int, ...] | None:
+    """Returns the shape of a blank image: the crop's shape, or one pixel for whole images."""
+    if isinstance(how, Crop):
+        return (3, *how.size)
+    return (1 if how == "gray" else 3, 1, 1) if isinstance(how, str) else None
+
+
+def transform_sample(
+    transform: Callable[[dict[str, Any]], Any], sample: dict[str, Any], part: Slice, place: int
+) -> Any:
+    """Calls a transform with the sample at a place of a slice.
+
+    Raises:
+        TransformError: The transform failed, ``from`` the cause. A `LoaderError` is raised unchanged.
+    """
+    try:
+        return transform(sample)
+    except LoaderError:
+        raise
+    except (Exception, SystemExit) as error:  # sys.exit() in a thread would end nothing
+        raise TransformError(f"the transform failed: {type(error).__name__}: {error}", **part.locate(place)) from error
+
+
+def transform_batch(transform: Callable[[Any], Any] | None, batch: Any) -> Any:
+    """Calls a batch transform with a batch; without one, returns the batch.
+
+    Raises:
+        TransformError: The transform failed, ``from`` the cause. A `LoaderError` or `ConfigurationError` is raised
+            unchanged.
+    """
+    if transform is None:
+        return batch
+    try:
+        return transform(batch)
+    except (LoaderError, ConfigurationError):
+        raise
+    except Exception as error:
+        raise TransformError(f"the batch transform failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,76 @@
+"""Cuts a batch into slices for decode threads, each with rows of few shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from concurrent_loader.batch.buffers import BatchBuffers
+from concurrent_loader.datasets.protocol import OpenUnit
+from concurrent_loader.order.protocol import BatchIndex
+
+__all__ = ["Slice", "cut_batch"]
+
+_MIN_SLICE = 8  # samples: a smaller slice costs more in thread switches than it gains
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One thread's share of a batch.
+
+    Attributes:
+        positions: (n,) int64, rows of the samples in the batch.
+        shards: Open shards, one for each run of samples.
+        units: Numbers of these shards in the plan.
+        rows: (m,) int64 rows to read, for each of these shards; n in total.
+        samples: (n,) int64, sample numbers in the dataset.
+        step: Number of the batch in its epoch.
+        epoch: Number of the epoch.
+        buffers: Buffers of the batch for images of one size. None, the default, gives each image its own memory.
+    """
+
+    positions: npt.NDArray[np.int64]
+    shards: tuple[OpenUnit, ...]
+    units: tuple[int, ...]
+    rows: tuple[npt.NDArray[np.int64], ...]
+    samples: npt.NDArray[np.int64]
+    step: int = 0
+    epoch: int = 0
+    buffers: BatchBuffers | None = None
+
+    def keys(self) -> list[str]:
+        """Returns the shard key of each sample."""
+        return [shard.key for shard, rows in zip(self.shards, self.rows, strict=True) for _ in range(len(rows))]
+
+    def locate(self, place: int) -> dict[str, Any]:
+        """Returns the sample number and shard key of the sample at a place of this slice, for an error."""
+        run = int(np.searchsorted(np.cumsum([len(rows) for rows in self.rows]), place, side="right"))
+        return {"sample": int(self.samples[place]), "key": self.shards[run].key}
+
+
+def cut_batch(
+    index: BatchIndex,
+    shards: Mapping[int, OpenUnit],
+    *,
+    num_threads: int,
+    epoch: int = 0,
+    buffers: BatchBuffers | None = None,
+) -> list[Slice]:
+    """Cuts a batch into slices, so that each thread reads few shards, and each shard in ascending order of rows."""
+    order = np.lexsort((index.row, index.shard))
+    num_slices = max(1, min(num_threads, len(order) // _MIN_SLICE))
+    slices = []
+    for positions in np.array_split(order, num_slices):
+        shard_of = index.shard[positions]
+        borders = np.flatnonzero(np.diff(shard_of)) + 1
+        rows = tuple(np.split(index.row[positions], borders))
+        firsts = [0, *borders.tolist()] if len(positions) else []
+        units = tuple(int(shard_of[first]) for first in firsts)
+        open_shards = tuple(shards[unit] for unit in units)
+        samples = index.sample[positions]
+        slices.append(Slice(positions, open_shards, units, rows[: len(units)], samples, index.step, epoch, buffers))
+    return slices

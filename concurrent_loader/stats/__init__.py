@@ -1,0 +1,1 @@
+"""Counters of a loader, and the causes of its waits."""

@@ -1,0 +1,189 @@
+"""Counts what a loader has delivered, and where its time went."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+
+from concurrent_loader.stats.wait_attribution import CAUSES, BatchTrace, Spans, attribute_wait
+from concurrent_loader.storage.cache import CacheStats
+from concurrent_loader.storage.fetch import FetchStats
+from concurrent_loader.storage.fork_safety import register_fork_handler
+
+__all__ = ["LoaderStats", "StageClock", "WallTime"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStats:
+    """Snapshot of a loader's counters since it was built.
+
+    Wall time adds up: ``total_s = wait_s + device_s + consumer_s``, and ``wait_s`` is the sum of the seven
+    ``wait_…_s``. docs/how-to/waiting.md explains how to read them.
+
+    Attributes:
+        num_batches: Number of batches delivered.
+        num_samples: Number of samples in these batches.
+        num_skipped: Number of samples skipped because an image failed to decode.
+        num_replaced: Number of samples replaced by another one because an image failed to decode.
+        first_batch_s: Seconds from the start of the newest iteration to its first batch.
+        total_s: Wall time of all iterations in seconds, from the first request for a batch to the end.
+        wait_s: Part of ``total_s`` in which the caller waited for a batch.
+        device_s: Part of ``total_s`` for passing batches to the device.
+        consumer_s: Part of ``total_s`` that the caller spent between batches.
+        wait_store_s: Part of ``wait_s`` in which shards were fetched from the store, or waited for a free request.
+        wait_disk_s: Part of ``wait_s`` in which shards were opened, read and verified on the local drive, or in memory
+            without a cache.
+        wait_decode_s: Part of ``wait_s`` in which threads decoded images.
+        wait_transform_s: Part of ``wait_s`` in which threads ran the caller's transform.
+        wait_collate_s: Part of ``wait_s`` in which threads collated batches.
+        wait_device_s: Part of ``wait_s`` in which the device stage copied and decoded this batch or the one before it.
+        wait_other_s: Rest of ``wait_s``: planning, starting, passing batches between threads, and the end of an epoch.
+        read_s: Thread-seconds for reading and verifying samples.
+        decode_s: Thread-seconds for decoding.
+        transform_s: Thread-seconds in the caller's transform.
+        collate_s: Thread-seconds for collating batches.
+        fill_s: Seconds in which the device stage copied batches into page-locked memory.
+        device_decode_s: Seconds in which the device stage decoded images on the device.
+        device_augment_s: Seconds in which the CPU waited for cropping and augmenting on the device.
+        num_device_decoded: Number of images decoded by the device.
+        num_cpu_decoded: Number of images of the same columns that the device could not decode, and CPU threads did.
+        device_bytes: Bytes copied to the device, encoded images included.
+        fetch: Counters of the dataset's requests.
+        cache: Counters of the dataset's cache.
+
+    Example:
+        >>> from concurrent_loader import ConcurrentDataLoader, ShardDataset
+        >>> with ShardDataset("photos") as dataset:
+        ...     loader = ConcurrentDataLoader(dataset, batch_size=4)
+        ...     num_batches = len(list(loader))
+        ...     stats = loader.stats
+        >>> stats.num_batches, stats.num_samples, stats.fetch.num_retries
+        (5, 20, 0)
+    """
+
+    num_batches: int = 0
+    num_samples: int = 0
+    num_skipped: int = 0
+    num_replaced: int = 0
+    first_batch_s: float = 0.0
+    total_s: float = 0.0
+    wait_s: float = 0.0
+    device_s: float = 0.0
+    consumer_s: float = 0.0
+    wait_store_s: float = 0.0
+    wait_disk_s: float = 0.0
+    wait_decode_s: float = 0.0
+    wait_transform_s: float = 0.0
+    wait_collate_s: float = 0.0
+    wait_device_s: float = 0.0
+    wait_other_s: float = 0.0
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    transform_s: float = 0.0
+    collate_s: float = 0.0
+    fill_s: float = 0.0
+    device_decode_s: float = 0.0
+    device_augment_s: float = 0.0
+    num_device_decoded: int = 0
+    num_cpu_decoded: int = 0
+    device_bytes: int = 0
+    fetch: FetchStats = field(default_factory=FetchStats)
+    cache: CacheStats = field(default_factory=CacheStats)
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the wall time in which the caller waited for data, 0 … 1."""
+        return self.wait_s / self.total_s if self.total_s else 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the counters as plain numbers, for JSON."""
+        return asdict(self)
+
+
+class StageClock:
+    """Adds up seconds for each stage, from any thread.
+
+    Args:
+        now: Function that returns monotonic seconds, `time.monotonic` by default.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = {}
+        self._serving = threading.local()
+        register_fork_handler(self)
+
+    def after_fork_in_child(self) -> None:
+        """Replaces the lock, which a decode thread of the parent may have held."""
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def serving(self, trace: BatchTrace) -> Iterator[None]:
+        """Adds what the calling thread measures during the block to a batch's trace, too."""
+        self._serving.trace = trace
+        try:
+            yield
+        finally:
+            self._serving.trace = None
+
+    @contextmanager
+    def measure(self, stage: str) -> Iterator[None]:
+        """Adds the duration of the ``with`` block to a stage."""
+        trace: BatchTrace | None = getattr(self._serving, "trace", None)
+        began = self.now()
+        try:
+            with nullcontext() if trace is None else trace.working(stage):
+                yield
+        finally:
+            self.add(stage, self.now() - began)
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Adds seconds to a stage."""
+        with self._lock:
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+
+    def wall(self) -> dict[str, float]:
+        """Returns the wall time counted by `WallTime`, under the names of `LoaderStats`."""
+        with self._lock:
+            names = ("total", "wait", "device", "consumer", *(f"wait_{cause}" for cause in CAUSES))
+            return {f"{name}_s": self._seconds.get(name, 0.0) for name in names}
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of all stages."""
+        with self._lock:
+            return dict(self._seconds)
+
+    def __getitem__(self, stage: str) -> float:
+        with self._lock:
+            return self._seconds.get(stage, 0.0)
+
+
+class WallTime:
+    """Counts an iteration's wall time without gaps: each moment belongs to one category.
+
+    Args:
+        clock: Clock to add the time to.
+
+    Thread-safety: For the consumer's thread only.
+    """
+
+    def __init__(self, clock: StageClock) -> None:
+        self._clock = clock
+        self._counted_until_s = clock.now()
+
+    def count(self, category: str) -> tuple[float, float]:
+        """Adds the time since the last call to a category, and returns its start and end."""
+        start_s, end_s = self._counted_until_s, self._clock.now()
+        self._counted_until_s = end_s
+        self._clock.add(category, end_s - start_s)
+        self._clock.add("total", end_s - start_s)
+        return start_s, end_s
+
+    def count_wait(self, spans: Spans) -> None:
+        """Adds the time since the last call to the causes of a wait for a batch with these spans."""
+        for cause, seconds in attribute_wait(spans, *self.count("wait")).items():
+            self._clock.add(f"wait_{cause}", seconds)

@@ -1,0 +1,1 @@
+"""The bytes of a shard: layout, columns, values. No I/O."""

@@ -1,0 +1,256 @@
+"""Builds the bytes of one shard from samples; `concurrent_loader.storage.shards.format.index` reads them. No I/O.
+
+The same samples give the same bytes; compressed columns also need the same zstd library for that.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from concurrent_loader.storage.errors import SchemaError
+from concurrent_loader.storage.shards.format.layout import (
+    CHUNK_BYTES,
+    FOOTER_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    MAX_SMALL_COLUMN_BYTES,
+    Block,
+    Footer,
+    encode_descriptor,
+    encode_footer,
+    pad,
+    padded,
+)
+from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
+from concurrent_loader.storage.shards.format.small_column import encode_column
+from concurrent_loader.storage.stores.objects import Buffer
+
+__all__ = ["FinishedShard", "ShardBuilder"]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedShard:
+    """The bytes of a shard, and the facts for its manifest.
+
+    Attributes:
+        data: Bytes of the file.
+        size: Size of the file in bytes.
+        num_samples: Number of samples in the shard.
+        tail_start: Position at which the payload and its padding end.
+        payload_bytes: Sum of the lengths of the payload values.
+        chunk_digests: xxh3_64 of each chunk of 8 MiB; the last chunk may be shorter.
+        digest: xxh3_128 of the file, as 32 hex digits.
+    """
+
+    data: memoryview
+    size: int
+    num_samples: int
+    tail_start: int
+    payload_bytes: int
+    chunk_digests: tuple[int, ...]
+    digest: str
+
+    def tobytes(self) -> bytes:
+        """Returns a copy of the file."""
+        return bytes(self.data)
+
+
+class ShardBuilder:
+    """Lays out samples in memory; each value is copied once, to its place in the file.
+
+    Thread-safety: Not thread-safe.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._keys = frozenset(schema.names)
+        self._num_samples = 0
+        self._file = bytearray(HEADER)  # then the payload so far, and after `finish` the rest
+        self._payload_bytes = 0
+        self._payload_ends = array("Q")
+        self._payload_digests = array("Q")
+        self._fixed: dict[str, bytearray] = {column.name: bytearray() for column in schema.fixed}
+        self._small: dict[str, list[bytes]] = {column.name: [] for column in schema.small}
+        self._small_bytes = dict.fromkeys(self._small, 0)
+        self._encoders = [(column.name, column.kind, column.pieces) for column in schema]
+
+    @property
+    def schema(self) -> Schema:
+        """Columns of every sample."""
+        return self._schema
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples added so far."""
+        return self._num_samples
+
+    @property
+    def payload_bytes(self) -> int:
+        """Sum of the lengths of the payload values added so far."""
+        return self._payload_bytes
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Upper estimate of the shard's size if it were finished now, before compression."""
+        small = sum(self._small_bytes.values()) + 4 * (self._num_samples + 1) * len(self._small)
+        fixed = sum(map(len, self._fixed.values()))
+        index = 16 * self._num_samples * len(self._schema.payload)
+        table = 256 * (len(self._schema) + 2)
+        return HEADER_BYTES + self._payload_bytes + fixed + small + index + table + FOOTER_BYTES
+
+    def add(self, sample: Mapping[str, object]) -> None:
+        """Adds one sample; an invalid sample leaves the builder unchanged.
+
+        Args:
+            sample: Values by column name, one for every column. The builder keeps no reference to them.
+
+        Raises:
+            SchemaError: A value is unsuitable; the error names the column, the expected type and the value.
+        """
+        if not isinstance(sample, Mapping) or sample.keys() != self._keys:
+            self._schema.check_sample_keys(sample)
+        encoded = [(name, kind, encode(sample[name])) for name, kind, encode in self._encoders]
+        if self._small:
+            self._check_room(encoded)
+        if self._is_finished:
+            self._file = self._file[: HEADER_BYTES + self._payload_bytes]  # the finished shard keeps its memory
+        # No call below can fail.
+        for name, kind, pieces in encoded:
+            if kind is ColumnKind.PAYLOAD:
+                self._add_payload(pieces)
+            elif kind is ColumnKind.FIXED:
+                self._fixed[name] += pieces[0]
+            else:
+                self._small[name].append(bytes(pieces[0]))
+                self._small_bytes[name] += len(pieces[0])
+        self._num_samples += 1
+
+    def _add_payload(self, pieces: Sequence[Buffer]) -> None:
+        if len(pieces) == 1:
+            digest = xxhash.xxh3_64_intdigest(pieces[0])
+        else:
+            hashed = xxhash.xxh3_64()
+            for piece in pieces:
+                hashed.update(piece)
+            digest = hashed.intdigest()
+        for piece in pieces:
+            self._file += piece
+            self._payload_bytes += len(piece)
+        self._payload_ends.append(HEADER_BYTES + self._payload_bytes)
+        self._payload_digests.append(digest)
+
+    def extend_fixed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Adds many samples at once, for a schema that has only fixed columns.
+
+        Args:
+            arrays: An array (n, *shape) per column, of the column's dtype in any byte order.
+
+        Raises:
+            SchemaError: Columns, dtypes, shapes or lengths do not fit; the builder is unchanged.
+        """
+        if arrays.keys() != self._fixed.keys() or len(arrays) != len(self._schema.columns):
+            raise SchemaError(
+                "extend_fixed needs a schema of fixed columns only, and an array for each", got=sorted(arrays)
+            )
+        num_samples = len(next(iter(arrays.values())))
+        for name, values in arrays.items():
+            column = self._schema[name]
+            expected = (num_samples, *(column.shape or ()))
+            if values.dtype.newbyteorder("<") != column.dtype or values.shape != expected:
+                raise SchemaError(
+                    "an array does not fit its column", column=name,
+                    expected=f"{column.dtype}{list(expected)}", got=f"{values.dtype}{list(values.shape)}",
+                )  # fmt: skip
+        for name, values in arrays.items():
+            self._fixed[name] += values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+        self._num_samples += num_samples
+
+    def _check_room(self, encoded: Sequence[tuple[str, ColumnKind, Sequence[Buffer]]]) -> None:
+        for name, kind, pieces in encoded:
+            if kind is ColumnKind.SMALL and self._small_bytes[name] + len(pieces[0]) > MAX_SMALL_COLUMN_BYTES:
+                raise SchemaError(
+                    "the column's values do not fit into one shard",
+                    column=name,
+                    expected=f"<= {MAX_SMALL_COLUMN_BYTES}",
+                )
+
+    def fixed_values(self, name: str) -> npt.NDArray[Any]:
+        """Returns a copy of a fixed column of all samples so far, with shape (n, *shape).
+
+        Raises:
+            SchemaError: The column does not exist or is not fixed.
+        """
+        column = self._schema[name]
+        if column.dtype is None or column.shape is None or column.kind is not ColumnKind.FIXED:
+            raise SchemaError("not a fixed-width column", column=name, got=column.type)
+        return np.frombuffer(bytes(self._fixed[name]), column.dtype).reshape(self._num_samples, *column.shape)
+
+    def finish(self) -> FinishedShard:
+        """Returns the finished shard. More samples may be added afterwards, to a copy of the payload."""
+        file = self._file[: HEADER_BYTES + self._payload_bytes] if self._is_finished else self._file
+        self._file = file
+        tail_start = padded(HEADER_BYTES + self._payload_bytes)
+        file += pad(self._payload_bytes)
+        blocks: list[Block] = []
+        for kind, name, codec, data in self._blocks():
+            start = len(file)
+            file += data
+            file += pad(len(data))
+            digest = _digest(file, start)
+            blocks.append(Block(kind, name, codec, start, len(data), digest))
+        descriptor_start = len(file)
+        descriptor = encode_descriptor(self._schema, self._num_samples, blocks)
+        file += descriptor
+        file += pad(len(descriptor))
+        digest = _digest(file, descriptor_start)
+        size = len(file) + FOOTER_BYTES
+        file += encode_footer(Footer(tail_start, descriptor_start, len(descriptor), digest, self._num_samples, size))
+        whole = memoryview(file).toreadonly()
+        return FinishedShard(
+            data=whole,
+            size=size,
+            num_samples=self._num_samples,
+            tail_start=tail_start,
+            payload_bytes=self._payload_bytes,
+            chunk_digests=tuple(
+                xxhash.xxh3_64_intdigest(whole[start : start + CHUNK_BYTES]) for start in range(0, size, CHUNK_BYTES)
+            ),
+            digest=xxhash.xxh3_128_hexdigest(whole),
+        )
+
+    @property
+    def _is_finished(self) -> bool:
+        return len(self._file) > HEADER_BYTES + self._payload_bytes
+
+    def _blocks(self) -> Iterator[tuple[str, str, str, Buffer]]:
+        """Yields kind, column, codec and data of every block, in the order of the file."""
+        for name, values in self._fixed.items():
+            yield "fixed", name, "raw", values
+        for name, texts in self._small.items():
+            encoded = encode_column(texts)
+            if encoded.dictionary is not None:
+                yield "dictionary", name, "raw", encoded.dictionary
+            yield "small", name, encoded.codec, encoded.data
+        if self._schema.payload:
+            yield "payload_ends", "", "raw", _little_endian(self._payload_ends)
+            yield "payload_digests", "", "raw", _little_endian(self._payload_digests)
+
+
+def _little_endian(numbers: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        numbers = numbers[:]
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _digest(file: bytearray, start: int) -> int:
+    with memoryview(file) as whole, whole[start:] as part:
+        return xxhash.xxh3_64_intdigest(part)

@@ -1,0 +1,157 @@
+"""zstd compression of the small values of one shard: one frame per value, one dictionary per column.
+
+Each value has its own frame, so that it is read without its neighbours. A dictionary trained on the shard's values
+makes up for the overhead of small frames. Frames are untrusted. zstandard ignores ``max_output_size`` if a frame
+declares its size, and ignores the window limit when it decompresses in one shot, so both are checked here first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zstandard
+
+from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.stores.objects import Buffer
+
+__all__ = ["MAX_DICTIONARY_BYTES", "CompressedValues", "Decompressor", "compress_values"]
+
+MAX_DICTIONARY_BYTES = 1 << 20
+
+_LEVEL = 3
+_MIN_TOTAL_BYTES = 1024  # smaller columns cannot gain
+_MAX_RATIO = 0.9  # compressed size to raw size; above, decompressing is not worth its time
+_MIN_TRAINING_VALUES = 16
+_MAX_TRAINING_BYTES = 1 << 20  # about 60 times the dictionary; training time grows with it
+_DICTIONARY_BYTES = 16 << 10
+_TRIAL_VALUES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedValues:
+    """The compressed values of a column.
+
+    Attributes:
+        frames: One zstd frame per value; empty for an empty value.
+        dictionary: Dictionary of all frames; None without one.
+    """
+
+    frames: list[bytes]
+    dictionary: bytes | None
+
+
+def compress_values(values: Sequence[bytes], *, overhead_bytes: int) -> CompressedValues | None:
+    """Compresses each value, with or without a dictionary; returns None if that does not save space.
+
+    The same values give the same bytes with the same zstd library.
+
+    Args:
+        values: Raw values.
+        overhead_bytes: Bytes per value that a compressed column stores in addition to the frame.
+    """
+    raw_bytes = sum(map(len, values))
+    if raw_bytes < _MIN_TOTAL_BYTES:
+        return None
+    trial = values[:: max(1, len(values) // _TRIAL_VALUES)]
+    dictionary = _train(values)
+    if dictionary is not None:
+        # The dictionary is stored once, so it pays off with many values.
+        saved = _total_bytes(trial, None) - _total_bytes(trial, dictionary)
+        if saved * len(values) <= len(dictionary) * len(trial):
+            dictionary = None
+    if _total_bytes(trial, dictionary) + overhead_bytes * len(trial) > _MAX_RATIO * sum(map(len, trial)):
+        return None
+    frames = _frames(values, dictionary)
+    stored_bytes = sum(map(len, frames)) + overhead_bytes * len(frames) + len(dictionary or b"")
+    return CompressedValues(frames, dictionary) if stored_bytes <= _MAX_RATIO * raw_bytes else None
+
+
+def _train(values: Sequence[bytes]) -> bytes | None:
+    step = max(1, sum(map(len, values)) // _MAX_TRAINING_BYTES)
+    samples: list[Buffer] = [value for value in values[::step] if len(value) >= 8]  # the trainer needs at least 8 bytes
+    if len(samples) < _MIN_TRAINING_VALUES:
+        return None
+    size = min(_DICTIONARY_BYTES, max(256, sum(map(len, samples)) // 8))
+    try:
+        # Parameters are fixed, not optimized, so that the same values give the same dictionary in milliseconds.
+        trained = zstandard.train_dictionary(size, samples, k=200, d=8, f=18, accel=1, split_point=1.0, level=_LEVEL)
+    except zstandard.ZstdError:
+        return None  # zstd raises this for too little data, or for values with nothing in common
+    return trained.as_bytes()
+
+
+def _compressor(dictionary: bytes | None) -> zstandard.ZstdCompressor:
+    if dictionary is None:
+        return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False, write_content_size=True)
+    trained = zstandard.ZstdCompressionDict(dictionary, dict_type=zstandard.DICT_TYPE_FULLDICT)
+    trained.precompute_compress(level=_LEVEL)
+    return zstandard.ZstdCompressor(
+        level=_LEVEL, dict_data=trained, write_checksum=False, write_content_size=True, write_dict_id=False
+    )
+
+
+def _frames(values: Sequence[bytes], dictionary: bytes | None) -> list[bytes]:
+    compressor = _compressor(dictionary)
+    return [compressor.compress(value) if value else b"" for value in values]
+
+
+def _total_bytes(values: Sequence[bytes], dictionary: bytes | None) -> int:
+    return sum(map(len, _frames(values, dictionary)))
+
+
+class Decompressor:
+    """Decompresses untrusted frames of one column.
+
+    Thread-safety: Not thread-safe, because zstd contexts are reused.
+
+    Args:
+        dictionary: zstd dictionary with its magic number, or None.
+
+    Raises:
+        FormatError: The dictionary is invalid.
+    """
+
+    def __init__(self, dictionary: bytes | None) -> None:
+        if dictionary is None:
+            self._context = zstandard.ZstdDecompressor()
+            return
+        if len(dictionary) > MAX_DICTIONARY_BYTES:
+            raise FormatError("a dictionary is too large", expected=f"<= {MAX_DICTIONARY_BYTES}", got=len(dictionary))
+        try:
+            trained = zstandard.ZstdCompressionDict(dictionary, dict_type=zstandard.DICT_TYPE_FULLDICT)
+            self._context = zstandard.ZstdDecompressor(dict_data=trained)
+            self._context.decompress(_EMPTY_FRAME)  # the first use parses the dictionary
+        except zstandard.ZstdError as error:
+            raise FormatError("a column's dictionary is not a zstd dictionary") from error
+
+    def decompress(self, frame: Buffer, *, raw_bytes: int) -> bytes:
+        """Returns one value.
+
+        Args:
+            frame: Exactly one zstd frame that declares its content size; empty for an empty value.
+            raw_bytes: Size recorded in the index, already checked against the limits. No more memory is allocated.
+
+        Raises:
+            FormatError: The bytes are not one frame, the frame declares another size, or its window is too large.
+        """
+        if raw_bytes == 0 == len(frame):
+            return b""
+        try:
+            if raw_bytes == 0 or bytes(frame[:4]) != zstandard.FRAME_HEADER:
+                raise FormatError("a compressed value is not a single zstd frame", got=bytes(frame[:4]))
+            declared = zstandard.get_frame_parameters(frame)
+            if declared.content_size != raw_bytes:  # 2**64 - 1 means unknown
+                raise FormatError("a frame declares another size", expected=raw_bytes, got=declared.content_size)
+            if declared.window_size > max(raw_bytes, _MIN_WINDOW_BYTES):
+                raise FormatError(
+                    "a frame's window is larger than its value", expected=raw_bytes, got=declared.window_size
+                )
+            # zstandard checks the output against the declared size.
+            return self._context.decompress(frame, max_output_size=raw_bytes, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise FormatError("a compressed value does not decompress") from error
+
+
+_MIN_WINDOW_BYTES = 8 << 20  # RFC 8878 requires every decoder to support this
+_EMPTY_FRAME = zstandard.ZstdCompressor().compress(b"")

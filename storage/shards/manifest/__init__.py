@@ -1,0 +1,1 @@
+"""The snapshot of a dataset: which shards, with which sizes and digests."""

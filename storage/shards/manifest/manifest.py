@@ -1,0 +1,122 @@
+"""The immutable snapshot of a dataset: which shards, pinned by size and digest.
+
+`concurrent_loader.storage.shards.manifest.manifest_file` turns a manifest into bytes and back;
+`concurrent_loader.storage.shards.manifest.snapshots` writes it to the store and reads it from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import xxhash
+
+from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.shards.manifest.manifest_body import FORMAT_VERSION, MAX_SNAPSHOT, encode_unchecked
+from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry, ShardTable, shard_key
+
+__all__ = [
+    "BundleEntry",
+    "Manifest",
+    "ShardEntry",
+    "bundle_key",
+    "manifest_key",
+    "plain_metadata",
+    "shard_key",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """An immutable snapshot of a dataset.
+
+    Attributes:
+        snapshot: Number of the snapshot, from 1; each commit adds 1.
+        schema: Column types by name, in the columns' order.
+        shards: Shards in the order of the samples, as a `ShardTable` if read from a file.
+        bundles: Bundles by first sample; they do not overlap, and need not cover every sample.
+        statistics: Statistics by column name; see `concurrent_loader.storage.shards.manifest.statistics`.
+        metadata: JSON metadata; importers store class names under ``classes``.
+        parent: Digest of the previous snapshot's manifest; None for snapshot 1.
+        format_version: Version of the file format.
+
+    Example:
+        >>> from concurrent_loader import ShardDataset
+        >>> with ShardDataset("photos") as dataset:
+        ...     dataset.manifest.snapshot, dataset.manifest.num_samples
+        (1, 20)
+    """
+
+    snapshot: int
+    schema: dict[str, str]
+    shards: tuple[ShardEntry, ...] | ShardTable = ()
+    bundles: tuple[BundleEntry, ...] = ()
+    statistics: dict[str, dict[str, int | float | None]] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    parent: str | None = None
+    format_version: int = FORMAT_VERSION
+
+    @cached_property
+    def table(self) -> ShardTable:
+        """All shards as a table, which gives each field as an array.
+
+        Raises:
+            FormatError: A digest is invalid, or a number exceeds 64 bits.
+        """
+        return ShardTable.of(self.shards)
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Number of samples in all shards."""
+        return int(self.table.num_samples.sum())
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Size of all shards in bytes, without bundles, which repeat values of the shards."""
+        return int(self.table.sizes.sum())
+
+    @cached_property
+    def digest(self) -> str:
+        """xxh3_128 of the manifest's file, as 32 hex digits."""
+        return xxhash.xxh3_128_hexdigest(encode_unchecked(self))
+
+    @property
+    def fingerprint(self) -> int:
+        """63 bits of the digest, which identify the snapshot in loader states and seeds."""
+        return int(self.digest[:16], 16) >> 1
+
+
+def bundle_key(digest: str) -> str:
+    """Returns the key of a bundle of FIXED columns."""
+    return f"columns/{digest}.cls"
+
+
+def manifest_key(snapshot: int) -> str:
+    """Returns the key of a snapshot's manifest.
+
+    Raises:
+        ConfigurationError: The number is not that of a snapshot.
+    """
+    if isinstance(snapshot, bool) or not isinstance(snapshot, int) or not 1 <= snapshot <= MAX_SNAPSHOT:
+        raise ConfigurationError("a snapshot must be an integer of at least 1", got=snapshot)
+    return f"manifests/{snapshot:010d}.clm"
+
+
+def plain_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns metadata as it will be read back: tuples become lists, keys become strings.
+
+    Raises:
+        ConfigurationError: The metadata is not JSON, or holds NaN, infinities or lone surrogates.
+    """
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
+        kept = msgspec.json.decode(msgspec.json.encode(plain))
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(f"metadata must be JSON: {error}") from error
+    if kept != plain:
+        raise ConfigurationError("the metadata has a number that JSON parsers do not keep exactly")
+    return plain

@@ -1,0 +1,1 @@
+"""Writes samples as shards to a store."""

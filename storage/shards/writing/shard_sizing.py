@@ -1,0 +1,89 @@
+"""Cuts a stream of samples into shards of bounded size. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from concurrent_loader.storage.shards.format.builder import ShardBuilder
+from concurrent_loader.storage.shards.format.schema import Schema
+
+__all__ = ["ShardSplitter"]
+
+_ARRAY_HEADER_BYTES = 272  # upper bound of the bytes before a ragged array's values
+
+
+class ShardSplitter:
+    """Adds samples to one builder after another.
+
+    The cuts depend only on the samples, so the same samples give the same shards.
+
+    Args:
+        schema: Columns of every sample.
+        shard_bytes: Upper bound of a finished shard; a shard with a single sample may exceed it.
+    """
+
+    def __init__(self, schema: Schema, *, shard_bytes: int) -> None:
+        self._schema = schema
+        self._shard_bytes = shard_bytes
+        self._builder = ShardBuilder(schema)
+        # The cost of a sample that does not depend on its values: fixed columns and index entries.
+        self._row_bytes = sum(column.min_tail_bytes for column in schema)
+        self._variable = [
+            (column.name, _json_bytes if column.type == "json" else _num_bytes)
+            for column in (*schema.payload, *schema.small)
+        ]
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples in the open shard."""
+        return self._builder.num_samples
+
+    def add(self, sample: Mapping[str, object]) -> ShardBuilder | None:
+        """Adds a sample; returns the previous shard if it is full.
+
+        Raises:
+            SchemaError: The sample does not fit the columns; nothing has changed.
+        """
+        full = (
+            self._builder.num_samples > 0
+            and isinstance(sample, Mapping)
+            and (self._builder.estimated_bytes + self._estimate(sample) > self._shard_bytes)
+        )
+        if not full:
+            self._builder.add(sample)
+            return None
+        following = ShardBuilder(self._schema)
+        following.add(sample)  # may raise, so it comes before the cut: a rejected sample must not move a border
+        done, self._builder = self._builder, following
+        return done
+
+    def take_rest(self) -> ShardBuilder | None:
+        """Returns the open shard if it has samples, and opens an empty one."""
+        if not self._builder.num_samples:
+            return None
+        done, self._builder = self._builder, ShardBuilder(self._schema)
+        return done
+
+    def _estimate(self, sample: Mapping[str, object]) -> int:
+        return self._row_bytes + sum(num_bytes(sample.get(name)) for name, num_bytes in self._variable)
+
+
+# Upper estimates of the bytes of a value. An unsuitable value counts as zero, because the builder rejects it.
+
+
+def _num_bytes(value: object) -> int:
+    if isinstance(value, bytes | bytearray):
+        return len(value)
+    if isinstance(value, str):
+        return len(value.encode(errors="surrogatepass"))
+    num_bytes = getattr(value, "nbytes", None)  # memoryview, array, tensor
+    return num_bytes + _ARRAY_HEADER_BYTES if isinstance(num_bytes, int) else 0
+
+
+def _json_bytes(value: object) -> int:
+    try:
+        return len(msgspec.json.encode(value))
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return 0

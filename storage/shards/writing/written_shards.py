@@ -1,0 +1,116 @@
+"""Records the shards, bundles and statistics of one writer, and makes the manifest from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from concurrent_loader.storage.shards.format.builder import FinishedShard, ShardBuilder
+from concurrent_loader.storage.shards.format.index import ShardIndex
+from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.shards.manifest.commit_tokens import with_token
+from concurrent_loader.storage.shards.manifest.manifest import BundleEntry, Manifest, ShardEntry, bundle_key, shard_key
+from concurrent_loader.storage.shards.manifest.statistics import (
+    Statistics,
+    fixed_facts,
+    merge_statistics,
+    payload_facts,
+)
+from concurrent_loader.storage.shards.writing.column_bundles import BundleBuilder
+from concurrent_loader.storage.stores.objects import Buffer
+
+__all__ = ["WrittenShards"]
+
+Upload = Callable[[str, Buffer], None]
+
+
+class WrittenShards:
+    """The shards that a writer has finished.
+
+    Args:
+        schema: Columns of every sample.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._bundler = BundleBuilder(schema)
+        self._shards: list[ShardEntry] = []
+        self._bundles: list[BundleEntry] = []  # first_sample counts this writer's samples
+        self._statistics: Statistics = {}
+
+    def add(self, builder: ShardBuilder, upload: Upload) -> None:
+        """Finishes a shard, starts its upload, and starts uploads of the bundles that it completes."""
+        shard = builder.finish()
+        data = shard.data
+        entry = ShardEntry(
+            key=shard_key(shard.digest),
+            size=shard.size,
+            num_samples=shard.num_samples,
+            tail_start=shard.tail_start,
+            digest=shard.digest,
+            chunk_digests=shard.chunk_digests,
+            payload_bytes=shard.payload_bytes,
+        )
+        self._shards.append(entry)
+        upload(entry.key, data)
+        fixed = {column.name: builder.fixed_values(column.name) for column in self._schema.fixed}
+        self._statistics = merge_statistics(self._statistics, self._describe(entry, data, fixed))
+        for bundle in self._bundler.add(fixed, shard.num_samples):
+            self._add_bundle(bundle, upload)
+
+    def flush(self, upload: Upload) -> None:
+        """Starts the upload of the last, shorter bundle."""
+        for bundle in self._bundler.flush():
+            self._add_bundle(bundle, upload)
+
+    def manifest(
+        self, parent: Manifest | None, *, append: bool, metadata: Mapping[str, Any], token: str | None
+    ) -> Manifest:
+        """Returns the manifest of the next snapshot.
+
+        Args:
+            parent: Newest snapshot, or None.
+            append: Whether the snapshot keeps the parent's samples.
+            metadata: Metadata of the writer, which replaces the parent's keys.
+            token: Name of the commit, or None.
+        """
+        base = parent if append else None
+        first = base.num_samples if base else 0
+        bundles = (replace(entry, first_sample=first + entry.first_sample) for entry in self._bundles)
+        snapshot = parent.snapshot + 1 if parent else 1
+        return Manifest(
+            snapshot=snapshot,
+            schema=self._schema.to_dict(),
+            shards=(*(base.shards if base else ()), *self._shards),
+            bundles=(*(base.bundles if base else ()), *bundles),
+            statistics=merge_statistics(base.statistics if base else {}, self._statistics),
+            metadata=with_token({**(base.metadata if base else {}), **metadata}, token, snapshot),
+            parent=parent.digest if parent else None,
+        )
+
+    def _add_bundle(self, bundle: FinishedShard, upload: Upload) -> None:
+        first = self._bundles[-1].first_sample + self._bundles[-1].num_samples if self._bundles else 0
+        entry = BundleEntry(
+            key=bundle_key(bundle.digest),
+            size=bundle.size,
+            tail_start=bundle.tail_start,
+            digest=bundle.digest,
+            chunk_digests=bundle.chunk_digests,
+            first_sample=first,
+            num_samples=bundle.num_samples,
+        )
+        self._bundles.append(entry)
+        upload(entry.key, bundle.data)
+
+    def _describe(self, entry: ShardEntry, data: memoryview, fixed: Mapping[str, np.ndarray[Any, Any]]) -> Statistics:
+        facts = {name: fixed_facts(values) for name, values in fixed.items()}
+        if self._schema.payload:
+            # Parse the shard as a reader would, so that an unreadable shard is never committed.
+            tail = data[entry.tail_start :]
+            index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
+            for column in self._schema.payload:
+                facts[column.name] = payload_facts(index.payload_ends(column.name) - index.payload_starts(column.name))
+        return facts

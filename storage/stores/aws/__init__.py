@@ -1,0 +1,1 @@
+"""AWS credentials, settings and request signatures."""

@@ -1,0 +1,1 @@
+"""Store backends; `open_store` chooses one."""

@@ -1,0 +1,1 @@
+"""Additional checks for tests: resource leaks, printed secrets, virtual time."""

@@ -1,0 +1,1 @@
+"""The conformance tests of stores, for users' own stores as well."""

@@ -1,0 +1,1 @@
+"""Faults in front of a store: in the process, on the wire, in HTTP."""

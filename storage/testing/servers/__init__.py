@@ -1,0 +1,1 @@
+"""Local S3 servers: built, started, restarted and stopped."""

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.shards.format.compression import MAX_DICTIONARY_BYTES, Decompressor, compress_values
+
+
+def captions(count: int) -> list[bytes]:
+    rng = random.Random(0)
+    words = [f"word{i}" for i in range(300)]
+    return [" ".join(rng.choices(words, k=12)).encode() for _ in range(count)]
+
+
+def plain_frame(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(data)
+
+
+def test_many_alike_values_get_a_dictionary_that_pays() -> None:
+    values = captions(500)
+    compressed = compress_values(values, overhead_bytes=4)
+    assert compressed is not None
+    assert compressed.dictionary is not None
+    stored = sum(map(len, compressed.frames)) + len(compressed.dictionary) + 4 * len(values)
+    assert stored < 0.9 * sum(map(len, values))
+    decompressor = Decompressor(compressed.dictionary)
+    pairs = zip(compressed.frames, values, strict=True)
+    assert all(decompressor.decompress(frame, raw_bytes=len(value)) == value for frame, value in pairs)
+
+
+def test_few_long_values_are_compressed_without_one() -> None:
+    values = [b"abcdefgh" * 1000, b"ijklmnop" * 1000]
+    compressed = compress_values(values, overhead_bytes=4)
+    assert compressed is not None
+    assert compressed.dictionary is None
+    assert Decompressor(None).decompress(compressed.frames[1], raw_bytes=8000) == values[1]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [b""],
+        [b""] * 1000,
+        [b"x"] * 900,
+        [b"x"] * 5000,
+        [random.Random(i).randbytes(100) for i in range(500)],
+        [b"ab" * 100],
+    ],
+    ids=["none", "empty", "empties", "little", "single bytes", "random", "below 1 KiB"],
+)
+def test_what_does_not_pay_stays_raw(values: list[bytes]) -> None:
+    assert compress_values(values, overhead_bytes=4) is None
+
+
+def test_the_same_values_give_the_same_bytes() -> None:
+    assert compress_values(captions(300), overhead_bytes=4) == compress_values(captions(300), overhead_bytes=4)
+
+
+@given(st.lists(st.sampled_from([b"", b"a", b"abcdefgh" * 20, b'{"key": 1}' * 5, bytes(300)]), max_size=60))
+def test_whatever_is_compressed_comes_back(values: list[bytes]) -> None:
+    compressed = compress_values(values, overhead_bytes=4)
+    if compressed is not None:
+        decompressor = Decompressor(compressed.dictionary)
+        got = [decompressor.decompress(f, raw_bytes=len(v)) for f, v in zip(compressed.frames, values, strict=True)]
+        assert got == values
+
+
+# -- hostile frames ----------------------------------------------------------------------------------------------------
+
+DATA = b"some data " * 50
+FRAME = plain_frame(DATA)
+BOMB = plain_frame(bytes(64 << 20))  # 2 KB
+SKIPPABLE = b"\x50\x2a\x4d\x18" + struct.pack("<I", 5) + b"hello"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\x28\xb5\x2f\xfd",
+        b"hello",
+        FRAME[:-1],
+        FRAME + b"\0",
+        FRAME + FRAME,
+        FRAME + SKIPPABLE,
+        SKIPPABLE,
+        SKIPPABLE + FRAME,
+        zstandard.ZstdCompressor(write_content_size=False).compress(DATA),
+        plain_frame(DATA + b"more"),
+        BOMB,
+    ],
+    ids=[
+        "empty",
+        "magic only",
+        "no frame",
+        "cut",
+        "a byte behind",
+        "a frame behind",
+        "skippable behind",
+        "skippable",
+        "skippable before",
+        "unknown size",
+        "longer",
+        "bomb",
+    ],
+)
+def test_only_one_frame_of_the_recorded_size_is_decompressed(frame: bytes) -> None:
+    with pytest.raises(FormatError):
+        Decompressor(None).decompress(frame, raw_bytes=len(DATA))
+
+
+def test_a_frame_that_lies_about_its_size_is_found_out() -> None:
+    # The content size of a single-segment frame below 256 bytes is the byte behind the descriptor.
+    frame = bytearray(plain_frame(bytes(200)))
+    assert frame[5] == 200
+    for lie in (100, 201, 255):
+        frame[5] = lie
+        with pytest.raises(FormatError):
+            Decompressor(None).decompress(bytes(frame), raw_bytes=lie)
+
+
+def test_a_window_larger_than_the_value_is_refused() -> None:
+    # No single segment, 8-byte content size, window descriptor 2**27, one raw last block of one byte.
+    frame = b"\x28\xb5\x2f\xfd" + b"\xc0" + bytes([(27 - 10) << 3]) + struct.pack("<Q", 1) + b"\x09\0\0" + b"x"
+    assert zstandard.ZstdDecompressor().decompress(frame) == b"x"
+    assert zstandard.get_frame_parameters(frame).window_size == 1 << 27
+    with pytest.raises(FormatError, match="window"):
+        Decompressor(None).decompress(frame, raw_bytes=1)
+
+
+@pytest.mark.parametrize("frame", [plain_frame(b""), plain_frame(b"") + b"\0", b"\x50\x2a\x4d\x18" + bytes(4), b"x"])
+def test_an_empty_value_is_no_bytes_and_nothing_else(frame: bytes) -> None:
+    assert Decompressor(None).decompress(b"", raw_bytes=0) == b""
+    with pytest.raises(FormatError):
+        Decompressor(None).decompress(frame, raw_bytes=0)
+
+
+@pytest.mark.parametrize(
+    "dictionary", [b"", b"\x37\xa4\x30\xec", b"\x37\xa4\x30\xec" + bytes(range(256)), b"raw content " * 100]
+)
+def test_what_is_no_dictionary_is_refused(dictionary: bytes) -> None:
+    with pytest.raises(FormatError):
+        Decompressor(dictionary)
+
+
+def test_a_large_dictionary_is_refused() -> None:
+    with pytest.raises(FormatError, match="too large"):
+        Decompressor(b"\x37\xa4\x30\xec" + bytes(MAX_DICTIONARY_BYTES))
+
+
+@given(st.binary(max_size=100))
+def test_damaged_frames_give_typed_errors_or_bytes_of_the_recorded_size(noise: bytes) -> None:
+    decompressor = Decompressor(None)
+    for frame in (noise, FRAME[:4] + noise, FRAME[:8] + noise):
+        try:
+            assert len(decompressor.decompress(frame, raw_bytes=len(DATA))) == len(DATA)
+        except FormatError:
+            continue
