@@ -332,7 +332,7 @@ def test_a_worker_that_is_told_to_end_does_not_wait_for_what_it_has_begun_ahead(
 
 
 _DEADLY = """
-import os, signal
+import os, signal, time
 from concurrent_loader import ConcurrentDataLoader
 
 class Deadly(list):
@@ -343,18 +343,24 @@ class Deadly(list):
 
 try:
     list(ConcurrentDataLoader(Deadly(range(8)), batch_size=2, num_workers=1))
-except (RuntimeError, ConnectionError) as error:
-    print(type(error).__name__, error)
+except (RuntimeError, ConnectionError, EOFError) as error:
+    seen = error
+try:
+    time.sleep(1)
+except RuntimeError as error:
+    seen = error
+print(type(seen).__name__, seen)
 """
 
 
 def test_a_worker_that_dies_is_reported_as_with_torch():
-    # In a process of its own: torch's handler of SIGCHLD may raise a second time, wherever the program is by then.
+    # In a process of its own: torch's handler of SIGCHLD raises wherever the program is by then. A pipe that ends is
+    # often seen before the death of the worker that held it: then torch, too, lets the error of the reading through,
+    # and its handler raises later, in the sleep.
     done = subprocess.run([sys.executable, "-c", _DEADLY], capture_output=True, text=True, timeout=100, check=False)
-    # torch lets through what it was doing when the worker died, reading from it for instance
     assert re.match(
-        r"RuntimeError DataLoader worker \(pid.* (is killed by signal: Killed|exited unex)|Conn", done.stdout
-    )
+        r"RuntimeError DataLoader worker \(pid.* (is killed by signal: Killed|exited unex)|Conn|EOFError", done.stdout
+    ), done
 
 
 def test_tensors_come_in_shared_memory():
