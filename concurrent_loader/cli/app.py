@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from concurrent_loader.cli import cache, ingest, s3
+from concurrent_loader.cli.adopt import adopt
 from concurrent_loader.cli.doctor import doctor
 from concurrent_loader.cli.info import info
 from concurrent_loader.cli.verify import verify
@@ -46,6 +47,7 @@ app = typer.Typer(
     help="Train from a bucket as fast as from a local drive.",
 )
 app.add_typer(ingest.app, name="ingest")
+app.command("adopt")(adopt)
 app.command("info")(info)
 app.command("verify")(verify)
 app.command("doctor")(doctor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,8 @@ from concurrent_loader.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from concurrent_loader.storage.fetch import FetchEngine
+    from concurrent_loader.storage.shards.shard_fetcher import OpenSource
     from concurrent_loader.storage.shards.verify import VerifyProgress, VerifyReport
     from concurrent_loader.storage.stores.store import Store
 
@@ -61,14 +63,24 @@ def verify(
             found = f"verifying, {format_count(now.num_problems, 'problem')}" if now.num_problems else "verifying"
             progress.update(task, description=found, completed=now.num_bytes, total=now.num_bytes_total)
 
-        report = asyncio.run(_verify(store, snapshot, in_flight, show))
+        report = asyncio.run(_verify(store, snapshot, in_flight, show, lambda url: _open_source(url, client, options)))
     _print(report, store.url, as_json=as_json)
     if report.problems:
         raise typer.Exit(_CORRUPT)
 
 
+def _open_source(url: str, client: str, options: dict[str, Any]) -> FetchEngine:
+    from concurrent_loader.storage.fetch import FetchEngine
+
+    return FetchEngine(open_for_command(url, client=client, options=options))
+
+
 async def _verify(
-    store: Store, snapshot: int | None, in_flight: int, on_progress: Callable[[VerifyProgress], None]
+    store: Store,
+    snapshot: int | None,
+    in_flight: int,
+    on_progress: Callable[[VerifyProgress], None],
+    open_source: OpenSource,
 ) -> VerifyReport:
     from concurrent_loader.storage.fetch import FetchEngine
     from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
@@ -76,7 +88,8 @@ async def _verify(
 
     async with store:
         engine = FetchEngine(store, in_flight=in_flight)
-        return await verify_dataset(engine, await load_manifest(engine, snapshot), on_progress=on_progress)
+        manifest = await load_manifest(engine, snapshot)
+        return await verify_dataset(engine, manifest, on_progress=on_progress, open_source=open_source)
 
 
 def _print(report: VerifyReport, url: str, *, as_json: bool) -> None:

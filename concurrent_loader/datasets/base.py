@@ -186,7 +186,7 @@ class BucketDataset(WholeDataset):
         self._pid, self._is_known = os.getpid(), True
 
     async def _open_contents(self) -> None:
-        cache = self._options.open_cache(self._engine)
+        cache = self._options.open_cache(self._engine, self._url)
         self._cache = cache
         await self._read_contents(self._engine, cache)
 

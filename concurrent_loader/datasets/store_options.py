@@ -10,7 +10,7 @@ from typing import Any, TypedDict, TypeVar
 
 from concurrent_loader.storage.cache import ShardCache, open_shard_cache
 from concurrent_loader.storage.errors import ConfigurationError
-from concurrent_loader.storage.fetch import FetchEngine, HedgePolicy, InFlight, RetryPolicy, check_in_flight
+from concurrent_loader.storage.fetch import Counters, FetchEngine, HedgePolicy, InFlight, RetryPolicy, check_in_flight
 from concurrent_loader.storage.secret import hide
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.storage.stores import Store, open_store
@@ -30,6 +30,7 @@ class StoreArguments(TypedDict, total=False):
     cache_required: bool
     client: str
     storage_options: Mapping[str, Any] | None
+    source_options: Mapping[str, Any] | None
     in_flight: InFlight
     bytes_in_flight: Size
     retry: RetryPolicy | None
@@ -50,6 +51,9 @@ class StoreOptions:
             warning and opens without a cache, or reads from a read-only one.
         client: Client library for the store; see `concurrent_loader.storage.open_store`.
         storage_options: Endpoint, credentials and other settings; see `concurrent_loader.storage.open_store`.
+        source_options: The same for the store of adopted data, if it is another one than the dataset's. Needed, even if
+            empty, if a dataset in a bucket refers to data in another kind of store. Default: ``storage_options`` if
+            both URLs have the same scheme.
         in_flight: Maximum number of concurrent requests. Default: ``"auto"``, which adapts to the store, up to 256.
         bytes_in_flight: Maximum number of bytes that the concurrent requests may transfer, 128 MiB by default.
         retry: Policy for repeating failed requests; see docs/explanation/fetching.md.
@@ -64,6 +68,7 @@ class StoreOptions:
     cache_required: bool = True
     client: str = "auto"
     storage_options: Mapping[str, Any] | None = None
+    source_options: Mapping[str, Any] | None = None
     in_flight: InFlight = "auto"
     bytes_in_flight: Size = "128MiB"
     retry: RetryPolicy | None = None
@@ -77,6 +82,7 @@ class StoreOptions:
             "cache_dir": None if self.cache_dir is None else os.fspath(self.cache_dir),
             "cache_bytes": None if self.cache_bytes is None else parse_size(self.cache_bytes, name="cache_bytes"),
             "storage_options": hide(self.storage_options or {}),
+            "source_options": None if self.source_options is None else hide(self.source_options),
             "bytes_in_flight": parse_size(self.bytes_in_flight, name="bytes_in_flight"),
             "retry": RetryPolicy.of(self.retry),
         }
@@ -87,12 +93,13 @@ class StoreOptions:
         """Opens the store that holds a URL."""
         return open_store(url, client=self.client, **(self.storage_options or {}))
 
-    def make_engine(self, store: Store, *, is_known: bool) -> FetchEngine:
+    def make_engine(self, store: Store, *, is_known: bool, counters: Counters | None = None) -> FetchEngine:
         """Makes the fetch engine for a store.
 
         Args:
             store: Store to send requests to.
             is_known: Whether the store has answered before, in this process or in the process that pickled the dataset.
+            counters: Counters that another engine counts in as well; None for counters of its own.
         """
         return FetchEngine(
             store,
@@ -101,11 +108,43 @@ class StoreOptions:
             retry=self.retry,
             hedge=self.hedge,
             is_known=is_known,
+            counters=counters,
         )
 
-    def open_cache(self, engine: FetchEngine) -> ShardCache:
-        """Opens the cache folder, or a cache in memory without one."""
-        return open_shard_cache(engine, self.cache_dir, budget_bytes=self.cache_bytes, required=self.cache_required)
+    def open_cache(self, engine: FetchEngine, url: str) -> ShardCache:
+        """Opens the cache folder, or a cache in memory without one.
+
+        Args:
+            engine: Engine over the dataset's store.
+            url: URL of the dataset.
+        """
+        return open_shard_cache(
+            engine,
+            self.cache_dir,
+            budget_bytes=self.cache_bytes,
+            required=self.cache_required,
+            open_source=lambda source: self._open_source(engine, url, source),
+        )
+
+    def _open_source(self, engine: FetchEngine, url: str, source: str) -> FetchEngine:
+        """Opens the store of adopted data, which the manifest names. A manifest may come from a stranger."""
+        options = self.source_options
+        if options is None:
+            ours, theirs = _scheme(url), _scheme(source)
+            if ours not in (theirs, "file"):
+                raise ConfigurationError(
+                    "the dataset refers to data in another kind of store; if you trust it, pass source_options={} "
+                    "(or the options of that store)",
+                    url=url, got=source,
+                )  # fmt: skip
+            options = self.storage_options if ours == theirs else {}
+        client = "auto" if _scheme(source) in ("file", "memory") else self.client
+        store = open_store(source, client=client, **(options or {}))
+        return self.make_engine(store, is_known=False, counters=engine.counters)
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0].lower() if "://" in url else "file"
 
 
 def takes_store_options(init: F) -> F:

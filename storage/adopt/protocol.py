@@ -142,7 +142,8 @@ class ForeignFormat(Protocol):
         Args:
             source: The object.
             reader: Its bytes.
-            columns: The columns of the dataset. Every sample must have exactly these; other fields are left out.
+            columns: The columns of the dataset. Every sample must have all of them. Other fields that a sample has
+                are yielded as well: adoption refuses them, unless the user chose the columns.
 
         Raises:
             FormatError: The object is damaged, hostile, or does not fit the columns; the message names the sample.
@@ -180,6 +181,9 @@ class BytesReader:
         """Returns exactly the bytes [start, end)."""
         check_inside(start, end, self.size, self.name)
         return self._data[start:end]
+
+    def close(self) -> None:
+        """Does nothing: the caller owns the memory."""
 
 
 def check_inside(start: int, end: int, size: int, name: str) -> None:

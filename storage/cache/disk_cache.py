@@ -28,6 +28,7 @@ from concurrent_loader.storage.errors import CorruptData
 from concurrent_loader.storage.fetch.engine import FetchEngine
 from concurrent_loader.storage.ranges import ByteRange
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
+from concurrent_loader.storage.shards.shard_fetcher import OpenSource
 from concurrent_loader.storage.sizes import Size, parse_size
 
 __all__ = ["DiskShardCache"]
@@ -46,6 +47,7 @@ class DiskShardCache(ShardCache):
             are never evicted: if they leave no room, further shards are kept in memory.
         lock_timeout_s: Longest time without progress of another process that holds a lock, 30 s by default. Then the
             lock is bypassed.
+        open_source: Function that opens the store of adopted data; see `ShardFetcher`.
         drive: System calls; tests inject failures here.
         clock: Source of monotonic seconds.
     """
@@ -57,10 +59,11 @@ class DiskShardCache(ShardCache):
         *,
         budget_bytes: Size,
         lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S,
+        open_source: OpenSource | None = None,
         drive: Drive | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(engine, clock=clock)
+        super().__init__(engine, open_source=open_source, clock=clock)
         num_bytes = parse_size(budget_bytes, name="cache_bytes")
         self._folder = CacheFolder(root, drive=drive)
         self._drive = self._folder.drive
@@ -84,7 +87,7 @@ class DiskShardCache(ShardCache):
             counters=self._counters,
             warnings=self._warnings,
         )
-        self._ranges = RangeReader(engine, ranges, self._counters)
+        self._ranges = RangeReader(self.fetcher, ranges, self._counters)
         self._schedule: UseSchedule | None = None
         self._step = 0
         self._done_for_epoch: set[str] = set()
@@ -181,9 +184,7 @@ class DiskShardCache(ShardCache):
             self._send_heartbeat()
 
         async def fetch_chunk(number: int, span: ByteRange) -> None:
-            await self._engine.fetch_into(
-                entry.key, span.start, span.end, write, digest=entry.chunk_digests[number], object_size=entry.size
-            )
+            await self.fetcher.fetch_into(entry, span.start, span.end, write, digest=entry.chunk_digests[number])
 
         def publish() -> OpenShard | None:
             try:

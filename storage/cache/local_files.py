@@ -16,6 +16,7 @@ from concurrent_loader.storage.fetch.engine import FetchEngine
 from concurrent_loader.storage.ranges import ByteRange, split
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
+from concurrent_loader.storage.shards.shard_fetcher import OpenSource
 from concurrent_loader.storage.stores.backends.local import LocalStore
 
 __all__ = ["InPlaceShards"]
@@ -35,17 +36,18 @@ class InPlaceShards(ShardCache):
     Args:
         engine: Engine over ``store``.
         store: Folder of the dataset.
+        open_source: Function that opens the store of adopted data; see `ShardFetcher`.
     """
 
-    def __init__(self, engine: FetchEngine, store: LocalStore) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: FetchEngine, store: LocalStore, *, open_source: OpenSource | None = None) -> None:
+        super().__init__(engine, open_source=open_source)
         self._store = store
         self._drive = Drive()
         self._in_use: set[str] = set()  # digests of shards whose files are open or being opened
         self._mismatched: set[str] = set()  # digests of shards whose files differ from the manifest
 
     async def _load(self, entry: ShardEntry) -> OpenShard:
-        if entry.digest not in self._mismatched and len(self._in_use) < _MAX_OPEN:
+        if entry.source is None and entry.digest not in self._mismatched and len(self._in_use) < _MAX_OPEN:
             self._in_use.add(entry.digest)
             shard = None
             try:

@@ -13,6 +13,7 @@ from concurrent_loader.storage.cache.memory_cache import MemoryShardCache
 from concurrent_loader.storage.cache.shard_cache import ShardCache
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.shards.shard_fetcher import OpenSource
 from concurrent_loader.storage.sizes import Size
 from concurrent_loader.storage.stores.backends.local import LocalStore
 
@@ -27,6 +28,7 @@ def open_shard_cache(
     *,
     budget_bytes: Size | None = None,
     required: bool = True,
+    open_source: OpenSource | None = None,
 ) -> ShardCache:
     """Opens a cache in a folder, or a cache without a folder.
 
@@ -38,18 +40,22 @@ def open_shard_cache(
         budget_bytes: Upper bound of the size of all cached files; half of the free space of the drive by default.
         required: Whether an unusable folder is an error. If false, a warning is logged, and the files already in the
             folder are used if they can be read.
+        open_source: Function that opens the store of adopted data; see `ShardFetcher`.
 
     Raises:
         ConfigurationError: Other users may write to the folder, the budget is not a size, or the folder is required
             and cannot be used.
     """
     if root is None:
-        return _no_cache(engine)
+        return _no_cache(engine, open_source)
     try:
         if required:
             _check_writable(root)
         return DiskShardCache(
-            engine, root, budget_bytes=_half_of_the_drive(root) if budget_bytes is None else budget_bytes
+            engine,
+            root,
+            budget_bytes=_half_of_the_drive(root) if budget_bytes is None else budget_bytes,
+            open_source=open_source,
         )
     except OSError as error:
         if required:
@@ -59,11 +65,13 @@ def open_shard_cache(
                 got=os.fspath(root),
             ) from error
         log.warning("the cache folder %s cannot be used (%s); continuing without a cache", root, error)
-        return _no_cache(engine)
+        return _no_cache(engine, open_source)
 
 
-def _no_cache(engine: FetchEngine) -> ShardCache:
-    return InPlaceShards(engine, engine.store) if isinstance(engine.store, LocalStore) else MemoryShardCache(engine)
+def _no_cache(engine: FetchEngine, open_source: OpenSource | None) -> ShardCache:
+    if isinstance(engine.store, LocalStore):
+        return InPlaceShards(engine, engine.store, open_source=open_source)
+    return MemoryShardCache(engine, open_source=open_source)
 
 
 def _check_writable(root: str | os.PathLike[str]) -> None:

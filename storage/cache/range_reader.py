@@ -9,11 +9,11 @@ from concurrent_loader.storage.cache.blocking_io import in_thread
 from concurrent_loader.storage.cache.single_flight import LeaderFlight
 from concurrent_loader.storage.cache.stats import CacheCounters
 from concurrent_loader.storage.errors import CorruptData, DatasetChanged, DigestMismatch, NotFound, ObjectChanged
-from concurrent_loader.storage.fetch.engine import FetchEngine
 from concurrent_loader.storage.listing import ObjectEntry
 from concurrent_loader.storage.ranges import ByteRange, split
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
+from concurrent_loader.storage.shards.shard_fetcher import ShardFetcher
 
 __all__ = ["LocalRanges", "RangeReader", "dataset_changed", "not_pinned"]
 
@@ -48,13 +48,14 @@ class RangeReader:
     Usable from one event loop.
 
     Args:
-        engine: Engine that fetches missing bytes.
+        fetcher: Fetcher of missing bytes.
         local: Local copies.
         counters: Counters of the cache.
     """
 
-    def __init__(self, engine: FetchEngine, local: LocalRanges, counters: CacheCounters) -> None:
-        self._engine = engine
+    def __init__(self, fetcher: ShardFetcher, local: LocalRanges, counters: CacheCounters) -> None:
+        self._fetcher = fetcher
+        self._engine = fetcher.engine
         self._local = local
         self._counters = counters
         self._objects: LeaderFlight[str, memoryview] = LeaderFlight()
@@ -84,7 +85,9 @@ class RangeReader:
 
     async def _fetch(self, entry: ShardEntry | BundleEntry, start: int, end: int) -> memoryview:
         try:
-            return (await self._engine.fetch(entry.key, start, end, object_size=entry.size)).data.toreadonly()
+            return await self._fetcher.fetch(entry, start, end)
+        except DatasetChanged:
+            raise
         except ObjectChanged as error:
             raise dataset_changed(entry, error) from error
 
@@ -103,9 +106,9 @@ class RangeReader:
             if span.start >= end or span.end <= start:
                 continue
             try:
-                await self._engine.fetch_into(
-                    entry.key, span.start, span.end, drop, digest=digest, object_size=entry.size
-                )
+                await self._fetcher.fetch_into(entry, span.start, span.end, drop, digest=digest)
+            except DatasetChanged:
+                raise
             except ObjectChanged as changed:
                 raise dataset_changed(entry, changed) from changed
             except DigestMismatch as mismatch:

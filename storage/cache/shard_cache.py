@@ -18,13 +18,14 @@ from concurrent_loader.storage.cache.open_shard import MemoryShard, OpenShard
 from concurrent_loader.storage.cache.range_reader import LocalRanges, RangeReader, dataset_changed, not_pinned
 from concurrent_loader.storage.cache.single_flight import SingleFlight
 from concurrent_loader.storage.cache.stats import CacheCounters, CacheStats
-from concurrent_loader.storage.errors import DigestMismatch, ObjectChanged, StorageError, StoreClosed
+from concurrent_loader.storage.errors import DatasetChanged, DigestMismatch, ObjectChanged, StorageError, StoreClosed
 from concurrent_loader.storage.fetch.engine import FetchEngine
 from concurrent_loader.storage.listing import ObjectEntry
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.ranges import ByteRange, split
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
+from concurrent_loader.storage.shards.shard_fetcher import OpenSource, ShardFetcher
 
 __all__ = ["ShardCache"]
 
@@ -38,11 +39,21 @@ class ShardCache(ABC):
 
     Args:
         engine: Engine that fetches missing bytes. The cache does not close its store.
+        open_source: Function that opens the store of adopted data; see `ShardFetcher`.
         clock: Source of monotonic seconds.
+
+    Attributes:
+        fetcher: Fetcher of ranges of shards.
     """
 
-    def __init__(self, engine: FetchEngine, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        engine: FetchEngine,
+        *,
+        open_source: OpenSource | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fetcher = ShardFetcher(engine, open_source)
         self._clock = clock
         self._flight: SingleFlight[str, OpenShard] = SingleFlight()
         self._replacing: SingleFlight[str, OpenShard] = SingleFlight()
@@ -51,7 +62,7 @@ class ShardCache(ABC):
         self._retired: dict[str, list[OpenShard]] = {}  # replaced, but a thread may still be reading them
         self._fetched: dict[str, tuple[float, float | None]] = {}  # of pinned shards: start and end of their fetch
         self._counters = CacheCounters()
-        self._ranges = RangeReader(engine, LocalRanges(), self._counters)
+        self._ranges = RangeReader(self.fetcher, LocalRanges(), self._counters)
         self._closed = False
 
     @property
@@ -128,7 +139,7 @@ class ShardCache(ABC):
         return await self._flight.run(entry.digest, lambda: self._load_and_register(entry))
 
     async def close(self) -> None:
-        """Closes all files and drops the remaining pins. Idempotent."""
+        """Closes all files and the stores of adopted data, and drops the remaining pins. Idempotent."""
         self._closed = True
         for shard in (*self._open.values(), *(old for retired in self._retired.values() for old in retired)):
             shard.close()
@@ -136,6 +147,7 @@ class ShardCache(ABC):
         self._retired.clear()
         self._pins.clear()
         self._fetched.clear()
+        await self.fetcher.close()
 
     async def _load_and_register(self, entry: ShardEntry) -> OpenShard:
         shard = await self._load(entry)
@@ -221,7 +233,7 @@ class ShardCache(ABC):
             chunks = enumerate(split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES))
             await map_concurrently(lambda chunk: fetch_chunk(*chunk), list(chunks))
         except Exception as first:
-            if isinstance(first, ObjectChanged):
+            if isinstance(first, ObjectChanged) and not isinstance(first, DatasetChanged):
                 raise dataset_changed(entry, first) from first
             if isinstance(first, DigestMismatch) and first.is_steady:
                 raise not_pinned(entry, first) from first
@@ -238,10 +250,7 @@ class ShardCache(ABC):
         chunks: dict[int, memoryview] = {}
 
         async def fetch_chunk(number: int, span: ByteRange) -> None:
-            result = await self._engine.fetch(
-                entry.key, span.start, span.end, digest=entry.chunk_digests[number], object_size=entry.size
-            )
-            chunks[number] = result.data
+            chunks[number] = await self.fetcher.fetch(entry, span.start, span.end, digest=entry.chunk_digests[number])
 
         await self._fetch(entry, fetch_chunk)
         ordered = [chunks[number] for number in range(len(chunks))]

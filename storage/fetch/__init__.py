@@ -3,6 +3,6 @@
 from concurrent_loader.storage.fetch.engine import FetchEngine, InFlight, check_in_flight
 from concurrent_loader.storage.fetch.hedging import HedgePolicy
 from concurrent_loader.storage.fetch.retry import RetryPolicy
-from concurrent_loader.storage.fetch.stats import FetchStats
+from concurrent_loader.storage.fetch.stats import Counters, FetchStats
 
-__all__ = ["FetchEngine", "FetchStats", "HedgePolicy", "InFlight", "RetryPolicy", "check_in_flight"]
+__all__ = ["Counters", "FetchEngine", "FetchStats", "HedgePolicy", "InFlight", "RetryPolicy", "check_in_flight"]

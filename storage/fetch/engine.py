@@ -51,6 +51,7 @@ class FetchEngine:
         hedge: Rules for hedged requests; None to send none.
         is_known: Whether the endpoint is known to exist, for example because another process has reached it. An
             unknown endpoint is given up within seconds if it is unreachable.
+        counters: Counters that another engine counts in as well; by default counters of its own.
         clock: Source of monotonic seconds.
         sleep: Awaitable pause.
         rng: Source of random numbers, uniform in [0, 1).
@@ -77,6 +78,7 @@ class FetchEngine:
         retry: RetryPolicy | None = None,
         hedge: HedgePolicy | None = _HEDGE,
         is_known: bool = False,
+        counters: Counters | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: Callable[[], float] = random.random,
@@ -86,7 +88,7 @@ class FetchEngine:
         self.policy = RetryPolicy.of(retry)
         if hedge is not None and not isinstance(hedge, HedgePolicy):
             raise ConfigurationError("hedge must be a HedgePolicy or None", got=type(hedge).__name__)
-        self.counters = Counters()
+        self.counters = counters or Counters()
         self.clock = clock
         self._gate = InFlightGate(
             max_requests=min(bound or MAX_AUTO, _most_by_descriptors()),

@@ -15,6 +15,7 @@ import xxhash
 from concurrent_loader.storage.errors import (
     CorruptData,
     DigestMismatch,
+    FormatError,
     InvalidRange,
     NotFound,
     ObjectChanged,
@@ -26,6 +27,7 @@ from concurrent_loader.storage.shards.format.index import ShardIndex, verify_sha
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.shards.format.schema import Schema
 from concurrent_loader.storage.shards.manifest.manifest import BundleEntry, Manifest, ShardEntry
+from concurrent_loader.storage.shards.shard_fetcher import OpenSource, ShardFetcher
 from concurrent_loader.storage.sizes import format_count
 
 __all__ = ["VerifyProblem", "VerifyProgress", "VerifyReport", "verify_dataset"]
@@ -109,7 +111,11 @@ class VerifyReport:
 
 
 async def verify_dataset(
-    engine: FetchEngine, manifest: Manifest, *, on_progress: Callable[[VerifyProgress], None] | None = None
+    engine: FetchEngine,
+    manifest: Manifest,
+    *,
+    on_progress: Callable[[VerifyProgress], None] | None = None,
+    open_source: OpenSource | None = None,
 ) -> VerifyReport:
     """Fetches every shard and bundle, and checks chunk digests, structure, values, and bundles against shards.
 
@@ -117,6 +123,7 @@ async def verify_dataset(
         engine: Engine over the dataset's store.
         manifest: Snapshot to verify.
         on_progress: Callback after each shard.
+        open_source: Function that opens the store of adopted data; see `ShardFetcher`.
 
     Returns:
         Report of all problems. Damaged data does not raise an error.
@@ -132,11 +139,14 @@ async def verify_dataset(
         >>> report.num_samples
         20
     """
-    check = _Check(engine, manifest, on_progress)
+    fetcher = ShardFetcher(engine, open_source)
+    check = _Check(fetcher, manifest, on_progress)
     try:
         await check.run()
     except ExceptionGroup as group:
         raise _first_leaf(group) from group
+    finally:
+        await fetcher.close()
     return VerifyReport(
         snapshot=manifest.snapshot,
         num_shards=len(manifest.shards),
@@ -166,9 +176,9 @@ class _Overlap:
 
 class _Check:
     def __init__(
-        self, engine: FetchEngine, manifest: Manifest, on_progress: Callable[[VerifyProgress], None] | None
+        self, fetcher: ShardFetcher, manifest: Manifest, on_progress: Callable[[VerifyProgress], None] | None
     ) -> None:
-        self._engine = engine
+        self._fetcher = fetcher
         self._manifest = manifest
         self._on_progress = on_progress
         self._num_bytes = 0
@@ -235,17 +245,14 @@ class _Check:
     async def _chunk(
         self, entry: ShardEntry | BundleEntry, chunk: ByteRange, digest: int, problems: list[VerifyProblem]
     ) -> memoryview | None:
-        async def fetch(digest: int | None) -> memoryview:
-            result = await self._engine.fetch(entry.key, chunk.start, chunk.end, digest=digest, object_size=entry.size)
-            return result.data
-
         try:
-            return await fetch(digest)
+            return await self._fetcher.fetch(entry, chunk.start, chunk.end, digest=digest)
         except DigestMismatch:
             what = "a chunk is not the one that the manifest pins"
             problems.append(VerifyProblem(what=what, shard=entry.key, start=chunk.start, end=chunk.end))
-            return await fetch(None)  # fetched without a digest, to name the damaged samples
-        except (NotFound, ObjectChanged, InvalidRange) as error:
+            # Without a digest, to name the damaged samples.
+            return await self._fetcher.fetch(entry, chunk.start, chunk.end)
+        except (NotFound, ObjectChanged, InvalidRange, FormatError) as error:
             problems.append(_problem(error, entry))
             return None
 

@@ -157,7 +157,7 @@ def test_a_store_that_never_answers(dataset: ShardDataset, monkeypatch: pytest.M
         asked.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(dataset.reader.cache._engine, "fetch", fetch)
+    monkeypatch.setattr(dataset.reader.cache.fetcher.engine, "fetch", fetch)
     hung = ConcurrentDataLoader(dataset, 8, timeout=SOON_S)
     waits_from(asked, hung, monkeypatch)
     with pytest.raises(LoaderTimeout, match=r"waits for shard \S+ from the store") as caught:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from concurrent_loader.storage.shards.format.layout import (
     HEADER,
     HEADER_BYTES,
     MAX_SMALL_COLUMN_BYTES,
+    VERSION,
     Block,
     Footer,
     encode_descriptor,
@@ -33,7 +34,10 @@ from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
 from concurrent_loader.storage.shards.format.small_column import encode_column
 from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["FinishedShard", "ShardBuilder"]
+__all__ = ["FinishedShard", "ShardBuilder", "TailBlock", "append_tail", "column_blocks", "little_endian"]
+
+TailBlock = tuple[str, str, str, Buffer]
+"""Kind, column, codec and data of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,20 +203,7 @@ class ShardBuilder:
         self._file = file
         tail_start = padded(HEADER_BYTES + self._payload_bytes)
         file += pad(self._payload_bytes)
-        blocks: list[Block] = []
-        for kind, name, codec, data in self._blocks():
-            start = len(file)
-            file += data
-            file += pad(len(data))
-            digest = _digest(file, start)
-            blocks.append(Block(kind, name, codec, start, len(data), digest))
-        descriptor_start = len(file)
-        descriptor = encode_descriptor(self._schema, self._num_samples, blocks)
-        file += descriptor
-        file += pad(len(descriptor))
-        digest = _digest(file, descriptor_start)
-        size = len(file) + FOOTER_BYTES
-        file += encode_footer(Footer(tail_start, descriptor_start, len(descriptor), digest, self._num_samples, size))
+        size = append_tail(file, self._schema, self._num_samples, self._blocks(), tail_start=tail_start)
         whole = memoryview(file).toreadonly()
         return FinishedShard(
             data=whole,
@@ -230,21 +221,70 @@ class ShardBuilder:
     def _is_finished(self) -> bool:
         return len(self._file) > HEADER_BYTES + self._payload_bytes
 
-    def _blocks(self) -> Iterator[tuple[str, str, str, Buffer]]:
-        """Yields kind, column, codec and data of every block, in the order of the file."""
-        for name, values in self._fixed.items():
-            yield "fixed", name, "raw", values
-        for name, texts in self._small.items():
-            encoded = encode_column(texts)
-            if encoded.dictionary is not None:
-                yield "dictionary", name, "raw", encoded.dictionary
-            yield "small", name, encoded.codec, encoded.data
+    def _blocks(self) -> Iterator[TailBlock]:
+        yield from column_blocks(self._fixed, self._small)
         if self._schema.payload:
-            yield "payload_ends", "", "raw", _little_endian(self._payload_ends)
-            yield "payload_digests", "", "raw", _little_endian(self._payload_digests)
+            yield "payload_ends", "", "raw", little_endian(self._payload_ends)
+            yield "payload_digests", "", "raw", little_endian(self._payload_digests)
 
 
-def _little_endian(numbers: array[int]) -> bytes:
+def column_blocks(fixed: Mapping[str, Buffer], small: Mapping[str, Sequence[bytes]]) -> Iterator[TailBlock]:
+    """Yields the blocks of FIXED and SMALL columns, in the order of the file.
+
+    Args:
+        fixed: Stored values of each FIXED column.
+        small: Encoded values of each SMALL column.
+    """
+    for name, values in fixed.items():
+        yield "fixed", name, "raw", values
+    for name, texts in small.items():
+        encoded = encode_column(texts)
+        if encoded.dictionary is not None:
+            yield "dictionary", name, "raw", encoded.dictionary
+        yield "small", name, encoded.codec, encoded.data
+
+
+def append_tail(
+    file: bytearray,
+    schema: Schema,
+    num_samples: int,
+    blocks: Iterable[TailBlock],
+    *,
+    tail_start: int,
+    version: int = VERSION,
+) -> int:
+    """Appends blocks, descriptor and footer.
+
+    Args:
+        file: Bytes of the shard so far, or empty to get the tail alone.
+        schema: Columns.
+        num_samples: Number of samples.
+        blocks: Kind, column, codec and data of every block.
+        tail_start: Position of the tail in the shard.
+        version: Version of the tail.
+
+    Returns:
+        Size of the whole shard in bytes.
+    """
+    base = tail_start - len(file)
+    table: list[Block] = []
+    for kind, name, codec, data in blocks:
+        start = len(file)
+        file += data
+        file += pad(len(data))
+        table.append(Block(kind, name, codec, base + start, len(data), _digest(file, start)))
+    start = len(file)
+    descriptor = encode_descriptor(schema, num_samples, table)
+    file += descriptor
+    file += pad(len(descriptor))
+    digest = _digest(file, start)
+    size = base + len(file) + FOOTER_BYTES
+    file += encode_footer(Footer(tail_start, base + start, len(descriptor), digest, num_samples, size, version))
+    return size
+
+
+def little_endian(numbers: array[int]) -> bytes:
+    """Returns 64-bit numbers as little-endian bytes."""
     if sys.byteorder == "big":
         numbers = numbers[:]
         numbers.byteswap()

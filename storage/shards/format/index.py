@@ -18,6 +18,7 @@ from concurrent_loader.storage.ranges import ByteRange
 from concurrent_loader.storage.shards.format.layout import (
     FOOTER_BYTES,
     HEADER_BYTES,
+    VIRTUAL_VERSION,
     Block,
     Descriptor,
     Footer,
@@ -50,6 +51,7 @@ class ShardIndex:
         tail_start: Position at which the payload and its padding end.
         size: Size of the file in bytes.
         shard: Name of the shard for errors.
+        is_virtual: Whether the payload is a range of an adopted object, in which other bytes lie between the values.
     """
 
     __slots__ = (
@@ -60,6 +62,7 @@ class ShardIndex:
         "_position",
         "_small",
         "_starts",
+        "is_virtual",
         "num_samples",
         "schema",
         "shard",
@@ -73,6 +76,7 @@ class ShardIndex:
         self.tail_start: int = footer.tail_start
         self.size: int = footer.size
         self.shard: str | None = shard
+        self.is_virtual: bool = footer.version == VIRTUAL_VERSION
         self._blocks = {(block.kind, block.column): block for block in descriptor.blocks}
         self._position = {column.name: place for place, column in enumerate(self.schema.payload)}
         data = {key: self._block_data(block, tail) for key, block in self._blocks.items()}
@@ -127,7 +131,7 @@ class ShardIndex:
         self._check_row(row)
         if not self._position:
             return ByteRange(HEADER_BYTES, HEADER_BYTES)
-        return ByteRange(int(self._starts[row, 0]), int(self._ends[row, -1]))
+        return ByteRange(int(self._starts[row].min()), int(self._ends[row].max()))
 
     def payload_digest(self, row: int, name: str) -> int:
         """Returns the xxh3_64 digest of a payload value's bytes."""
@@ -259,18 +263,32 @@ class ShardIndex:
                 self._check_length(data[kind, ""], count * _U64.itemsize, None)
             ends = np.frombuffer(data["payload_ends", ""], _U64)
             digests = np.frombuffer(data["payload_digests", ""], _U64)
-        starts = np.empty(count, _U64)
-        starts[:1] = HEADER_BYTES
-        starts[1:] = ends[:-1]
+        if self.is_virtual:
+            stated = data.get(("payload_starts", ""), memoryview(b""))
+            self._check_length(stated, count * _U64.itemsize, None)
+            starts = np.frombuffer(stated, _U64)
+            self._check_places(starts, ends)
+        else:
+            starts = np.empty(count, _U64)
+            starts[:1] = HEADER_BYTES
+            starts[1:] = ends[:-1]
+            self._check_contiguous(starts, ends)
+        starts, ends, digests = (_read_only(array.reshape(shape)) for array in (starts, ends, digests))
+        return starts, ends, digests
+
+    def _check_contiguous(self, starts: _U64s, ends: _U64s) -> None:
         if bool((starts > ends).any()):
             raise FormatError("payload values overlap", shard=self.shard)
-        end = int(ends[-1]) if count else HEADER_BYTES
+        end = int(ends[-1]) if len(ends) else HEADER_BYTES
         if end > self.tail_start or padded(end) != self.tail_start:
             raise FormatError(
                 "the payload does not end where the tail starts", shard=self.shard, expected=self.tail_start, got=end
             )
-        starts, ends, digests = (_read_only(array.reshape(shape)) for array in (starts, ends, digests))
-        return starts, ends, digests
+
+    def _check_places(self, starts: _U64s, ends: _U64s) -> None:
+        """Checks the values of a virtual shard, which are anywhere in front of the tail."""
+        if bool(((starts < HEADER_BYTES) | (starts > ends) | (ends > self.tail_start)).any()):
+            raise FormatError("a payload value is outside the payload", shard=self.shard)
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
@@ -333,7 +351,7 @@ def verify_shard(data: Buffer, *, shard: str | None = None) -> ShardIndex:
         for column in index.schema.payload:
             at = index.payload_range(row, column.name).end
             index.decode_value(column.name, row, whole[index.payload_range(row, column.name).start : at])
-    if any(whole[at : footer.tail_start]):
+    if not index.is_virtual and any(whole[at : footer.tail_start]):
         raise FormatError("padding is not zero", shard=shard)
     for column in index.schema.small:
         index.column(column.name)

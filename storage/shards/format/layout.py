@@ -33,6 +33,7 @@ __all__ = [
     "MAX_DESCRIPTOR_BYTES",
     "MAX_SMALL_COLUMN_BYTES",
     "VERSION",
+    "VIRTUAL_VERSION",
     "Block",
     "Descriptor",
     "Footer",
@@ -50,6 +51,8 @@ __all__ = [
 MAGIC = b"\x89CLS\r\n\x1a\n"
 END_MAGIC = b"\x8aSLC\r\n\x1a\n"
 VERSION = 1
+VIRTUAL_VERSION = 2
+"""Version of the tail of a virtual shard, whose payload is the range of another file, gaps included."""
 HEADER_BYTES = 32
 FOOTER_BYTES = 64
 CHUNK_BYTES = 8 << 20
@@ -103,6 +106,7 @@ class Footer:
         descriptor_digest: xxh3_64 of the descriptor with padding.
         num_samples: Number of samples in the shard.
         size: Size of the file in bytes.
+        version: 1, or 2 for a virtual shard.
     """
 
     tail_start: int
@@ -111,6 +115,7 @@ class Footer:
     descriptor_digest: int
     num_samples: int
     size: int
+    version: int = VERSION
 
 
 def encode_footer(footer: Footer) -> bytes:
@@ -119,7 +124,7 @@ def encode_footer(footer: Footer) -> bytes:
         footer.tail_start,
         footer.descriptor_start,
         footer.descriptor_bytes,
-        VERSION,
+        footer.version,
         0,
         footer.descriptor_digest,
         footer.num_samples,
@@ -150,11 +155,11 @@ def parse_footer(data: Buffer, *, size: int, shard: str | None = None) -> Footer
     tail_start, start, num_bytes, version, reserved, descriptor_digest, num_samples, file_size = _FOOTER.unpack_from(
         data
     )
-    if version != VERSION or reserved != 0:
+    if version not in (VERSION, VIRTUAL_VERSION) or reserved != 0:
         raise FormatError(
             "the shard has a version that this library does not know; upgrade concurrent-loader",
             shard=shard,
-            expected=VERSION,
+            expected=VIRTUAL_VERSION,
             got=version,
         )
     if file_size != size:
@@ -172,7 +177,7 @@ def parse_footer(data: Buffer, *, size: int, shard: str | None = None) -> Footer
         raise FormatError(
             "the footer's numbers are impossible", shard=shard, got=(tail_start, start, num_bytes, num_samples, size)
         )
-    return Footer(tail_start, start, num_bytes, descriptor_digest, num_samples, size)
+    return Footer(tail_start, start, num_bytes, descriptor_digest, num_samples, size, version)
 
 
 # -- descriptor --------------------------------------------------------------------------------------------------------
@@ -181,9 +186,10 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _HexDigest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$", max_length=16)]
 
 
-class _ColumnRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ColumnRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     name: Annotated[str, msgspec.Meta(max_length=64)]
     type: Annotated[str, msgspec.Meta(max_length=512)]
+    encoding: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class _BlockRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -198,7 +204,7 @@ class _BlockRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _DescriptorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_samples: _Count
     columns: Annotated[list[_ColumnRecord], msgspec.Meta(max_length=MAX_COLUMNS)]
-    blocks: Annotated[list[_BlockRecord], msgspec.Meta(max_length=2 * MAX_COLUMNS + 2)]
+    blocks: Annotated[list[_BlockRecord], msgspec.Meta(max_length=2 * MAX_COLUMNS + 3)]
 
 
 _DECODER = msgspec.json.Decoder(_DescriptorRecord)
@@ -209,7 +215,8 @@ class Block:
     """One entry of the block table.
 
     Attributes:
-        kind: ``fixed``, ``small`` or ``dictionary`` for one column; ``payload_ends`` or ``payload_digests`` for all.
+        kind: ``fixed``, ``small`` or ``dictionary`` for one column; ``payload_ends`` or ``payload_digests`` for all,
+            and ``payload_starts`` in a virtual shard.
         column: Name of the column; empty for blocks of all columns.
         codec: ``raw`` or ``zstd``.
         start: Position of the block in the file.
@@ -243,7 +250,7 @@ def encode_descriptor(schema: Schema, num_samples: int, blocks: Sequence[Block])
     return msgspec.json.encode(
         _DescriptorRecord(
             num_samples=num_samples,
-            columns=[_ColumnRecord(column.name, column.type) for column in schema],
+            columns=[_ColumnRecord(column.name, column.type, column.encoding) for column in schema],
             blocks=[
                 _BlockRecord(block.kind, block.column, block.codec, block.start, block.length, f"{block.digest:016x}")
                 for block in blocks
@@ -266,7 +273,7 @@ def parse_descriptor(data: Buffer, footer: Footer, *, shard: str | None = None) 
     text, zeros = data[: footer.descriptor_bytes], data[footer.descriptor_bytes :]
     try:
         record = _DECODER.decode(text)
-        schema = Schema(tuple(Column(column.name, column.type) for column in record.columns))
+        schema = Schema(tuple(Column(column.name, column.type, column.encoding) for column in record.columns))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, SchemaError) as error:
         raise FormatError(f"the descriptor is not valid: {error}", shard=shard) from error
     if any(zeros):
@@ -285,7 +292,10 @@ def parse_descriptor(data: Buffer, footer: Footer, *, shard: str | None = None) 
         for block in record.blocks
     )
     _check_tiling(blocks, footer, shard)
-    _check_completeness(schema, blocks, shard)
+    is_virtual = footer.version == VIRTUAL_VERSION
+    if not is_virtual and any(column.encoding for column in schema):
+        raise FormatError("only a virtual shard may have values in another encoding", shard=shard)
+    _check_completeness(schema, blocks, shard, is_virtual=is_virtual)
     return Descriptor(schema, record.num_samples, blocks)
 
 
@@ -301,7 +311,7 @@ def _check_tiling(blocks: Sequence[Block], footer: Footer, shard: str | None) ->
         raise FormatError("blocks do not fill the tail", shard=shard, expected=footer.descriptor_start, got=at)
 
 
-def _check_completeness(schema: Schema, blocks: Sequence[Block], shard: str | None) -> None:
+def _check_completeness(schema: Schema, blocks: Sequence[Block], shard: str | None, *, is_virtual: bool) -> None:
     codecs = {(block.kind, block.column): block.codec for block in blocks}
     if len(codecs) != len(blocks):
         raise FormatError("a block occurs twice", shard=shard)
@@ -309,6 +319,7 @@ def _check_completeness(schema: Schema, blocks: Sequence[Block], shard: str | No
     required |= {("small", column.name): ("raw", "zstd") for column in schema.small}
     if schema.payload:
         required |= {("payload_ends", ""): ("raw",), ("payload_digests", ""): ("raw",)}
+        required |= {("payload_starts", ""): ("raw",)} if is_virtual else {}
     # A dictionary is optional, but it never occurs without frames that need it.
     required |= {key: ("raw",) for key in codecs if key[0] == "dictionary" and codecs.get(("small", key[1])) == "zstd"}
     if required.keys() != codecs.keys():

@@ -21,6 +21,7 @@ import numpy as np
 from concurrent_loader.storage.errors import FormatError, SchemaError
 from concurrent_loader.storage.images import COLUMN_FORMATS
 from concurrent_loader.storage.shards.format.array_codecs import MAX_DIMS, FixedArrayCodec, RaggedArrayCodec
+from concurrent_loader.storage.shards.format.foreign_codecs import foreign_codec
 from concurrent_loader.storage.shards.format.value_codecs import (
     BoolCodec,
     BytesCodec,
@@ -80,12 +81,14 @@ class Column:
         name: Name of 1 to 64 characters from ``A-Z a-z 0-9 _ . -``.
         type: Type in canonical form, such as ``"jpeg"``, ``"int64"``, ``"float32[3,4]"``; docs/reference/format.md
             lists them.
+        encoding: Encoding of the values in a virtual shard, such as ``"npy"``; empty (default) for the stored form of
+            this project.
         kind: Place of the values in a shard.
         dtype: Little-endian dtype of numbers and arrays; None for other types.
         shape: Shape of one value: ``()`` for numbers and bools; None for ragged arrays and for other types.
 
     Raises:
-        SchemaError: The name or the type is invalid.
+        SchemaError: The name, the type or the encoding is invalid.
 
     Example:
         >>> from concurrent_loader.storage import Column
@@ -95,6 +98,7 @@ class Column:
 
     name: str
     type: str
+    encoding: str = ""
     kind: ColumnKind = field(init=False, repr=False, compare=False)
     dtype: np.dtype[Any] | None = field(init=False, repr=False, compare=False)
     shape: tuple[int, ...] | None = field(init=False, repr=False, compare=False)
@@ -114,9 +118,13 @@ class Column:
             raise
         for name, value in zip(("type", "kind", "_codec", "dtype", "shape"), _in_field_order(parsed), strict=True):
             object.__setattr__(self, name, value)
+        if self.encoding:
+            if parsed.kind is not ColumnKind.PAYLOAD:
+                raise SchemaError("only payload values may have an encoding", column=self.name, got=self.type)
+            object.__setattr__(self, "_codec", foreign_codec(self.encoding, parsed.name))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Column, (self.name, self.type)
+        return Column, (self.name, self.type, self.encoding)
 
     @property
     def min_tail_bytes(self) -> int:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from concurrent_loader.storage.checked_url import check_url
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, SchemaError
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES, FOOTER_BYTES, HEADER_BYTES
 from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.shards.format.transforms import TRANSFORMS
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardTable
+from concurrent_loader.storage.shards.manifest.source_ranges import SourceRanges
 from concurrent_loader.storage.stores.objects import check_key
 
 __all__ = ["check_manifest"]
@@ -46,6 +49,8 @@ def check_manifest(manifest: Manifest, *, url: str | None = None) -> None:
 def _check_shards(table: ShardTable, schema: Schema, url: str | None) -> None:
     for key in table.other_keys.values():
         _check_key(key, "shards/", url)
+    if table.ranges is not None:
+        _check_ranges(table, table.ranges, url)
     files = _Files(
         table.sizes,
         table.num_samples,
@@ -59,6 +64,44 @@ def _check_shards(table: ShardTable, schema: Schema, url: str | None) -> None:
     files.refuse(
         "payload_bytes do not fit in front of the tail", table.payload_bytes > table.tail_starts - HEADER_BYTES
     )
+
+
+def _check_ranges(table: ShardTable, ranges: SourceRanges, url: str | None) -> None:
+    for key in ranges.tail_keys:
+        _check_key(key, "tails/", url)
+    for each in ranges.files:
+        _check_key(each.key, "", url)
+        _check_source_url(each.url, url)
+        if each.transform and each.transform not in TRANSFORMS:
+            raise FormatError("an adopted object has an unknown transform", url=url, key=each.key, got=each.transform)
+    if len(ranges.rows) != len(table):
+        raise FormatError("each shard needs a row of its places", url=url, expected=len(table), got=len(ranges.rows))
+    file, start, end, tail, offset = ranges.rows.T
+    virtual = file >= 0
+    sizes = np.array([*(each.size for each in ranges.files), 0], np.int64)
+    plain = np.array([*(not each.transform for each in ranges.files), False])
+    impossible = (file < -1) | (file >= len(ranges.files)) | (tail >= len(ranges.tail_keys)) | (virtual & (tail < 0))
+    if impossible.any():
+        raise FormatError("a virtual shard names an object that is not listed", url=url)
+    length = end - start
+    impossible = (start < 0) | (length < 0) | (end > sizes[file]) | (offset < 0)
+    impossible |= plain[file] & (table.tail_starts != (HEADER_BYTES + length + 7) // 8 * 8)
+    if (impossible & virtual).any():
+        raise FormatError(
+            "the places of a virtual shard are impossible", url=url, got=int((impossible & virtual).argmax())
+        )
+
+
+def _check_source_url(source: str, url: str | None) -> None:
+    """Checks the URL of adopted data: it must be whole, without credentials, and without control characters.
+
+    Raises:
+        FormatError: The URL is invalid.
+    """
+    try:
+        check_url(source)
+    except ConfigurationError as error:
+        raise FormatError(f"the URL of adopted data is invalid: {error.what}", url=url) from error
 
 
 def _check_bundles(bundles: Sequence[BundleEntry], num_samples: int, schema: Schema, url: str | None) -> None:

@@ -12,26 +12,32 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Protocol
 
 import msgspec
+import numpy as np
 import xxhash
 
 from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardTable
+from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRanges
 from concurrent_loader.storage.stores.objects import Buffer
 
 __all__ = [
     "FORMAT_VERSION",
     "MAX_MANIFEST_BYTES",
     "MAX_SNAPSHOT",
+    "VIRTUAL_VERSION",
     "ManifestBody",
     "ManifestFields",
     "bundle_entry",
     "decode_body",
     "encode_unchecked",
     "parse_shards",
+    "parse_sources",
 ]
 
 MAGIC = b"CLMANIF\n"
 FORMAT_VERSION = 1
+VIRTUAL_VERSION = 2
+"""Version of a manifest that has virtual shards; any other manifest can still be read by the first release."""
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 MAX_SNAPSHOT = 9_999_999_999
 
@@ -96,7 +102,24 @@ class ColumnBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str
 
 
-class ManifestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _SourceFileBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    url: Annotated[int, msgspec.Meta(ge=0)]  # number in the list of URLs
+    key: _Key
+    size: _Count
+    etag: Annotated[str, msgspec.Meta(max_length=1024)] | None
+    transform: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class SourcesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The places of virtual shards."""
+
+    urls: list[Annotated[str, msgspec.Meta(max_length=4096)]]
+    files: list[_SourceFileBody]
+    tails: list[_Key]
+    rows: bytes  # base64 of little-endian int64[n, 5]; see `SourceRanges`
+
+
+class ManifestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The JSON body; see "Manifest" in docs/reference/format.md."""
 
     snapshot: Annotated[int, msgspec.Meta(ge=1, le=MAX_SNAPSHOT)]
@@ -108,6 +131,7 @@ class ManifestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bundles: list[BundleBody]
     statistics: dict[str, dict[str, int | float | None]]
     metadata: dict[str, Any]
+    sources: SourcesBody | None = None
 
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -133,11 +157,13 @@ def encode_unchecked(fields: ManifestFields) -> bytes:
             bundles=[_bundle_body(entry) for entry in fields.bundles],
             statistics=fields.statistics,
             metadata=fields.metadata,
+            sources=None if fields.table.ranges is None else _sources_body(fields.table.ranges),
         )
     )
+    version = FORMAT_VERSION if fields.table.ranges is None else VIRTUAL_VERSION
     if _HEADER.size + len(body) > MAX_MANIFEST_BYTES:
         raise FormatError("the manifest is too large; write larger shards", expected=MAX_MANIFEST_BYTES, got=len(body))
-    return _HEADER.pack(MAGIC, FORMAT_VERSION, 0, len(body), xxhash.xxh3_64_intdigest(body)) + body
+    return _HEADER.pack(MAGIC, version, 0, len(body), xxhash.xxh3_64_intdigest(body)) + body
 
 
 def decode_body(data: Buffer, *, url: str | None) -> ManifestBody:
@@ -147,19 +173,23 @@ def decode_body(data: Buffer, *, url: str | None) -> ManifestBody:
         FormatError: The bytes are no manifest, are damaged, or are of a later version.
         msgspec.MsgspecError: A field is missing, unknown or of another type.
     """
-    return _DECODER.decode(_checked_body(memoryview(data).cast("B"), url))
+    version, text = _checked_body(memoryview(data).cast("B"), url)
+    body = _DECODER.decode(text)
+    if (version == VIRTUAL_VERSION) != (body.sources is not None):
+        raise FormatError("version 2 of a manifest is for virtual shards only", url=url, got=version)
+    return body
 
 
-def _checked_body(data: memoryview, url: str | None) -> memoryview:
+def _checked_body(data: memoryview, url: str | None) -> tuple[int, memoryview]:
     if len(data) < _HEADER.size:
         raise FormatError("the manifest is cut off", url=url, expected=_HEADER.size, got=len(data))
     magic, version, flags, num_bytes, digest = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise FormatError("not a manifest", url=url, expected=MAGIC, got=magic)
-    if version != FORMAT_VERSION or flags:
+    if version not in (FORMAT_VERSION, VIRTUAL_VERSION) or flags:
         raise FormatError(
             "the manifest has a version that this library does not know; upgrade concurrent-loader", url=url,
-            expected=(FORMAT_VERSION, 0), got=(version, flags),
+            expected=(VIRTUAL_VERSION, 0), got=(version, flags),
         )  # fmt: skip
     body = data[_HEADER.size :]
     if len(body) != num_bytes:
@@ -171,7 +201,7 @@ def _checked_body(data: memoryview, url: str | None) -> memoryview:
         )
     if xxhash.xxh3_64_intdigest(body) != digest:
         raise FormatError("the manifest's digest disagrees with its bytes", url=url, expected=f"{digest:016x}")
-    return body
+    return version, body
 
 
 def _shard_bodies(table: ShardTable) -> list[_ShardBody]:
@@ -180,7 +210,36 @@ def _shard_bodies(table: ShardTable) -> list[_ShardBody]:
     return list(map(_ShardBody, table.keys, *counts, table.digests, table.chunk_digests, payload_bytes))
 
 
-def parse_shards(text: memoryview) -> ShardTable:
+def _sources_body(ranges: SourceRanges) -> SourcesBody:
+    urls = {url: number for number, url in enumerate(dict.fromkeys(file.url for file in ranges.files))}
+    return SourcesBody(
+        urls=list(urls),
+        files=[
+            _SourceFileBody(urls[each.url], each.key, each.size, each.etag, each.transform) for each in ranges.files
+        ],
+        tails=list(ranges.tail_keys),
+        rows=ranges.rows.astype("<i8", copy=False).tobytes(),
+    )
+
+
+def parse_sources(body: SourcesBody | None) -> SourceRanges | None:
+    """Returns the places of virtual shards as they were parsed.
+
+    Raises:
+        FormatError: A number does not exist, or the rows are cut off.
+    """
+    if body is None:
+        return None
+    if len(body.rows) % 40 or any(each.url >= len(body.urls) for each in body.files):
+        raise FormatError("the places of virtual shards are cut off")
+    files = [
+        SourceFile(url=body.urls[each.url], key=each.key, size=each.size, etag=each.etag, transform=each.transform)
+        for each in body.files
+    ]
+    return SourceRanges(files, body.tails, np.frombuffer(body.rows, "<i8").reshape(-1, 5))
+
+
+def parse_shards(text: memoryview, ranges: SourceRanges | None = None) -> ShardTable:
     """Parses the list of shards piece by piece, so that only the table of all shards is ever in memory.
 
     The text is cut between what looks like two entries. A cut inside a string leaves a piece that is not JSON, because
@@ -191,9 +250,9 @@ def parse_shards(text: memoryview) -> ShardTable:
         FormatError: A digest is not hexadecimal or has the wrong length.
     """
     try:
-        return ShardTable.joined([_parse_piece(piece) for piece in _pieces(text)])
+        return ShardTable.joined([_parse_piece(piece) for piece in _pieces(text)], ranges)
     except msgspec.MsgspecError:
-        return _parse_piece(text)
+        return ShardTable.joined([_parse_piece(text)], ranges)
 
 
 def _pieces(text: memoryview) -> Iterator[Buffer]:

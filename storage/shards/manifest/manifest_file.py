@@ -14,6 +14,7 @@ from concurrent_loader.storage.shards.manifest.manifest_body import (
     decode_body,
     encode_unchecked,
     parse_shards,
+    parse_sources,
 )
 from concurrent_loader.storage.stores.objects import Buffer
 
@@ -42,7 +43,7 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
     """
     try:
         parsed = decode_body(data, url=url)
-        shards = parse_shards(memoryview(parsed.shards))
+        shards = parse_shards(memoryview(parsed.shards), parse_sources(parsed.sources))
     except FormatError as error:
         error.locate(url=url)
         raise

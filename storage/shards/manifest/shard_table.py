@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.shards.manifest.source_ranges import SourceRange, SourceRanges
 
 __all__ = ["BundleEntry", "ShardEntry", "ShardTable", "shard_key"]
 
@@ -35,13 +36,15 @@ class ShardEntry:
     """One shard as the manifest pins it.
 
     Attributes:
-        key: Key relative to the dataset's URL.
+        key: Key relative to the dataset's URL; of a virtual shard, the place of its payload, such as
+            ``train-00.tar[0:8388608]``.
         size: Size of the file in bytes.
         num_samples: Number of samples in the shard.
         tail_start: Position at which the payload ends; one range GET from there fetches columns, index and footer.
         digest: xxh3_128 of the file, as 32 hex digits.
         chunk_digests: xxh3_64 of each chunk of 8 MiB.
         payload_bytes: Sum of the lengths of the payload values.
+        source: Places of the bytes of a virtual shard, which has no file of its own; None for any other shard.
     """
 
     key: str
@@ -51,6 +54,7 @@ class ShardEntry:
     digest: str
     chunk_digests: tuple[int, ...]
     payload_bytes: int
+    source: SourceRange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,7 @@ class BundleEntry:
     chunk_digests: tuple[int, ...]
     first_sample: int
     num_samples: int
+    source: None = None
 
 
 class ShardTable(Sequence[ShardEntry]):
@@ -87,6 +92,7 @@ class ShardTable(Sequence[ShardEntry]):
         payload_bytes: (n,) integers: sums of the lengths of the payload values.
         digests: Digests of the files, as 32 lower-case hex digits each.
         chunk_digests: Digests of the chunks of each shard, as concatenated groups of 16 lower-case hex digits.
+        ranges: Places of the bytes of virtual shards, one row per shard; None if no shard is virtual.
 
     Attributes:
         sizes: (n,) int64, read-only: sizes of the files in bytes.
@@ -95,6 +101,7 @@ class ShardTable(Sequence[ShardEntry]):
         payload_bytes: (n,) int64, read-only: sums of the lengths of the payload values.
         num_chunks: (n,) int64, read-only: numbers of chunk digests.
         other_keys: Keys by position, for shards whose key does not follow from their digest.
+        ranges: Places of the bytes of virtual shards, or None.
 
     Raises:
         FormatError: A digest is invalid, or a number exceeds 64 bits. The table checks nothing else; see
@@ -111,6 +118,7 @@ class ShardTable(Sequence[ShardEntry]):
         "num_samples",
         "other_keys",
         "payload_bytes",
+        "ranges",
         "sizes",
         "tail_starts",
     )
@@ -125,7 +133,9 @@ class ShardTable(Sequence[ShardEntry]):
         payload_bytes: Iterable[int],
         digests: Sequence[str],
         chunk_digests: Sequence[str],
+        ranges: SourceRanges | None = None,
     ) -> None:
+        self.ranges = ranges
         self.sizes, self.num_samples = _counts(sizes), _counts(num_samples)
         self.tail_starts, self.payload_bytes = _counts(tail_starts), _counts(payload_bytes)
         self.other_keys = _other_keys(keys, digests)
@@ -142,19 +152,21 @@ class ShardTable(Sequence[ShardEntry]):
         if isinstance(entries, ShardTable):
             return entries
         return cls(
-            keys=[entry.key for entry in entries],
+            keys=[entry.key if entry.source is None else shard_key(entry.digest) for entry in entries],
             sizes=[entry.size for entry in entries],
             num_samples=[entry.num_samples for entry in entries],
             tail_starts=[entry.tail_start for entry in entries],
             payload_bytes=[entry.payload_bytes for entry in entries],
             digests=[entry.digest for entry in entries],
             chunk_digests=["".join(f"{digest:016x}" for digest in entry.chunk_digests) for entry in entries],
+            ranges=SourceRanges.of(entry.source for entry in entries),
         )
 
     @classmethod
-    def joined(cls, tables: Sequence[ShardTable]) -> ShardTable:
-        """Concatenates tables."""
+    def joined(cls, tables: Sequence[ShardTable], ranges: SourceRanges | None = None) -> ShardTable:
+        """Concatenates tables without virtual shards, and then sets the ranges of the virtual shards."""
         whole = cls.__new__(cls)
+        whole.ranges = ranges
         for name in ("sizes", "num_samples", "tail_starts", "payload_bytes", "num_chunks", "_chunk_digests"):
             parts = [getattr(table, name) for table in tables]
             setattr(whole, name, _frozen(np.concatenate(parts)) if parts else getattr(cls.of(()), name))
@@ -188,14 +200,16 @@ class ShardTable(Sequence[ShardEntry]):
     def _entry(self, at: int) -> ShardEntry:
         digest = self.digest(at)
         end = int(self._chunk_ends[at])
+        source = None if self.ranges is None else self.ranges.range_of(at)
         return ShardEntry(
-            key=self.other_keys.get(at) or shard_key(digest),
+            key=source.name if source is not None else self.other_keys.get(at) or shard_key(digest),
             size=int(self.sizes[at]),
             num_samples=int(self.num_samples[at]),
             tail_start=int(self.tail_starts[at]),
             digest=digest,
             chunk_digests=tuple(self._chunk_digests[end - int(self.num_chunks[at]) : end].tolist()),
             payload_bytes=int(self.payload_bytes[at]),
+            source=source,
         )
 
     def digest(self, at: int) -> str:
@@ -238,7 +252,7 @@ class ShardTable(Sequence[ShardEntry]):
     def _columns(self) -> tuple[object, ...]:
         counts = (self.sizes, self.num_samples, self.tail_starts, self.payload_bytes, self.num_chunks)
         chunks = self._chunk_digests.tobytes()
-        return self.other_keys, self._digests, chunks, *(column.tobytes() for column in counts)
+        return self.other_keys, self.ranges, self._digests, chunks, *(column.tobytes() for column in counts)
 
 
 def _counts(values: Iterable[int]) -> Counts:

@@ -54,11 +54,24 @@ class WrittenShards:
             chunk_digests=shard.chunk_digests,
             payload_bytes=shard.payload_bytes,
         )
-        self._shards.append(entry)
         upload(entry.key, data)
         fixed = {column.name: builder.fixed_values(column.name) for column in self._schema.fixed}
-        self._statistics = merge_statistics(self._statistics, self._describe(entry, data, fixed))
-        for bundle in self._bundler.add(fixed, shard.num_samples):
+        self.add_entry(entry, fixed, self._describe(entry, data, fixed), upload)
+
+    def add_entry(
+        self, entry: ShardEntry, fixed: Mapping[str, np.ndarray[Any, Any]], statistics: Statistics, upload: Upload
+    ) -> None:
+        """Adds a shard that is in its place already, and starts uploads of the bundles that it completes.
+
+        Args:
+            entry: Entry of the shard.
+            fixed: Values of its FIXED columns, as arrays (n, *shape).
+            statistics: Statistics of its columns.
+            upload: Function that starts an upload.
+        """
+        self._shards.append(entry)
+        self._statistics = merge_statistics(self._statistics, statistics)
+        for bundle in self._bundler.add(fixed, entry.num_samples):
             self._add_bundle(bundle, upload)
 
     def flush(self, upload: Upload) -> None:

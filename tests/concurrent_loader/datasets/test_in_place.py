@@ -56,11 +56,11 @@ async def test_a_shard_in_use_is_an_open_file(root: Path) -> None:
     cache, manifest = await opened(root)
     entries = list(manifest.shards)
     assert len(entries) >= 4
-    fetched = cache._engine.stats.num_bytes
+    fetched = cache.fetcher.engine.stats.num_bytes
     shards = [await cache.acquire(entry) for entry in entries]
     assert all(isinstance(shard, FileShard) for shard in shards)
     assert [bytes(shard.payload("data", np.array([0]))[0]) for shard in shards[:1]] == [b"\0" * 1000]
-    assert cache._engine.stats.num_bytes == fetched
+    assert cache.fetcher.engine.stats.num_bytes == fetched
     assert (cache.stats.num_hits, cache.stats.num_misses) == (len(entries), 0)
     assert num_open(root) == len(entries)
     for entry in entries:

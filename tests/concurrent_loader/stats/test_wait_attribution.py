@@ -287,14 +287,14 @@ def test_a_wait_is_told_by_what_took_the_time(clock: Clock, monkeypatch: pytest.
             writer.write({"data": bytes([number])})
     with ShardDataset(url) as dataset:
         cache = dataset.reader.cache
-        real = cache._engine.fetch
+        real = cache.fetcher.engine.fetch
 
         async def fetch(*args: Any, **options: Any) -> Any:
             clock.move(5)
             return await real(*args, **options)
 
         monkeypatch.setattr(cache, "_clock", clock)
-        monkeypatch.setattr(cache._engine, "fetch", fetch)
+        monkeypatch.setattr(cache.fetcher.engine, "fetch", fetch)
         loader = ConcurrentDataLoader(
             dataset, 100, transform=slow, collate_fn=collate, decode={"data": decode_in(clock, 0.02)}, num_threads=1
         )

@@ -190,7 +190,7 @@ async def test_a_folder_that_is_deleted_while_a_shard_is_fetched_costs_nothing(
     drive.before = before
     shard = await cache.acquire(entries[0])
     assert [bytes(data) for data in shard.payload("image", ROWS)] == expected(make_sample, 0)
-    assert cache._engine.stats.num_gets == 1  # the file has lost its name, not its bytes
+    assert cache.fetcher.engine.stats.num_gets == 1  # the file has lost its name, not its bytes
     cache.release(entries[0])
 
 

@@ -27,7 +27,7 @@ async def cache(store: Store, tmp_path: Path) -> AsyncIterator[DiskShardCache]:
 @pytest.fixture
 async def reader(cache: DiskShardCache, entries: list[ShardEntry]) -> DatasetReader:
     manifest = Manifest(snapshot=1, schema={"image": "bytes", "label": "int64", "name": "str"}, shards=tuple(entries))
-    return DatasetReader(manifest, cache._engine, cache)
+    return DatasetReader(manifest, cache.fetcher.engine, cache)
 
 
 @pytest.fixture

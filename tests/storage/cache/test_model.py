@@ -199,7 +199,7 @@ async def test_cancelling_at_any_moment_leaves_nothing_behind(
             for file in cache._folder.files():
                 if file.name == entries[0].digest:
                     cache._folder.remove(file.file_name)
-        reader = DatasetReader(manifest, cache._engine, cache)
+        reader = DatasetReader(manifest, cache.fetcher.engine, cache)
         task: asyncio.Task[Any]
         if kind == "sparse":
             task = asyncio.create_task(reader.read(3))

@@ -153,8 +153,11 @@ class TestFile:
 
     def test_later_version_says_upgrade(self) -> None:
         data = bytearray(encode(a_manifest()))
-        data[8] = 2
+        data[8] = 3
         with pytest.raises(FormatError, match="upgrade"):
+            decode(bytes(data))
+        data[8] = 2
+        with pytest.raises(FormatError, match="for virtual shards only"):
             decode(bytes(data))
 
     def test_too_large_to_write(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,356 @@
+"""Adopts a source: scans its objects once, and commits an index through which they are a dataset."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from concurrent_loader.storage.adopt.formats import find_format
+from concurrent_loader.storage.adopt.object_reader import StoreObjects
+from concurrent_loader.storage.adopt.protocol import ForeignColumn, ForeignFormat, SourceObject
+from concurrent_loader.storage.adopt.records import Records
+from concurrent_loader.storage.adopt.report import AdoptPlan, AdoptProgress, AdoptReport
+from concurrent_loader.storage.adopt.scan import ScannedObject, Scanner
+from concurrent_loader.storage.checked_url import check_there
+from concurrent_loader.storage.errors import (
+    AlreadyExists,
+    CommitConflict,
+    ConfigurationError,
+    DatasetChanged,
+    FormatError,
+    SchemaError,
+    StorageError,
+)
+from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.fetch.upload import Uploader
+from concurrent_loader.storage.hidden_arguments import hides_secrets
+from concurrent_loader.storage.listing import ObjectEntry, list_objects
+from concurrent_loader.storage.loop_thread import LoopThread
+from concurrent_loader.storage.shards.format.schema import Column, Schema
+from concurrent_loader.storage.shards.manifest.commit_tokens import user_metadata
+from concurrent_loader.storage.shards.manifest.manifest import Manifest
+from concurrent_loader.storage.shards.manifest.snapshots import commit, latest_snapshot, load_manifest
+from concurrent_loader.storage.shards.writing.written_shards import WrittenShards
+from concurrent_loader.storage.sizes import Size, parse_size
+from concurrent_loader.storage.stores.backends.local import LocalStore
+from concurrent_loader.storage.stores.backends.open_store import open_store
+from concurrent_loader.storage.stores.store import Store
+
+__all__ = ["adopt"]
+
+_MIN_SHARD_BYTES, _MAX_SHARD_BYTES = 64 << 10, 1 << 30
+_POLL_S = 0.2
+
+
+@hides_secrets
+def adopt(
+    format: str,  # noqa: A002 - the word of the command line
+    source: str | os.PathLike[str],
+    index: str | os.PathLike[str],
+    *,
+    columns: Mapping[str, str] | None = None,
+    only: Sequence[str] | None = None,
+    append: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    shard_size: Size = "8MiB",
+    num_threads: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    client: str = "auto",
+    storage_options: Mapping[str, Any] | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[AdoptProgress], None] | None = None,
+) -> AdoptReport:
+    """Makes data of another format a dataset, without copying or changing it.
+
+    Every byte is read once, and gets a digest. The index holds columns, positions and digests; samples are read from
+    the source. A run that was interrupted continues: objects that were scanned are not read again.
+
+    Args:
+        format: ``"webdataset"``, ``"mds"``, ``"litdata"`` or ``"tfrecord"``.
+        source: URL of the folder or prefix that holds the data. Nothing is written there.
+        index: URL of the dataset to make.
+        columns: Types by column name, for columns whose derived type is not the wanted one.
+        only: Columns to adopt; all by default.
+        append: Whether to adopt only the objects that the newest snapshot of the index does not have.
+        overwrite: Whether the new snapshot replaces the samples of the index.
+        dry_run: Whether to stop before the scan, and only report what it would read.
+        shard_size: Target size of a virtual shard, 8 MiB by default, which is one request.
+        num_threads: Number of objects to scan at the same time. Default: the number of processors, at most 8.
+        metadata: JSON metadata of the snapshot.
+        client: Client library, as for `concurrent_loader.storage.open_store`.
+        storage_options: Options of the index's store.
+        source_options: Options of the source's store; by default those of the index's store.
+        on_progress: Callback for progress, called on the calling thread.
+
+    Raises:
+        FormatError: The source is not of this format, or is damaged; the error names object and sample.
+        AlreadyExists: The index exists, and neither ``append`` nor ``overwrite`` is set.
+        SchemaError: The columns differ from those of the index to append to.
+        DatasetChanged: An object changed during the scan, or since it was adopted.
+        ConfigurationError: An option is invalid.
+        StorageError: Source or index failed.
+
+    Example:
+        >>> import io, tarfile
+        >>> from concurrent_loader import ShardDataset
+        >>> from concurrent_loader.storage.adopt import adopt
+        >>> with tarfile.open("tars/a.tar", "w") as tar:
+        ...     info = tarfile.TarInfo("0.txt")
+        ...     info.size = 5
+        ...     tar.addfile(info, io.BytesIO(b"hello"))
+        >>> adopt("webdataset", "tars", "adopted").num_samples
+        1
+        >>> with ShardDataset("adopted") as dataset:
+        ...     dataset[0]["txt"]
+        'hello'
+    """
+    if append and overwrite:
+        raise ConfigurationError("append and overwrite exclude each other")
+    shard_bytes = parse_size(shard_size, name="shard_size")
+    if not _MIN_SHARD_BYTES <= shard_bytes <= _MAX_SHARD_BYTES:
+        raise ConfigurationError("shard_size must be 64 KiB to 1 GiB", got=shard_size)
+    if num_threads is not None and num_threads < 1:
+        raise ConfigurationError("num_threads must be at least 1", got=num_threads)
+    form = find_format(format)
+    began = time.monotonic()
+    with _opened(source, index, client, storage_options, source_options) as (loop, data, target):
+        run = _Adoption(loop, data, target, form)
+        parent = run.parent(append=append, overwrite=overwrite)
+        found = run.find(None if not append else parent)
+        derived = run.columns(found, columns or {}, only, parent if append else None)
+        plan = run.plan(found, derived)
+        if dry_run:
+            return AdoptReport(plan=plan, manifest=None, duration_s=time.monotonic() - began)
+        if not found:
+            if parent is None:
+                raise FormatError("the source has no object of this format", url=data.store.url)
+            return AdoptReport(plan=plan, manifest=parent, duration_s=time.monotonic() - began)
+        scanner = Scanner(
+            format=form, columns=derived, chosen=only is not None, shard_bytes=shard_bytes, engine=data, loop=loop,
+            pins_etags=not isinstance(data.store, LocalStore),
+        )  # fmt: skip
+        identity = Records.identity(format, data.store.url, derived, shard_bytes, chosen=only is not None)
+        records = Records(target, identity)
+        threads = num_threads or min(8, os.cpu_count() or 1)
+        scanned, num_resumed = run.scan(scanner, records, found, threads, plan, on_progress)
+        manifest = run.commit(scanned, derived, parent, append=append, metadata={**(metadata or {}), "adopted": format})
+        with suppress(StorageError):  # they are small, and no reader looks at them
+            loop.run(records.delete())
+    entries = [shard.entry for each in scanned for shard in each]
+    return AdoptReport(
+        plan=plan,
+        manifest=manifest,
+        num_samples=sum(entry.num_samples for entry in entries),
+        num_resumed=num_resumed,
+        index_bytes=sum(entry.size - entry.tail_start for entry in entries),
+        duration_s=time.monotonic() - began,
+    )
+
+
+@contextmanager
+def _opened(
+    source: str | os.PathLike[str],
+    index: str | os.PathLike[str],
+    client: str,
+    storage_options: Mapping[str, Any] | None,
+    source_options: Mapping[str, Any] | None,
+) -> Iterator[tuple[LoopThread, FetchEngine, FetchEngine]]:
+    """Opens an event loop, and engines over source and index."""
+    options = dict(storage_options or {})
+    own = options if source_options is None else dict(source_options)
+    check_there(os.fspath(source))
+    data, target = _open(source, client, own), _open(index, client, options)
+    if data.url == target.url:
+        raise ConfigurationError("source and index are the same folder", url=data.url)
+    with LoopThread("storage-adopt") as loop:
+        try:
+            yield loop, FetchEngine(data), FetchEngine(target)
+        finally:
+            loop.run(data.close())
+            loop.run(target.close())
+
+
+def _open(url: str | os.PathLike[str], client: str, options: dict[str, Any]) -> Store:
+    """Opens a store; a local folder has one client only."""
+    text = os.fspath(url)
+    is_local = "://" not in text or text.partition("://")[0].lower() in ("file", "memory")
+    return open_store(url, client="auto" if is_local else client, **options)
+
+
+class _Adoption:
+    """The steps of one adoption."""
+
+    def __init__(self, loop: LoopThread, source: FetchEngine, target: FetchEngine, form: ForeignFormat) -> None:
+        self._loop = loop
+        self._source = source
+        self._target = target
+        self._format = form
+        self._uploader = Uploader(store=target.store, retry=target.policy)
+        self._num_ignored = 0
+
+    def parent(self, *, append: bool, overwrite: bool) -> Manifest | None:
+        """Returns the newest snapshot of the index."""
+        snapshot = self._loop.run(latest_snapshot(self._target))
+        if snapshot is None:
+            return None
+        if not append and not overwrite:
+            raise AlreadyExists(
+                "the index exists already; adopt new objects (append=True, --append) or replace it (overwrite=True)",
+                url=self._target.store.url, got=f"snapshot {snapshot}",
+            )  # fmt: skip
+        return self._loop.run(load_manifest(self._target, snapshot))
+
+    def find(self, onto: Manifest | None) -> list[SourceObject]:
+        """Returns the objects to scan, in the order of the samples."""
+        listing = self._loop.run(list_objects(self._source, lambda key: True))
+        url = self._source.store.url
+        entries = [
+            ObjectEntry(url, key, size, etag or None)
+            for key, size, etag in zip(
+                listing.keys.tolist(), listing.sizes.tolist(), listing.etags.tolist(), strict=True
+            )
+        ]
+        small = StoreObjects({entry.key: entry for entry in entries}, self._source, self._loop)
+        found = self._format.objects(entries, small)
+        self._num_ignored = len(entries) - len(found)
+        ranges = onto.table.ranges if onto is not None else None
+        if ranges is None:
+            return found
+        known = {file.key: file for file in ranges.files if file.url == url}
+        for each in found:
+            before = known.get(each.entry.key)
+            if before is None:
+                continue
+            if before.size != each.entry.size or before.etag not in (None, each.entry.etag):
+                raise DatasetChanged(
+                    "an adopted object was replaced; adopt its source again with --overwrite",
+                    url=url, key=each.entry.key, expected=before.etag or before.size, got=each.entry.etag,
+                )  # fmt: skip
+        return [each for each in found if each.entry.key not in known]
+
+    def columns(
+        self, found: list[SourceObject], types: Mapping[str, str], only: Sequence[str] | None, onto: Manifest | None
+    ) -> dict[str, ForeignColumn]:
+        """Returns the columns of the dataset."""
+        if not found:
+            return {}
+        scanner = Scanner(
+            format=self._format, columns={}, chosen=False, shard_bytes=0, engine=self._source, loop=self._loop,
+            pins_etags=False,
+        )  # fmt: skip
+        reader = scanner.open(found[0])
+        try:
+            derived = self._format.columns(found[0], reader)
+        finally:
+            reader.close()
+        for name in (*types, *(only or ())):
+            if name not in derived:
+                raise SchemaError("the source has no such column", column=name, expected=sorted(derived))
+        for name, type_ in types.items():
+            column = Column(name, type_)
+            same = Column(name, derived[name].type) == column
+            derived[name] = ForeignColumn(type=column.type, encoding=derived[name].encoding if same else "")
+        chosen = {name: derived[name] for name in (only if only is not None else derived)}
+        schema = Schema(tuple(Column(name, column.type, column.encoding) for name, column in chosen.items()))
+        if onto is not None and list(schema.to_dict().items()) != list(onto.schema.items()):
+            raise SchemaError(
+                "the columns differ from those of the index to append to; choose them with --only and --column",
+                expected=onto.schema, got=schema.to_dict(),
+            )  # fmt: skip
+        return chosen
+
+    def plan(self, found: list[SourceObject], columns: Mapping[str, ForeignColumn]) -> AdoptPlan:
+        """Returns what the scan reads."""
+        num_bytes = sum(each.entry.size for each in found)
+        num_requests = sum(-(-each.entry.size // (8 << 20)) for each in found)
+        return AdoptPlan(
+            columns={name: column.type for name, column in columns.items()},
+            num_objects=len(found),
+            num_bytes=num_bytes,
+            num_requests=num_requests,
+            dollars=num_requests * 0.4e-6,
+            num_ignored=self._num_ignored,
+        )
+
+    def scan(
+        self,
+        scanner: Scanner,
+        records: Records,
+        found: list[SourceObject],
+        num_threads: int,
+        plan: AdoptPlan,
+        on_progress: Callable[[AdoptProgress], None] | None,
+    ) -> tuple[list[ScannedObject], int]:
+        """Scans all objects, several at a time; returns the results in order, and the number of resumed objects."""
+        self._loop.run(records.open())
+        began = time.monotonic()
+        before = self._source.counters.num_bytes
+        num_resumed = 0
+
+        def one(source: SourceObject) -> ScannedObject:
+            nonlocal num_resumed
+            known = self._loop.run(records.load(source, scanner.source_file(source)))
+            if known is not None:
+                num_resumed += 1
+                return known
+            scanned = scanner.scan(source, self._upload)
+            self._loop.run(records.save(source, scanned))
+            return scanned
+
+        def report(tasks: list[Future[ScannedObject]]) -> None:
+            if on_progress is not None:
+                on_progress(
+                    AdoptProgress(
+                        num_bytes=self._source.counters.num_bytes - before,
+                        num_bytes_total=plan.num_bytes,
+                        num_objects=sum(task.done() for task in tasks),
+                        num_objects_total=plan.num_objects,
+                        duration_s=time.monotonic() - began,
+                    )
+                )
+
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="adopt") as pool:
+            tasks = [pool.submit(one, each) for each in found]
+            try:
+                pending = set(tasks)
+                while pending:
+                    done, pending = wait(pending, timeout=_POLL_S, return_when="FIRST_EXCEPTION")
+                    report(tasks)
+                    for task in done:
+                        task.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return [task.result() for task in tasks], num_resumed
+
+    def commit(
+        self,
+        scanned: list[ScannedObject],
+        columns: Mapping[str, ForeignColumn],
+        parent: Manifest | None,
+        *,
+        append: bool,
+        metadata: Mapping[str, Any],
+    ) -> Manifest:
+        """Commits a snapshot of all scanned objects."""
+        schema = Schema(tuple(Column(name, column.type, column.encoding) for name, column in columns.items()))
+        written = WrittenShards(schema)
+        for each in scanned:
+            for shard in each:
+                written.add_entry(shard.entry, shard.fixed, shard.statistics, self._upload)
+        written.flush(self._upload)
+        manifest = written.manifest(parent, append=append, metadata=user_metadata(metadata), token=None)
+        try:
+            self._loop.run(commit(self._target, manifest))
+        except CommitConflict as error:
+            error.what = "another writer committed meanwhile; run it again, with --append (append=True) to add to that"
+            raise
+        return manifest
+
+    def _upload(self, key: str, data: Any) -> None:
+        self._loop.run(self._uploader.put_content_addressed(key, data))

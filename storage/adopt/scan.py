@@ -1,0 +1,243 @@
+"""Scans one object of a source into virtual shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy.typing as npt
+import xxhash
+
+from concurrent_loader.storage.adopt.object_reader import FetchingReader, fetch_unchanged
+from concurrent_loader.storage.adopt.protocol import (
+    BytesReader,
+    ForeignColumn,
+    ForeignFormat,
+    FoundSample,
+    ObjectReader,
+    SourceObject,
+)
+from concurrent_loader.storage.adopt.virtual_shard import VirtualShard, VirtualShardBuilder
+from concurrent_loader.storage.errors import ConfigurationError, FormatError, StorageError
+from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.loop_thread import LoopThread
+from concurrent_loader.storage.shards.format.schema import Column, Schema
+from concurrent_loader.storage.shards.format.transforms import transform
+from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
+from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRange
+from concurrent_loader.storage.shards.manifest.statistics import Statistics
+
+__all__ = ["ScannedObject", "ScannedShard", "Scanner", "tail_key"]
+
+_TAIL_OBJECT_BYTES = 1 << 20
+_MAX_UNIT_BYTES = 1 << 30
+
+Upload = Callable[[str, bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedShard:
+    """A virtual shard whose tail is in the index.
+
+    Attributes:
+        entry: Entry for the manifest.
+        fixed: FIXED columns, as arrays (n, *shape).
+        statistics: Statistics of its columns.
+    """
+
+    entry: ShardEntry
+    fixed: dict[str, npt.NDArray[Any]]
+    statistics: Statistics
+
+
+ScannedObject = list[ScannedShard]
+
+
+def tail_key(data: bytes) -> str:
+    """Returns the key of an object that holds tails."""
+    return f"tails/{xxhash.xxh3_128_hexdigest(data)}.clt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scanner:
+    """Scans objects of one source.
+
+    Attributes:
+        format: Format of the objects.
+        columns: Columns of the dataset, with their encodings.
+        chosen: Whether the user chose the columns, so that other fields are left out.
+        shard_bytes: Target size of a virtual shard.
+        engine: Engine over the source's store.
+        loop: Event loop of the engine.
+        pins_etags: Whether the ETags of the source outlive a copy or a move.
+
+    Thread-safety: `scan` may be called from several threads.
+    """
+
+    format: ForeignFormat
+    columns: Mapping[str, ForeignColumn]
+    chosen: bool
+    shard_bytes: int
+    engine: FetchEngine
+    loop: LoopThread
+    pins_etags: bool
+
+    def open(self, source: SourceObject) -> FetchingReader | BytesReader:
+        """Returns a reader of an object; a compressed object is decompressed in memory.
+
+        Raises:
+            ConfigurationError: A compressed object is too large for that.
+        """
+        compression = source.info.get("compression")
+        if not compression:
+            return FetchingReader(source.entry, self.engine, self.loop)
+        most = int(source.info.get("raw_bytes") or _MAX_UNIT_BYTES)
+        if most > _MAX_UNIT_BYTES:
+            raise ConfigurationError(
+                "a compressed object is too large to be read in place; convert it with `concurrent-loader ingest`",
+                key=source.entry.key, expected=f"<= {_MAX_UNIT_BYTES} bytes", got=most,
+            )  # fmt: skip
+        data = self.loop.run(fetch_unchanged(self.engine, source.entry, 0, source.entry.size))
+        return BytesReader(transform(str(compression), data, max_bytes=most), source.entry.key)
+
+    def scan(self, source: SourceObject, upload: Upload) -> ScannedObject:
+        """Scans an object.
+
+        Args:
+            source: The object.
+            upload: Function that puts an object into the index, and returns when it is there.
+
+        Raises:
+            FormatError: The object is damaged or does not fit the columns; the error names the sample.
+            StorageError: Source or index failed.
+        """
+        tails = _Tails(upload)
+        scanned: list[tuple[VirtualShard, int, int]] = []
+        with closing(self.open(source)) as reader:
+            try:
+                for shard in self._shards(source, reader):
+                    number, offset = tails.add(shard.tail)
+                    scanned.append((replace(shard, tail=b""), number, offset))
+            except StorageError as error:
+                error.locate(url=self.engine.store.url, key=source.entry.key)
+                raise
+        tails.flush()
+        file = self.source_file(source)
+        return [
+            ScannedShard(_entry(shard, file, tails.keys[number], offset), shard.fixed, shard.statistics)
+            for shard, number, offset in scanned
+        ]
+
+    def source_file(self, source: SourceObject) -> SourceFile:
+        """Returns the object as the manifest pins it."""
+        entry = source.entry
+        return SourceFile(
+            url=self.engine.store.url,
+            key=entry.key,
+            size=entry.size,
+            etag=entry.etag if self.pins_etags else None,
+            transform=str(source.info.get("compression") or ""),
+        )
+
+    def _shards(self, source: SourceObject, reader: ObjectReader) -> Iterator[VirtualShard]:
+        schema = _schema(self.columns)
+        by_name = {column.name: column for column in schema}
+        builder = VirtualShardBuilder(schema, reader, self.format.parse)
+        is_unit = bool(source.info.get("compression"))
+        end = 0
+        for sample in self.format.walk(source, reader, self.columns):
+            self._check(sample, end, reader)
+            end = sample.end
+            if builder.num_samples and not is_unit:
+                num_bytes = sample.end - builder.start + builder.tail_bytes
+                if num_bytes > self.shard_bytes:
+                    yield builder.finish()
+            try:
+                if is_unit and not builder.num_samples:
+                    builder.add(FoundSample(sample.name, 0, sample.end, sample.values), by_name)
+                else:
+                    builder.add(sample, by_name)
+            except FormatError as error:
+                _named(error, sample.name)
+                raise
+        if builder.num_samples:
+            if is_unit:
+                builder.end = reader.size
+            yield builder.finish()
+
+    def _check(self, sample: FoundSample, end: int, reader: ObjectReader) -> None:
+        if not end <= sample.start <= sample.end <= reader.size:
+            raise _named(
+                FormatError("samples overlap, or are out of order", start=sample.start, end=sample.end), sample.name
+            )
+        missing = self.columns.keys() - sample.values.keys()
+        if missing:
+            raise _named(
+                FormatError(
+                    "a sample lacks a field; choose the columns that every sample has with --only",
+                    column=min(missing), expected=sorted(self.columns), got=sorted(sample.values),
+                ),
+                sample.name,
+            )  # fmt: skip
+        if not self.chosen and len(sample.values) > len(self.columns):
+            surplus = sorted(sample.values.keys() - self.columns.keys())
+            raise _named(
+                FormatError(
+                    "a sample has a field that the first samples lack; choose the columns with --only", got=surplus[:8]
+                ),
+                sample.name,
+            )
+
+
+def _named(error: FormatError, sample: str) -> FormatError:
+    error.what = f"sample {sample[:200]!r}: {error.what}"
+    return error
+
+
+def _schema(columns: Mapping[str, ForeignColumn]) -> Schema:
+    return Schema(tuple(Column(name, column.type, column.encoding) for name, column in columns.items()))
+
+
+def _entry(shard: VirtualShard, file: SourceFile, key: str, offset: int) -> ShardEntry:
+    end = file.size if file.transform else shard.end
+    source = SourceRange(
+        file=file, start=0 if file.transform else shard.start, end=end, tail_key=key, tail_offset=offset
+    )
+    return ShardEntry(
+        key=source.name,
+        size=shard.size,
+        num_samples=shard.num_samples,
+        tail_start=shard.tail_start,
+        digest=shard.digest,
+        chunk_digests=shard.chunk_digests,
+        payload_bytes=shard.payload_bytes,
+        source=source,
+    )
+
+
+class _Tails:
+    """Packs tails into objects of about 1 MiB."""
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+        self._data = bytearray()
+        self.keys: list[str] = []
+
+    def add(self, tail: bytes) -> tuple[int, int]:
+        """Adds a tail; returns the number of its object and its position there."""
+        if self._data and len(self._data) + len(tail) > _TAIL_OBJECT_BYTES:
+            self.flush()
+        place = len(self.keys), len(self._data)
+        self._data += tail
+        return place
+
+    def flush(self) -> None:
+        """Uploads the object that is being packed."""
+        if self._data:
+            data = bytes(self._data)
+            self._data.clear()
+            key = tail_key(data)
+            self._upload(key, data)
+            self.keys.append(key)

@@ -1,0 +1,226 @@
+"""Fetches ranges of shards, and assembles the ranges of virtual shards from the places of their bytes.
+
+A virtual shard looks like any other shard: header, payload, padding and tail. Only the header and the padding are made
+here. The payload is fetched from the adopted object, whose ETag must not have changed, and the tail from the dataset.
+Both requests run at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from concurrent_loader.storage.errors import (
+    ConfigurationError,
+    DatasetChanged,
+    DigestMismatch,
+    FormatError,
+    NotFound,
+    ObjectChanged,
+)
+from concurrent_loader.storage.fetch.engine import FetchEngine
+from concurrent_loader.storage.fetch.transfer import Write
+from concurrent_loader.storage.ranges import ByteRange
+from concurrent_loader.storage.shards.format.layout import HEADER, HEADER_BYTES, padded
+from concurrent_loader.storage.shards.format.transforms import transform
+from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
+from concurrent_loader.storage.shards.manifest.source_ranges import SourceRange
+
+__all__ = ["OpenSource", "ShardFetcher"]
+
+OpenSource = Callable[[str], FetchEngine]
+"""Returns an engine over the store of adopted data, given its URL."""
+
+Entry = ShardEntry | BundleEntry
+_MAX_UNITS = 4  # decompressed payloads kept for the other chunks of the same shard
+
+
+class ShardFetcher:
+    """Fetches ranges of the shards of one dataset.
+
+    Args:
+        engine: Engine over the dataset's store.
+        open_source: Function that opens the store of adopted data; None if adopted data cannot be read here.
+
+    Usable from one event loop.
+    """
+
+    def __init__(self, engine: FetchEngine, open_source: OpenSource | None = None) -> None:
+        self.engine = engine
+        self._open_source = open_source
+        self._sources: dict[str, FetchEngine] = {}
+        self._units: dict[str, asyncio.Task[memoryview]] = {}
+
+    async def fetch(self, entry: Entry, start: int, end: int, *, digest: int | None = None) -> memoryview:
+        """Fetches the bytes [start, end) of a shard.
+
+        Args:
+            entry: Entry of the shard.
+            start: First byte.
+            end: One past the last byte.
+            digest: xxh3_64 of the bytes. After a mismatch they are fetched once more.
+
+        Raises:
+            DatasetChanged: The adopted object was replaced or deleted.
+            ObjectChanged: The shard's object does not have the size in the manifest.
+            DigestMismatch: The bytes differ from the manifest, twice.
+            StorageError: The range could not be fetched.
+        """
+        if entry.source is None:
+            result = await self.engine.fetch(entry.key, start, end, digest=digest, object_size=entry.size)
+            return result.data.toreadonly()
+        data = await self._assemble(entry, entry.source, start, end)
+        if digest is None or (first := xxhash.xxh3_64_intdigest(data)) == digest:
+            return data
+        self.engine.counters.num_refetched += 1
+        self.engine.counters.wasted_bytes += len(data)
+        self._units.pop(entry.digest, None)
+        data = await self._assemble(entry, entry.source, start, end)
+        second = xxhash.xxh3_64_intdigest(data)
+        if second == digest:
+            return data
+        error = DigestMismatch(
+            "the bytes differ from what was adopted", url=entry.source.file.url, key=entry.source.file.key,
+            shard=entry.key, start=start, end=end, expected=f"{digest:016x}", got=f"{second:016x}", attempts=2,
+        )  # fmt: skip
+        error.is_steady = first == second
+        raise error
+
+    async def fetch_into(self, entry: Entry, start: int, end: int, write: Write, *, digest: int | None = None) -> None:
+        """Fetches a range and passes it on piece by piece; see `FetchEngine.fetch_into`.
+
+        The range of a virtual shard is one piece.
+        """
+        if entry.source is None:
+            await self.engine.fetch_into(entry.key, start, end, write, digest=digest, object_size=entry.size)
+        else:
+            await write(start, await self.fetch(entry, start, end, digest=digest))
+
+    async def close(self) -> None:
+        """Closes the stores of adopted data. Idempotent."""
+        units, self._units = self._units, {}
+        for unit in units.values():
+            unit.cancel()
+        await asyncio.gather(*units.values(), return_exceptions=True)
+        sources, self._sources = self._sources, {}
+        for engine in sources.values():
+            await engine.store.close()
+
+    # -- virtual shards --------------------------------------------------------------------------------------------
+
+    async def _assemble(self, entry: ShardEntry, source: SourceRange, start: int, end: int) -> memoryview:
+        """Returns the bytes [start, end) of a virtual shard."""
+        tail = entry.tail_start
+        payload_end = HEADER_BYTES + source.end - source.start
+        if not source.file.transform and HEADER_BYTES <= start <= end <= payload_end:
+            return await self._fetch_source(entry, source, start, end)
+        if start >= tail:
+            return await self._fetch_tail(entry, source, start, end)
+        data = np.zeros(end - start, np.uint8).data
+        if start < HEADER_BYTES:
+            head = HEADER[start:end]
+            data[: len(head)] = head
+        parts: list[Coroutine[Any, Any, tuple[int, memoryview]]] = []
+        if end > tail:
+            parts.append(_placed(tail - start, self._fetch_tail(entry, source, tail, end)))
+        if start < tail and end > HEADER_BYTES:
+            first = max(start, HEADER_BYTES)
+            if source.file.transform:
+                parts.append(_placed(first - start, self._transformed(entry, source, first, min(end, tail))))
+            elif first < payload_end:
+                last = min(end, payload_end)
+                parts.append(_placed(first - start, self._fetch_source(entry, source, first, last)))
+        for at, piece in await _all(parts):
+            data[at : at + len(piece)] = piece
+        return data.toreadonly()
+
+    async def _fetch_tail(self, entry: ShardEntry, source: SourceRange, start: int, end: int) -> memoryview:
+        shift = source.tail_offset - entry.tail_start
+        return (await self.engine.fetch(source.tail_key, start + shift, end + shift)).data.toreadonly()
+
+    async def _fetch_source(self, entry: ShardEntry, source: SourceRange, start: int, end: int) -> memoryview:
+        shift = source.start - HEADER_BYTES
+        return await self._fetch_object(entry, source, ByteRange(start + shift, end + shift))
+
+    async def _fetch_object(self, entry: ShardEntry, source: SourceRange, span: ByteRange) -> memoryview:
+        file = source.file
+        engine = self._engine_of(file.url)
+        # A weak ETag never matches (RFC 9110, 13.1.1), so it is compared after the request.
+        strong = None if file.etag is None or file.etag.startswith("W/") else file.etag
+        try:
+            result = await engine.fetch(file.key, span.start, span.end, if_match=strong, object_size=file.size)
+        except (ObjectChanged, NotFound) as error:
+            raise _source_changed(entry, source, error) from error
+        if file.etag is not None and result.meta.etag not in (None, file.etag):
+            raise _source_changed(entry, source, ObjectChanged("", expected=file.etag, got=result.meta.etag))
+        return result.data.toreadonly()
+
+    async def _transformed(self, entry: ShardEntry, source: SourceRange, start: int, end: int) -> memoryview:
+        """Returns part of the payload of a compressed object, which is fetched and decompressed once for all chunks."""
+        unit = self._units.get(entry.digest)
+        if unit is None:
+            while len(self._units) >= _MAX_UNITS:
+                del self._units[next(iter(self._units))]
+            unit = self._units[entry.digest] = asyncio.create_task(self._fetch_unit(entry, source))
+        try:
+            payload = await asyncio.shield(unit)
+        except BaseException:
+            if unit.done() and self._units.get(entry.digest) is unit:
+                del self._units[entry.digest]
+            raise
+        if end == entry.tail_start and self._units.get(entry.digest) is unit:
+            self._units[entry.digest] = self._units.pop(entry.digest)  # its last chunk: the others come soon
+        return payload[start - HEADER_BYTES : min(end - HEADER_BYTES, len(payload))]
+
+    async def _fetch_unit(self, entry: ShardEntry, source: SourceRange) -> memoryview:
+        data = await self._fetch_object(entry, source, ByteRange(source.start, source.end))
+        most = entry.tail_start - HEADER_BYTES
+        try:
+            payload = await asyncio.to_thread(transform, source.file.transform, data, max_bytes=most)
+            if padded(HEADER_BYTES + len(payload)) != entry.tail_start:
+                raise FormatError(
+                    "a compressed range is shorter than its index states", expected=most, got=len(payload)
+                )
+        except FormatError as error:
+            error.locate(url=source.file.url, key=source.file.key, shard=entry.key)
+            raise
+        return memoryview(payload)
+
+    def _engine_of(self, url: str) -> FetchEngine:
+        engine = self._sources.get(url)
+        if engine is None:
+            if self._open_source is None:
+                raise ConfigurationError("adopted data cannot be read here: no way to open its source", url=url)
+            engine = self._sources[url] = self._open_source(url)
+        return engine
+
+
+def _source_changed(entry: ShardEntry, source: SourceRange, error: ObjectChanged | NotFound) -> DatasetChanged:
+    file = source.file
+    change = "deleted" if isinstance(error, NotFound) else "replaced"
+    return DatasetChanged(
+        f"an adopted object was {change}; adopt its source again, into a new index or with --overwrite: "
+        f"`concurrent-loader adopt FORMAT {file.url} INDEX --overwrite`",
+        url=file.url, key=file.key, shard=entry.key, start=source.start, end=source.end,
+        expected=error.expected, got=error.got, attempts=error.attempts,
+    )  # fmt: skip
+
+
+async def _placed(at: int, piece: Coroutine[Any, Any, memoryview]) -> tuple[int, memoryview]:
+    return at, await piece
+
+
+async def _all(parts: list[Coroutine[Any, Any, tuple[int, memoryview]]]) -> list[tuple[int, memoryview]]:
+    """Runs coroutines concurrently; the first error cancels the others and is raised as it is."""
+    if len(parts) == 1:
+        return [await parts[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part) for part in parts]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors.exceptions[0].__cause__
+    return [task.result() for task in tasks]
