@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from concurrent_loader.cli import cache, ingest, s3
 from concurrent_loader.cli.adopt import adopt
+from concurrent_loader.cli.convert import convert
 from concurrent_loader.cli.doctor import doctor
 from concurrent_loader.cli.info import info
 from concurrent_loader.cli.verify import verify
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.add_typer(ingest.app, name="ingest")
 app.command("adopt")(adopt)
+app.command("convert")(convert)
 app.command("info")(info)
 app.command("verify")(verify)
 app.command("doctor")(doctor)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from concurrent_loader.storage.adopt.formats import find_format
@@ -15,7 +15,7 @@ from concurrent_loader.storage.adopt.protocol import ForeignColumn, ForeignForma
 from concurrent_loader.storage.adopt.records import Records
 from concurrent_loader.storage.adopt.report import AdoptPlan, AdoptProgress, AdoptReport
 from concurrent_loader.storage.adopt.scan import ScannedObject, Scanner
-from concurrent_loader.storage.checked_url import check_there
+from concurrent_loader.storage.adopt.stores import open_both
 from concurrent_loader.storage.errors import (
     AlreadyExists,
     CommitConflict,
@@ -37,8 +37,6 @@ from concurrent_loader.storage.shards.manifest.snapshots import commit, latest_s
 from concurrent_loader.storage.shards.writing.written_shards import WrittenShards
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.storage.stores.backends.local import LocalStore
-from concurrent_loader.storage.stores.backends.open_store import open_store
-from concurrent_loader.storage.stores.store import Store
 
 __all__ = ["adopt"]
 
@@ -118,7 +116,7 @@ def adopt(
         raise ConfigurationError("num_threads must be at least 1", got=num_threads)
     form = find_format(format)
     began = time.monotonic()
-    with _opened(source, index, client, storage_options, source_options) as (loop, data, target):
+    with open_both(source, index, client, storage_options, source_options) as (loop, data, target):
         run = _Adoption(loop, data, target, form)
         parent = run.parent(append=append, overwrite=overwrite)
         found = run.find(None if not append else parent)
@@ -134,7 +132,10 @@ def adopt(
             format=form, columns=derived, chosen=only is not None, shard_bytes=shard_bytes, engine=data, loop=loop,
             pins_etags=not isinstance(data.store, LocalStore),
         )  # fmt: skip
-        identity = Records.identity(format, data.store.url, derived, shard_bytes, chosen=only is not None)
+        identity = {
+            "format": format, "url": data.store.url, "shard_bytes": shard_bytes, "chosen": only is not None,
+            "columns": [[name, column.type, column.encoding] for name, column in derived.items()],
+        }  # fmt: skip
         records = Records(target, identity)
         threads = num_threads or min(8, os.cpu_count() or 1)
         scanned, num_resumed = run.scan(scanner, records, found, threads, plan, on_progress)
@@ -150,36 +151,6 @@ def adopt(
         index_bytes=sum(entry.size - entry.tail_start for entry in entries),
         duration_s=time.monotonic() - began,
     )
-
-
-@contextmanager
-def _opened(
-    source: str | os.PathLike[str],
-    index: str | os.PathLike[str],
-    client: str,
-    storage_options: Mapping[str, Any] | None,
-    source_options: Mapping[str, Any] | None,
-) -> Iterator[tuple[LoopThread, FetchEngine, FetchEngine]]:
-    """Opens an event loop, and engines over source and index."""
-    options = dict(storage_options or {})
-    own = options if source_options is None else dict(source_options)
-    check_there(os.fspath(source))
-    data, target = _open(source, client, own), _open(index, client, options)
-    if data.url == target.url:
-        raise ConfigurationError("source and index are the same folder", url=data.url)
-    with LoopThread("storage-adopt") as loop:
-        try:
-            yield loop, FetchEngine(data), FetchEngine(target)
-        finally:
-            loop.run(data.close())
-            loop.run(target.close())
-
-
-def _open(url: str | os.PathLike[str], client: str, options: dict[str, Any]) -> Store:
-    """Opens a store; a local folder has one client only."""
-    text = os.fspath(url)
-    is_local = "://" not in text or text.partition("://")[0].lower() in ("file", "memory")
-    return open_store(url, client="auto" if is_local else client, **options)
 
 
 class _Adoption:
@@ -294,12 +265,12 @@ class _Adoption:
 
         def one(source: SourceObject) -> ScannedObject:
             nonlocal num_resumed
-            known = self._loop.run(records.load(source, scanner.source_file(source)))
+            known = self._loop.run(records.load(source.entry.digest, scanner.source_file(source)))
             if known is not None:
                 num_resumed += 1
                 return known
             scanned = scanner.scan(source, self._upload)
-            self._loop.run(records.save(source, scanned))
+            self._loop.run(records.save(source.entry.digest, [shard.entry for shard in scanned]))
             return scanned
 
         def report(tasks: list[Future[ScannedObject]]) -> None:

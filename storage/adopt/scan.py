@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy.typing as npt
 import xxhash
 
 from concurrent_loader.storage.adopt.object_reader import FetchingReader, fetch_unchanged
@@ -19,6 +17,7 @@ from concurrent_loader.storage.adopt.protocol import (
     ObjectReader,
     SourceObject,
 )
+from concurrent_loader.storage.adopt.records import DoneShard
 from concurrent_loader.storage.adopt.virtual_shard import VirtualShard, VirtualShardBuilder
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
@@ -27,9 +26,8 @@ from concurrent_loader.storage.shards.format.schema import Column, Schema
 from concurrent_loader.storage.shards.format.transforms import transform
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRange
-from concurrent_loader.storage.shards.manifest.statistics import Statistics
 
-__all__ = ["ScannedObject", "ScannedShard", "Scanner", "tail_key"]
+__all__ = ["ScannedObject", "Scanner"]
 
 _TAIL_OBJECT_BYTES = 1 << 20
 _MAX_UNIT_BYTES = 1 << 30
@@ -37,22 +35,7 @@ _MAX_UNIT_BYTES = 1 << 30
 Upload = Callable[[str, bytes], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ScannedShard:
-    """A virtual shard whose tail is in the index.
-
-    Attributes:
-        entry: Entry for the manifest.
-        fixed: FIXED columns, as arrays (n, *shape).
-        statistics: Statistics of its columns.
-    """
-
-    entry: ShardEntry
-    fixed: dict[str, npt.NDArray[Any]]
-    statistics: Statistics
-
-
-ScannedObject = list[ScannedShard]
+ScannedObject = list[DoneShard]
 
 
 def tail_key(data: bytes) -> str:
@@ -126,7 +109,7 @@ class Scanner:
         tails.flush()
         file = self.source_file(source)
         return [
-            ScannedShard(_entry(shard, file, tails.keys[number], offset), shard.fixed, shard.statistics)
+            DoneShard(_entry(shard, file, tails.keys[number], offset), shard.fixed, shard.statistics)
             for shard, number, offset in scanned
         ]
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,7 @@ from concurrent_loader.storage.shards.manifest.manifest_body import FORMAT_VERSI
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry, ShardTable, shard_key
 
 __all__ = [
+    "SAME_SAMPLES_AS",
     "BundleEntry",
     "Manifest",
     "ShardEntry",
@@ -28,6 +30,9 @@ __all__ = [
     "plain_metadata",
     "shard_key",
 ]
+
+SAME_SAMPLES_AS = "same_samples_as"
+"""Metadata key of a converted dataset: the digest of the manifest that it was converted from, and its own snapshot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +91,20 @@ class Manifest:
 
     @property
     def fingerprint(self) -> int:
-        """63 bits of the digest, which identify the snapshot in loader states and seeds."""
-        return int(self.digest[:16], 16) >> 1
+        """63 bits that identify the samples and their order in loader states.
+
+        They are those of the digest. A snapshot that was converted from another one has the other one's.
+        """
+        same = self.metadata.get(SAME_SAMPLES_AS)
+        digest = self.digest
+        # Metadata is inherited by later snapshots, which have other samples.
+        if isinstance(same, dict) and same.get("snapshot") == self.snapshot and _is_digest(same.get("digest")):
+            digest = same["digest"]
+        return int(digest[:16], 16) >> 1
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
 
 
 def bundle_key(digest: str) -> str:

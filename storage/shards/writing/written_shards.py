@@ -22,7 +22,7 @@ from concurrent_loader.storage.shards.manifest.statistics import (
 from concurrent_loader.storage.shards.writing.column_bundles import BundleBuilder
 from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["WrittenShards"]
+__all__ = ["WrittenShards", "shard_entry", "shard_statistics"]
 
 Upload = Callable[[str, Buffer], None]
 
@@ -44,19 +44,13 @@ class WrittenShards:
     def add(self, builder: ShardBuilder, upload: Upload) -> None:
         """Finishes a shard, starts its upload, and starts uploads of the bundles that it completes."""
         shard = builder.finish()
-        data = shard.data
-        entry = ShardEntry(
-            key=shard_key(shard.digest),
-            size=shard.size,
-            num_samples=shard.num_samples,
-            tail_start=shard.tail_start,
-            digest=shard.digest,
-            chunk_digests=shard.chunk_digests,
-            payload_bytes=shard.payload_bytes,
-        )
-        upload(entry.key, data)
+        entry = shard_entry(shard)
+        upload(entry.key, shard.data)
         fixed = {column.name: builder.fixed_values(column.name) for column in self._schema.fixed}
-        self.add_entry(entry, fixed, self._describe(entry, data, fixed), upload)
+        # Parsed as a reader would, so that an unreadable shard is never committed.
+        tail = shard.data[entry.tail_start :]
+        index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
+        self.add_entry(entry, fixed, shard_statistics(index), upload)
 
     def add_entry(
         self, entry: ShardEntry, fixed: Mapping[str, np.ndarray[Any, Any]], statistics: Statistics, upload: Upload
@@ -118,12 +112,24 @@ class WrittenShards:
         self._bundles.append(entry)
         upload(entry.key, bundle.data)
 
-    def _describe(self, entry: ShardEntry, data: memoryview, fixed: Mapping[str, np.ndarray[Any, Any]]) -> Statistics:
-        facts = {name: fixed_facts(values) for name, values in fixed.items()}
-        if self._schema.payload:
-            # Parse the shard as a reader would, so that an unreadable shard is never committed.
-            tail = data[entry.tail_start :]
-            index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
-            for column in self._schema.payload:
-                facts[column.name] = payload_facts(index.payload_ends(column.name) - index.payload_starts(column.name))
-        return facts
+
+def shard_entry(shard: FinishedShard) -> ShardEntry:
+    """Returns the manifest's entry of a finished shard."""
+    return ShardEntry(
+        key=shard_key(shard.digest),
+        size=shard.size,
+        num_samples=shard.num_samples,
+        tail_start=shard.tail_start,
+        digest=shard.digest,
+        chunk_digests=shard.chunk_digests,
+        payload_bytes=shard.payload_bytes,
+    )
+
+
+def shard_statistics(index: ShardIndex) -> Statistics:
+    """Returns the statistics of the columns of one shard."""
+    facts = {column.name: fixed_facts(np.asarray(index.column(column.name))) for column in index.schema.fixed}
+    for column in index.schema.payload:
+        lengths = index.payload_ends(column.name) - index.payload_starts(column.name)
+        facts[column.name] = payload_facts(lengths)
+    return facts

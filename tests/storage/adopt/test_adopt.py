@@ -159,7 +159,7 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path, monkeypatch):
     report = adopt("lines", tmp_path / "source", tmp_path / "index")
     assert (report.num_resumed, walked) == (3, ["3.lines"])
     assert samples(tmp_path / "index")[:-1] == expected
-    assert not list((tmp_path / "index").glob("adopting/*/*"))
+    assert not list((tmp_path / "index").glob("unfinished/*/*"))
 
 
 def test_chosen_columns(tmp_path):

@@ -1,0 +1,101 @@
+"""Converting an adopted dataset: the same samples under the same numbers, in the same order."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader.storage.adopt import adopt, convert
+from concurrent_loader.storage.errors import AlreadyExists, StorageError
+from concurrent_loader.storage.shards.writing.writer import ShardWriter
+
+sys.path.insert(0, str(Path(__file__).parent))
+from lines import Lines
+
+module = sys.modules["concurrent_loader.storage.adopt.adopt"]
+converting = sys.modules["concurrent_loader.storage.adopt.convert"]
+
+
+@pytest.fixture
+def adopted(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "find_format", lambda name: Lines())
+    (tmp_path / "source").mkdir()
+    for file in range(3):
+        lines = (b"%d:%b\n" % (1000 * file + row, bytes([97 + row % 26]) * 300) for row in range(500))
+        (tmp_path / "source" / f"{file}.lines").write_bytes(b"".join(lines))
+    adopt("lines", tmp_path / "source", tmp_path / "index", shard_size="64KiB")
+    return tmp_path / "index"
+
+
+def batches(loader):
+    return [(batch["label"].tolist(), [bytes(text) for text in batch["body"]], batch["name"]) for batch in loader]
+
+
+def test_samples_and_order_stay(adopted, tmp_path):
+    seen = []
+    manifest = convert(adopted, tmp_path / "native", on_progress=lambda now: seen.append(now.num_bytes))
+    assert manifest.num_samples == 1500
+    assert seen[-1] > seen[0] > 0
+    assert manifest.table.ranges is None
+    with ShardDataset(adopted) as before, ShardDataset(tmp_path / "native") as after:
+        assert after[:] == before[:]
+        assert after.manifest.statistics == before.manifest.statistics
+        assert after.column("label").tolist() == before.column("label").tolist()
+        for epoch in range(2):
+            loaders = [ConcurrentDataLoader(each, batch_size=32, shuffle=True, seed=3) for each in (before, after)]
+            for loader in loaders:
+                loader.set_epoch(epoch)
+            assert batches(loaders[0]) == batches(loaders[1])
+
+
+def test_a_run_switches_in_the_middle_of_an_epoch(adopted, tmp_path):
+    with ShardDataset(adopted) as dataset:
+        whole = batches(ConcurrentDataLoader(dataset, batch_size=32, shuffle=True, seed=3))
+        loader = ConcurrentDataLoader(dataset, batch_size=32, shuffle=True, seed=3)
+        iterator = iter(loader)
+        begun = batches([next(iterator) for _ in range(20)])
+        state = loader.state_dict()
+    convert(adopted, tmp_path / "native")
+    with ShardDataset(tmp_path / "native") as dataset:
+        loader = ConcurrentDataLoader(dataset, batch_size=32, shuffle=True, seed=3)
+        loader.load_state_dict(state)
+        assert begun + batches(loader) == whole
+    # A later snapshot has other samples, so the state does not fit it.
+    with ShardWriter(
+        tmp_path / "native", columns={"body": "bytes", "label": "int64", "name": "str"}, append=True
+    ) as more:
+        more.write({"body": b"", "label": 1, "name": ""})
+    with ShardDataset(tmp_path / "native") as dataset:
+        loader = ConcurrentDataLoader(dataset, batch_size=32, shuffle=True, seed=3)
+        with pytest.raises(Exception, match="fingerprint"):
+            loader.load_state_dict(state)
+
+
+def test_an_interrupted_conversion_goes_on(adopted, tmp_path, monkeypatch):
+    rebuild, done = converting._rebuild, []
+
+    def failing(entry, parts):
+        if len(done) == 5:
+            raise StorageError("the machine stops")
+        done.append(entry.digest)
+        return rebuild(entry, parts)
+
+    monkeypatch.setattr(converting, "_rebuild", failing)
+    with pytest.raises(StorageError, match="the machine stops"):
+        convert(adopted, tmp_path / "native")
+    with pytest.raises(StorageError):
+        ShardDataset(tmp_path / "native")
+    kept = len(list((tmp_path / "native").glob("unfinished/*/*.json")))
+    assert kept >= 1
+    again = []
+    monkeypatch.setattr(converting, "_rebuild", lambda entry, parts: again.append(entry) or rebuild(entry, parts))
+    manifest = convert(adopted, tmp_path / "native")
+    assert len(again) == len(manifest.shards) - kept
+    assert not list((tmp_path / "native").glob("unfinished/*/*.json"))
+    with ShardDataset(adopted) as before, ShardDataset(tmp_path / "native") as after:
+        assert after[:] == before[:]
+    with pytest.raises(AlreadyExists):
+        convert(adopted, tmp_path / "native")
