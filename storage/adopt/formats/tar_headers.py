@@ -38,6 +38,7 @@ _BLANKS = zlib.adler32(b" " * 8)  # the field of the checksum counts as eight bl
 
 _new = tuple.__new__  # a call of TarMember takes twice the time
 
+_NUMBER_ENDS = b"\0 "
 _REGULAR = frozenset(b"0\x007")
 _LINKS = {ord("1"): "a hard link", ord("2"): "a symbolic link"}
 _DEVICES = {ord("3"): "a character device", ord("4"): "a block device", ord("6"): "a FIFO"}
@@ -102,9 +103,10 @@ def walk_members(reader: ObjectReader) -> Iterator[TarMember]:
     position = 0
     extension: _Extension | None = None
     while position < object_size:
-        if object_size - position < _BLOCK:
-            raise _error(reader, position, "the tar file ends within a header")
         window = bytes(reader.read(position, min(position + _WINDOW, object_size)))
+        if len(window) < _BLOCK:
+            _check_uncompressed(reader, position, window)
+            raise _error(reader, position, "the tar file ends within a header")
         if window[0] == 0 and window[:_BLOCK] == _ZERO_BLOCK:
             if extension is not None:
                 raise _error(reader, position, "a header that extends the next one is the last of the tar file")
@@ -117,7 +119,7 @@ def walk_members(reader: ObjectReader) -> Iterator[TarMember]:
             size = int(window[124:135], 8)
         except ValueError:
             is_usual = False
-        if not is_usual or not window[124:135].isdigit():
+        if not is_usual or window[135] not in _NUMBER_ENDS or not window[124:135].isdigit():
             _check_sum(reader, position, window)
             size = _number(reader, position, window, 124, 136)
         kind = window[156]
@@ -180,11 +182,19 @@ def _name(window: bytes) -> str:
 
 def _check_sum(reader: ObjectReader, position: int, window: bytes) -> None:
     """Checks the sum of a header's bytes, which a few old programs add up as signed numbers."""
+    _check_uncompressed(reader, position, window)
     rest = window[:148] + window[156:_BLOCK]
     stated = _number(reader, position, window, 148, 156)
     total = 256 + sum(rest)
     if stated in (total, total - 256 * sum(byte > 127 for byte in rest)):
         return
+    raise _error(
+        reader, position, "the checksum of a tar header does not match: the object is damaged, or is not a tar file",
+        expected=stated, got=total,
+    )  # fmt: skip
+
+
+def _check_uncompressed(reader: ObjectReader, position: int, window: bytes) -> None:
     compression = next((name for magic, name in _COMPRESSED.items() if window.startswith(magic)), None)
     if position == 0 and compression is not None:
         raise _error(
@@ -192,10 +202,6 @@ def _check_sum(reader: ObjectReader, position: int, window: bytes) -> None:
             f"the tar file is compressed with {compression}, and cannot be read in place; "
             "convert it with `concurrent-loader ingest tar`",
         )  # fmt: skip
-    raise _error(
-        reader, position, "the checksum of a tar header does not match: the object is damaged, or is not a tar file",
-        expected=stated, got=total,
-    )  # fmt: skip
 
 
 def _number(reader: ObjectReader, position: int, window: bytes, start: int, end: int) -> int:
@@ -318,7 +324,7 @@ def _check_zeros(reader: ObjectReader, position: int) -> None:
         piece = bytes(reader.read(position, end))
         if piece != _ZEROS[: end - position]:
             raise _error(
-                reader, position,
+                reader, end - len(piece.lstrip(b"\0")),
                 "data follows the end of the tar file, as if several were joined; split it, "
                 "or join tar files with `tar --concatenate`",
             )  # fmt: skip
@@ -335,5 +341,5 @@ def _error(
     got: object = None,
 ) -> FormatError:
     if name is not None:
-        what = f"member {printable(name[:200])!r}: {what}"
+        what = f"member '{printable(name[:200])}': {what}"
     return FormatError(what, key=reader.name, start=position, expected=expected, got=got)

@@ -1,6 +1,6 @@
 """Reads how many samples a tar file has from the indexes of other programs beside it.
 
-Energon (megatron-energon 7) writes ``name.tar.idx`` beside each tar file: the position of each sample and of the end, as
+Energon (megatron-energon 7) writes ``name.tar.idx`` beside a tar file: the position of each sample and of the end, as
 little-endian u64. ``.nv-meta/.info.json`` has the number of samples of each tar file. DALI's ``wds2idx`` writes
 ``name.idx``, a text whose first line is the version and the number of samples.
 """

@@ -281,5 +281,5 @@ def _error(
     reader: ObjectReader, key: str, what: str, position: int, *, column: str | None = None, got: object = None
 ) -> FormatError:
     return FormatError(
-        f"sample {printable(key[:200])!r}: {what}", key=reader.name, start=position, column=column, got=got
+        f"sample '{printable(key[:200])}': {what}", key=reader.name, start=position, column=column, got=got
     )
