@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from concurrent_loader.storage.errors import SchemaError
+from concurrent_loader.storage.shards.format.npy_codec import NpyCodec
 from concurrent_loader.storage.shards.format.value_codecs import Codec
 
 __all__ = ["foreign_codec"]
 
-_CODECS: dict[str, Callable[[str], Codec]] = {}
+_CODECS: dict[str, Callable[[str], Codec]] = {"npy": NpyCodec}
 
 
 def foreign_codec(encoding: str, type_: str) -> Codec:
