@@ -14,10 +14,7 @@ _HERE = "concurrent_loader.storage.adopt.formats"
 
 # Name on the command line: module, class.
 FORMATS: dict[str, tuple[str, str]] = {
-    "litdata": ("litdata", "LitDataFormat"),
-    "mds": ("mds", "MdsFormat"),
-    "tfrecord": ("tfrecord", "TFRecordFormat"),
-    "webdataset": ("webdataset", "WebDatasetFormat"),
+    "webdataset": ("webdataset", "WebDataset"),
 }
 
 
