@@ -27,14 +27,20 @@ ARGS ?=
 JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 PYTEST = $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help demo test test-fast test-long test-all test-313 test-gpu check docs bench bench-smoke soak dist lock clean
+.PHONY: help demo servers test test-fast test-long test-all test-313 test-gpu check docs bench bench-smoke soak dist lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*##/\t/' | expand -t 14
 
-demo: $(WHEEL)  ## train from a bucket and from the local drive, side by side (ARGS="--latency 0" …)
+demo: $(BIN)/python  ## train from a bucket and from the local drive, side by side (ARGS="--latency 0" …)
+	@$(MAKE) --no-print-directory --jobs=2 $(WHEEL) servers
 	$(BIN)/python -m benchmarks.demo $(ARGS)
+
+# Takes minutes the first time, needs no package, and so runs while the packages are installed. What fails here fails
+# again, with a message, where a server is needed; an S3 server of one's own on PATH needs nothing to be built.
+servers: $(BIN)/python
+	@$(BIN)/python -m concurrent_loader.storage.testing.servers.build_tools || true
 
 test: $(WHEEL)  ## the whole behaviour, with servers and worker processes, against the wheel (ARGS="-k cache" JOBS=1 …)
 	$(PYTEST) -m 'not long' $(ARGS)
@@ -95,10 +101,15 @@ $(BIN)/python:
 	@[[ -n "$(PYTHON)" ]] || { echo "no Python from 3.11 to 3.13 found: install one, or name it with make PYTHON=…" >&2; exit 1; }
 	"$(PYTHON)" -m venv $(VENV) || { echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu, install python3-venv" >&2; exit 1; }
 
+PIP = --disable-pip-version-check --progress-bar=off --quiet --require-hashes --only-binary :all:
+
 # Wheels only: building a source distribution would fetch build tools that nobody pinned.
 $(DEPENDENCIES): constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar=off --quiet \
-		--require-hashes --only-binary :all: -r constraints.txt
+	@# uv takes a third of pip's time. It does not read pip's settings: where it cannot reach the registry, pip does it.
+	@awk '/^uv==/ {found = 1} found {print} found && !/\\$$/ {exit}' constraints.txt >$(VENV)/uv.txt
+	$(BIN)/python -m pip install $(PIP) --no-deps -r $(VENV)/uv.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --only-binary :all: -r constraints.txt \
+	|| $(BIN)/python -m pip install $(PIP) -r constraints.txt
 	@touch $@
 
 # Built with the pinned setuptools, in a clean folder: setuptools would put what is left of an old build into the wheel.

