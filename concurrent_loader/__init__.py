@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         open_store,
         verify_dataset,
     )
+    from concurrent_loader.storage.adopt import adopt, convert
     from concurrent_loader.storage.importers.ingest import ingest
 
 __all__ = [
@@ -146,7 +147,9 @@ __all__ = [
     "TruncatedBody",
     "WorkerCountError",
     "WorkerDied",
+    "adopt",
     "collate",
+    "convert",
     "ingest",
     "load_manifest",
     "open_store",
@@ -228,6 +231,7 @@ _EXPORTS = {
         "open_store",
         "verify_dataset",
     ),
+    "concurrent_loader.storage.adopt": ("adopt", "convert"),
     "concurrent_loader.storage.importers.ingest": ("ingest",),
 }
 _HOMES = {name: home for home, names in _EXPORTS.items() for name in names}
