@@ -25,6 +25,7 @@ __all__ = [
     "SNIFFED_SAMPLES",
     "array_type",
     "array_types",
+    "column_name",
     "column_names",
     "decode_index",
     "image_type",
@@ -49,13 +50,30 @@ BYTE_TYPES = frozenset({"bytes", "str", "json", *COLUMN_FORMATS})
 _Index = TypeVar("_Index")
 _MAX_NAME = 64
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+
+
+@lru_cache(maxsize=4096)
+def column_name(name: str) -> str:
+    """Returns the name of the column for a name in a source.
+
+    A slash becomes a dot (``image/encoded`` is ``image.encoded``). Every other character that a column's name cannot
+    have becomes an underscore.
+
+    Raises:
+        FormatError: The name is empty or too long.
+    """
+    column = _UNSAFE.sub("_", name.replace("/", "."))
+    if not 1 <= len(column) <= _MAX_NAME:
+        raise FormatError(
+            f"the name of a field cannot be a column's name: {IMPORT_INSTEAD}",
+            expected=f"1 to {_MAX_NAME} characters", got=name[:80],
+        )  # fmt: skip
+    return column
 
 
 def column_names(names: Iterable[str], *, key: str) -> dict[str, str]:
     """Returns names of columns for the names in a source, in their order.
-
-    A slash becomes a dot (``image/encoded`` is ``image.encoded``); every other character that a column's name cannot
-    have becomes an underscore.
 
     Raises:
         FormatError: Two names are equal or become equal, a name is empty or too long, or there are more than 256.
@@ -66,18 +84,19 @@ def column_names(names: Iterable[str], *, key: str) -> dict[str, str]:
         {'image/encoded': 'image.encoded', 'größe': 'gr__e'}
     """
     columns: dict[str, str] = {}
+    taken: set[str] = set()
     for name in names:
-        column = _UNSAFE.sub("_", name.replace("/", "."))
-        if not 1 <= len(column) <= _MAX_NAME:
-            raise FormatError(
-                f"the name of a field cannot be a column's name: {IMPORT_INSTEAD}",
-                key=key, expected=f"1 to {_MAX_NAME} characters", got=name[:80],
-            )  # fmt: skip
-        if name in columns or column in columns.values():
+        try:
+            column = column_name(name)
+        except FormatError as error:
+            error.locate(key=key)
+            raise
+        if column in taken:
             raise FormatError("two fields have the same name", key=key, column=column)
         if len(columns) == MAX_COLUMNS:
             raise FormatError(f"there are too many fields: {IMPORT_INSTEAD}", key=key, expected=f"<= {MAX_COLUMNS}")
         columns[name] = column
+        taken.add(column)
     return columns
 
 
@@ -118,7 +137,9 @@ def image_type(starts: Iterable[Buffer]) -> str | None:
 
 
 def is_text(data: Buffer) -> bool:
-    """Returns whether bytes are UTF-8."""
+    """Returns whether bytes are UTF-8 without control characters, which masks and other small numbers have."""
+    if _CONTROL.search(data):
+        return False
     try:
         str(data, "utf-8")
     except UnicodeDecodeError:
