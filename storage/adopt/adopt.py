@@ -222,10 +222,7 @@ class _Adoption:
         for name in (*types, *(only or ())):
             if name not in derived:
                 raise SchemaError("the source has no such column", column=name, expected=sorted(derived))
-        for name, type_ in types.items():
-            column = Column(name, type_)
-            same = Column(name, derived[name].type) == column
-            derived[name] = ForeignColumn(type=column.type, encoding=derived[name].encoding if same else "")
+        derived |= {name: self._format.retype(found[0], name, type_) for name, type_ in types.items()}
         chosen = {name: derived[name] for name in (only if only is not None else derived)}
         schema = Schema(tuple(Column(name, column.type, column.encoding) for name, column in chosen.items()))
         if onto is not None and list(schema.to_dict().items()) != list(onto.schema.items()):

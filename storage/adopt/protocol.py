@@ -134,6 +134,15 @@ class ForeignFormat(Protocol):
         """Derives the columns from the first object: from its own header, or from its first few hundred samples."""
         ...
 
+    def retype(self, source: SourceObject, column: str, type_: str) -> ForeignColumn:
+        """Returns a column with the type that a user asked for with ``--column NAME=TYPE``.
+
+        Raises:
+            FormatError: The values cannot be read as this type.
+            SchemaError: The type is invalid.
+        """
+        ...
+
     def walk(
         self, source: SourceObject, reader: ObjectReader, columns: Mapping[str, ForeignColumn]
     ) -> Iterator[FoundSample]:

@@ -14,6 +14,9 @@ _HERE = "concurrent_loader.storage.adopt.formats"
 
 # Name on the command line: module, class.
 FORMATS: dict[str, tuple[str, str]] = {
+    "litdata": ("litdata", "LitDataFormat"),
+    "mds": ("mds", "MdsFormat"),
+    "tfrecord": ("tfrecord", "TfRecordFormat"),
     "webdataset": ("webdataset", "WebDataset"),
 }
 

@@ -36,7 +36,7 @@ from concurrent_loader.storage.images import COLUMN_FORMATS, FORMATS
 from concurrent_loader.storage.listing import ObjectEntry
 from concurrent_loader.storage.printable import printable
 from concurrent_loader.storage.ranges import ByteRange
-from concurrent_loader.storage.shards.format.schema import MAX_COLUMNS
+from concurrent_loader.storage.shards.format.schema import MAX_COLUMNS, Column, ColumnKind
 
 __all__ = ["KEY", "WebDataset", "split_name"]
 
@@ -121,6 +121,16 @@ class WebDataset:
         for field, seen in members.items():
             columns[field] = derive_column(field, [(each.head, ByteRange(*each[2:4])) for each in seen], reader)
         return columns
+
+    def retype(self, source: SourceObject, column: str, type_: str) -> ForeignColumn:
+        """Returns the column that a user asked for; `parse` reads texts as any type that is not payload.
+
+        Raises:
+            SchemaError: The type is invalid.
+        """
+        asked = Column(column, type_)
+        is_array = column.endswith("npy") and asked.kind is ColumnKind.PAYLOAD and asked.dtype is not None
+        return ForeignColumn(type=asked.type, encoding="npy" if is_array else "")
 
     def walk(
         self, source: SourceObject, reader: ObjectReader, columns: Mapping[str, ForeignColumn]

@@ -35,7 +35,7 @@ def _bz2(data: Buffer, max_bytes: int) -> bytes:
     return bz2.BZ2Decompressor().decompress(data, max_bytes)
 
 
-TRANSFORMS: dict[str, Callable[[Buffer, int], bytes]] = {"zstd": _zstd, "gzip": _gzip, "bz2": _bz2}
+TRANSFORMS: dict[str, Callable[[Buffer, int], bytes]] = {"zstd": _zstd, "gz": _gzip, "bz2": _bz2}
 """Functions by name: (range, largest number of bytes to return) -> the first bytes of the payload."""
 
 
@@ -51,7 +51,11 @@ def transform(name: str, data: Buffer, *, max_bytes: int) -> bytes:
         FormatError: The transform is unknown, the range is damaged, or the payload is larger than ``max_bytes``.
     """
     if name not in TRANSFORMS:
-        raise FormatError("unknown compression of an adopted object", expected=sorted(TRANSFORMS), got=name)
+        raise FormatError(
+            "an object's compression cannot be read in place; import the samples with their own library "
+            "(`concurrent-loader ingest python MODULE:FUNCTION`)",
+            expected=sorted(TRANSFORMS), got=name,
+        )  # fmt: skip
     try:
         payload = TRANSFORMS[name](data, max_bytes + 1)
     except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError) as error:

@@ -16,7 +16,7 @@ class Lines:
         names = small.get("names.json", max_bytes=1 << 20)
         info = {} if names is None else {"names": json.loads(names)}
         return [
-            SourceObject(entry=entry, info={**info, **({"compression": "gzip"} if entry.key.endswith(".gz") else {})})
+            SourceObject(entry=entry, info={**info, **({"compression": "gz"} if entry.key.endswith(".gz") else {})})
             for entry in entries
             if entry.key.endswith((".lines", ".lines.gz"))
         ]
@@ -27,6 +27,9 @@ class Lines:
             "label": ForeignColumn(type="int64"),
             "name": ForeignColumn(type="str"),
         }
+
+    def retype(self, source, column, type_):
+        return ForeignColumn(type=type_)
 
     def walk(self, source, reader, columns):
         at = row = 0

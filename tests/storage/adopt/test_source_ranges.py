@@ -36,7 +36,7 @@ def manifest(*entries: ShardEntry) -> Manifest:
 
 
 def test_it_is_kept():
-    gz = replace(FILE, key="b.gz", transform="gzip", etag=None)
+    gz = replace(FILE, key="b.gz", transform="gz", etag=None)
     entries = (
         entry(),
         entry(None),
