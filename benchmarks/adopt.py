@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -164,8 +164,8 @@ class _Measuring:
         self._errors: dict[str, str] = {}
         self._others = Bystanders()
 
-    def run(self) -> dict[str, Any]:
-        """Measures everything, and returns the figures."""
+    def run(self, on_figures: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """Measures everything, and returns the figures; ``on_figures`` gets those so far after each round."""
         shutil.rmtree(self._data / "run", ignore_errors=True)
         self._data.mkdir(parents=True, exist_ok=True)
         photos = replicate_photos(make_photos(self._data, count=self._load.num_photos), min_bytes=self._load.raw_bytes)
@@ -190,7 +190,7 @@ class _Measuring:
                 self._prepare(contest, server, direct)
             with far_away(server, self._load.latency_ms) as way:
                 self._first_byte_ms = way.first_byte_ms
-                self._take_turns(way)
+                self._take_turns(way, on_figures)
         shutil.rmtree(self._data / "run", ignore_errors=True)
         return self._figures()
 
@@ -259,7 +259,7 @@ class _Measuring:
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
-    def _take_turns(self, way: Way) -> None:
+    def _take_turns(self, way: Way, on_figures: Callable[[dict[str, Any]], object]) -> None:
         for number in range(self._load.num_rounds):
             turn = number * len(self._sides) // self._load.num_rounds
             for side in (*self._sides[turn:], *self._sides[:turn])[:: -1 if number % 2 else 1]:
@@ -270,13 +270,14 @@ class _Measuring:
                         side.outcomes[epoch][number] = outcome
                         if not outcome.complete:
                             break
+            on_figures(self._figures())
         for side in self._sides:
             self._tell(f"memory: {side.format}, {side.name}")
             with self._told(side), self._cache() as cache:
                 _, side.peak_bytes = self._epoch(side, way, cache if side.caches else None, watch_memory=True)
 
     def _epoch(self, side: _Side, way: Way, cache: str | None, *, watch_memory: bool = False) -> tuple[Outcome, int]:
-        read_into_page_cache(self._data / "run" / "s3" / BUCKET)
+        read_into_page_cache(self._data / "run" / "s3" / BUCKET / side.format)
         keys = side.job.options.get("keys", [])
         job = structs.replace(
             way.lead(side.job),
@@ -429,12 +430,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = ["webdataset"] if parsed.without_rivals else parsed.format or names
     contests = [contest for contest in CONTESTS if contest.format in chosen and contest.format in FORMATS]
 
+    def write(figures: Mapping[str, Any]) -> None:
+        if parsed.json is not None:
+            parsed.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
     def run() -> None:
         console = Console()
         measuring = _Measuring(load, contests, with_rivals=not parsed.without_rivals, data=parsed.data, console=console)
-        figures = measuring.run()
-        if parsed.json is not None:
-            parsed.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        figures = measuring.run(write)
+        write(figures)
         _show(figures, console)
 
     return ends_with_one_line(run)
