@@ -30,11 +30,13 @@ def open_loader(job: Job) -> _Loader:
 class _Loader:
     def __init__(self, job: Job) -> None:
         self._objects = job.options["layout"] == "objects"
+        # An adopted dataset has the names of the format, and numbers may be texts there.
+        self._image, self._number = job.options.get("columns", ("image", "number"))
         options: dict[str, Any] = {"storage_options": _storage_options(job), "cache_dir": job.cache_dir}
         self._dataset = (
             ObjectDataset(_url(job), **options)
             if self._objects
-            else ShardDataset(_url(job), columns=("image", "number"), **options)
+            else ShardDataset(_url(job), columns=(self._image, self._number), **options)
         )
         self._loader: ConcurrentDataLoader = ConcurrentDataLoader(
             self._dataset,
@@ -42,15 +44,15 @@ class _Loader:
             shuffle=True,
             seed=job.seed,
             num_threads=job.num_workers,
-            decode={"image": RandomResizedCrop(SIZE, flip=0.5)} if job.decoded else None,
+            decode={self._image: RandomResizedCrop(SIZE, flip=0.5)} if job.decoded else None,
         )
         if job.state is not None:
             self._loader.load_state_dict(job.state)
 
     def __iter__(self) -> Iterator[tuple[Any, Sequence[int]]]:
         for batch in self._loader:
-            numbers = [int(PurePosixPath(key).stem) for key in batch["key"]] if self._objects else batch["number"]
-            yield batch["image"], numbers
+            numbers = [int(PurePosixPath(key).stem) for key in batch["key"]] if self._objects else batch[self._number]
+            yield batch[self._image], numbers
 
     def state(self) -> Any:
         return self._loader.state_dict()

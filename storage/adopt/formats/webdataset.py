@@ -50,6 +50,7 @@ _COLUMN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SEEN_SAMPLES = 256
 _SEEN_BYTES = 64 << 20
 _SEEN_VALUES = 64
+_NAMES_AT_ONCE = 1 << 16
 
 
 class WebDataset:
@@ -240,10 +241,12 @@ class _Keys:
         if len(self._hashes) < 2:
             return
         hashes = np.sort(np.frombuffer(self._hashes, np.uint64))
-        twice = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
-        if not twice:
-            return
-        # The hash may be the same by chance, so that the names decide; this second walk is rare.
+        twice = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+        # Hashes may be the same by chance, so that names decide. A second walk is rare, more than one a sign of malice.
+        for start in range(0, len(twice), _NAMES_AT_ONCE):
+            self._check_names(set(twice[start : start + _NAMES_AT_ONCE].tolist()))
+
+    def _check_names(self, hashes: set[int]) -> None:
         seen: set[str] = set()
         last: str | None = None
         for member in walk_members(self._reader):
@@ -251,7 +254,7 @@ class _Keys:
             if split is None or split[0] == last:
                 continue
             last = split[0]
-            if _hash(last) in twice:
+            if _hash(last) in hashes:
                 if last in seen:
                     raise self._scattered(last, member.start)
                 seen.add(last)

@@ -1,8 +1,8 @@
 """Walks damaged tar files: `python -m tests.storage.adopt.fuzz_tar --inputs 1000000 --seed 0`.
 
-Most damaged headers get a valid checksum, so that damage reaches the code behind it. Every result must be samples
-inside the file, in order, or a `StorageError`; anything else ends the run, and prints the input. An input depends on
-the seed and its number only.
+Most damaged headers get a valid checksum, so that damage reaches the code behind it. Each result must be samples inside
+the file, in order, or a `StorageError`; anything else ends the run, and prints the input. An input depends on the seed
+and its number only.
 """
 
 from __future__ import annotations
