@@ -7,50 +7,34 @@ from typing import Literal
 
 from benchmarks.bucket_requests import Requests
 
-__all__ = ["Access", "ChunkSizes", "Measured", "Workload", "computed", "scaled"]
-
 _PAGE_KEYS = 1000  # of a listing
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is to be read.
+    """What is to be read."""
 
-    Attributes:
-        num_samples: Of the data set.
-        sample_bytes: Of each.
-        num_epochs: Of a run.
-    """
-
-    num_samples: int
-    sample_bytes: int
-    num_epochs: int
+    num_samples: int  # of the dataset
+    sample_bytes: int  # of each
+    num_epochs: int  # of a run
 
     @property
     def num_bytes(self) -> int:
-        """Of the data set."""
+        """Of the dataset."""
         return self.num_samples * self.sample_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How one system reads.
+    """How one system reads."""
 
-    Attributes:
-        system: Its name.
-        kind: ``"measured"`` on the wire and scaled up, or ``"computed"`` from what is documented.
-        note: What a reader must know.
-        opening: Once a run.
-        first_epoch: Beside that.
-        later_epoch: Each.
-    """
-
-    system: str
+    system: str  # its name
+    # ``"measured"`` on the wire and scaled up, or ``"computed"`` from what is documented
     kind: Literal["measured", "computed"]
-    note: str
-    opening: Requests
-    first_epoch: Requests
-    later_epoch: Requests
+    note: str  # what a reader must know
+    opening: Requests  # once a run
+    first_epoch: Requests  # beside that
+    later_epoch: Requests  # each
 
     def run(self, num_epochs: int) -> Requests:
         """All of a run."""
@@ -59,43 +43,29 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What went over the wire for a data set that was really read.
+    """What went over the wire for a dataset that was really read."""
 
-    Attributes:
-        system: How.
-        num_samples: Of that data set.
-        opening: Until the data set was open.
-        first_epoch: All of it.
-        later_epoch: Of the epoch after it, in the same process.
-    """
-
-    system: str
-    num_samples: int
-    opening: Requests
-    first_epoch: Requests
-    later_epoch: Requests
+    system: str  # how
+    num_samples: int  # of that dataset
+    opening: Requests  # until the dataset was open
+    first_epoch: Requests  # all of it
+    later_epoch: Requests  # of the epoch after it, in the same process
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizes:
-    """How large the files of others are.
+    """How large the files of others are."""
 
-    Attributes:
-        webdataset_bytes: 3 GB is what ``webdataset.ShardWriter`` writes by default.
-        mds_bytes: 64 MiB is what ``streaming.MDSWriter`` writes by default.
-        litdata_bytes: LitData has no default; 64 MB is what its documentation writes.
-    """
-
-    webdataset_bytes: int = 3_000_000_000
-    mds_bytes: int = 64 << 20
-    litdata_bytes: int = 64_000_000
+    webdataset_bytes: int = 3_000_000_000  # 3 GB is what ``webdataset.ShardWriter`` writes by default
+    mds_bytes: int = 64 << 20  # 64 MiB is what ``streaming.MDSWriter`` writes by default
+    litdata_bytes: int = 64_000_000  # litData has no default; 64 MB is what its documentation writes
 
 
 def scaled(measured: Measured, workload: Workload, *, per_object: bool) -> Access:
     """Scales what was measured to a workload of the same size of samples.
 
     Epochs grow with the samples. So does opening where a listing is read (``per_object``); otherwise it is a listing of
-    manifests, a HEAD and a GET whatever the data set's size, of a manifest that grows with it.
+    manifests, a HEAD and a GET whatever the dataset's size, of a manifest that grows with it.
     """
     factor = workload.num_samples / measured.num_samples
     opening = measured.opening.times(factor)
@@ -133,7 +103,7 @@ def computed(workload: Workload, sizes: ChunkSizes) -> list[Access]:
         Access(
             "torch, objects",
             "computed",
-            "one GET a sample, in every epoch; keys listed once (boto3, s3fs, s3torchconnector's map data set)",
+            "one GET a sample, in every epoch; keys listed once (boto3, s3fs, s3torchconnector's map dataset)",
             pages,
             whole,
             whole,

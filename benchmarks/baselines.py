@@ -20,13 +20,11 @@ from torchvision.datasets import ImageFolder
 from benchmarks.minibatch import Minibatch
 from benchmarks.training import augmentation, decode_rgb
 
-__all__ = ["TorchBatches"]
-
 _Sample = tuple[Tensor | bytes, int, int, int]
 
 
 class TorchBatches:
-    """One epoch of a torch data set through torch's DataLoader."""
+    """One epoch of a torch dataset through torch's DataLoader."""
 
     def __init__(
         self, photos: _FolderPhotos | _BucketPhotos, *, batch_size: int, num_workers: int, seed: int, client: str | None
@@ -46,7 +44,7 @@ class TorchBatches:
 
     @classmethod
     def of_folder(cls, root: str, *, decoded: bool, batch_size: int, num_workers: int, seed: int) -> TorchBatches:
-        """Pictures from an image folder on the local drive."""
+        """Images from an image folder on the local drive."""
         photos = _FolderPhotos(root, _DecodeAndAugment() if decoded else _as_it_is)
         return cls(photos, batch_size=batch_size, num_workers=num_workers, seed=seed, client=None)
 
@@ -62,17 +60,7 @@ class TorchBatches:
         seed: int,
         limit: int | None,
     ) -> TorchBatches:
-        """Pictures from one object each, fetched by a blocking client when their turn comes.
-
-        Args:
-            url: ``s3://bucket/prefix``; the class is the folder below it.
-            options: Endpoint and credentials, named as `concurrent_loader.storage.open_store` names them.
-            decoded: Whether pictures are decoded and augmented, or delivered as bytes.
-            batch_size: Pictures a batch.
-            num_workers: Worker processes.
-            seed: Of the order and of the subset.
-            limit: Take a random subset of this many objects; None takes all.
-        """
+        """Images from one object each, fetched by a blocking client when their turn comes."""
         photos = _BucketPhotos(url, options, _DecodeAndAugment() if decoded else _as_it_is, limit=limit, seed=seed)
         return cls(photos, batch_size=batch_size, num_workers=num_workers, seed=seed, client="botocore")
 

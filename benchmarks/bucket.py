@@ -12,8 +12,6 @@ import psutil
 
 from concurrent_loader.storage.testing import LocalS3, ToolUnavailable, local_s3, measure_latency, toxiproxy
 
-__all__ = ["Bucket", "open_bucket"]
-
 _LOG = logging.getLogger(__name__)
 _NAME = "demo"
 _NUM_PROBES = 31
@@ -23,27 +21,18 @@ _BANDWIDTH_MB_S = 90  # of one connection to S3, as AWS's guide says
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Where a bucket is reached, directly and as if it were far away.
+    """Where a bucket is reached, directly and as if it were far away."""
 
-    Attributes:
-        name: The bucket's.
-        direct: Options for `concurrent_loader.storage.open_store` that lead straight to the server, for set-up.
-        remote: Options that lead through the latency; the same as ``direct`` where none is applied.
-        server: What the server is.
-        latency: What was applied and what was measured, in words.
-        latency_ms: Measured by way of ``remote``: median to the first byte of a small request over a warm connection.
-        latency_applied: Whether there is a proxy in between.
-        processes: The server's and the proxy's.
-    """
-
-    name: str
+    name: str  # the bucket's
     direct: Mapping[str, str] = field(repr=False)  # has the secret key
+    # options that lead through the latency; the same as ``direct`` where none is applied
     remote: Mapping[str, str] = field(repr=False)
-    server: str
-    latency: str
+    server: str  # what the server is
+    latency: str  # what was applied and what was measured, in words
+    # measured by way of ``remote``: median to the first byte of a small request over a warm connection
     latency_ms: float
-    latency_applied: bool
-    processes: tuple[psutil.Process, ...]
+    latency_applied: bool  # whether there is a proxy in between
+    processes: tuple[psutil.Process, ...]  # the server's and the proxy's
 
     def server_cpu_s(self) -> float:
         """Processor seconds of server and proxy so far; 0 for a server that is not ours."""
@@ -53,12 +42,7 @@ class Bucket:
 
 @contextlib.contextmanager
 def open_bucket(data_dir: Path, *, latency_ms: int) -> Iterator[Bucket]:
-    """Starts a server with a bucket; all of it stops with the block.
-
-    Args:
-        data_dir: The server's objects; found again by the next run.
-        latency_ms: Median time to the first byte to apply, with 90 MB/s a connection; 0 for none.
-    """
+    """Starts a server with a bucket; all of it stops with the block."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(local_s3(data_dir=data_dir))
         server.make_bucket(_NAME)

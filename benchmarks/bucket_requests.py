@@ -9,32 +9,19 @@ from typing import Self
 
 from concurrent_loader.storage.testing.faults.http_proxy import Exchange
 
-__all__ = ["Requests"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """What a bucket was asked.
+    """What a bucket was asked."""
 
-    Attributes:
-        gets: Of objects and ranges of them.
-        heads: Of objects.
-        lists: Pages of a listing.
-        bytes: Of the bodies of GETs.
-    """
-
-    gets: int = 0
-    heads: int = 0
-    lists: int = 0
-    bytes: int = 0
+    gets: int = 0  # of objects and ranges of them
+    heads: int = 0  # of objects
+    lists: int = 0  # pages of a listing
+    bytes: int = 0  # of the bodies of GETs
 
     @classmethod
     def on_the_wire(cls, exchanges: Iterable[Exchange]) -> Self:
-        """Counts what went through a proxy.
-
-        Raises:
-            ValueError: Something else than reading was asked for.
-        """
+        """Counts what went through a proxy."""
         gets = heads = lists = num_bytes = 0
         for one in exchanges:
             method, query = one.request.method, one.request.query

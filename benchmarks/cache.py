@@ -1,9 +1,9 @@
-"""How much of a data set that is larger than its cache comes from the cache: by next use, by LRU, and at best.
+"""How much of a dataset that is larger than its cache comes from the cache: by next use, by LRU, and at best.
 
     python -m benchmarks.cache [--json FILE] [--quick]
 
-The data set lies on the local drive; what counts here are shards and bytes, not seconds. Three epochs are read by the
-real loader through the real cache, shuffled anew each time, for every budget and policy:
+The dataset lies on the local drive; what counts here are shards and bytes, not seconds. Three epochs are read by the
+real loader through the real cache, shuffled again each time, for every budget and policy:
 
 - ``ours``: the cache evicts by the plan, as it always does;
 - ``lru``: the same cache, but the plan is kept from it, so that the least recently used file goes;
@@ -11,7 +11,7 @@ real loader through the real cache, shuffled anew each time, for every budget an
   same sequence of shards and sizes. No cache of that size does better.
 
 ``hit_rate`` is over the second and third epochs, since in the first all are misses; ``bytes_ratio`` is the bytes
-fetched in all three over three times the bytes of the data set. Window and prefetch are small parts of the data set, as
+fetched in all three over three times the bytes of the dataset. Window and prefetch are small parts of the dataset, as
 they are of one that needs a cache: 1 % each.
 """
 
@@ -34,29 +34,19 @@ from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.cache import DiskShardCache, UseSchedule
 
-__all__ = ["FULL", "QUICK", "Load", "Row", "main", "measure", "optimum"]
-
 BUDGETS = (0.10, 0.25, 0.50, 1.00)
 POLICIES = ("ours", "lru", "optimum")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is read.
+    """What is read."""
 
-    Attributes:
-        num_shards: About so many.
-        samples_per_shard: About so many.
-        sample_bytes: Of each.
-        num_epochs: Read one after the other.
-        batch_size: Of the loader.
-    """
-
-    num_shards: int
-    samples_per_shard: int
-    sample_bytes: int
-    num_epochs: int = 3
-    batch_size: int = 32
+    num_shards: int  # about so many
+    samples_per_shard: int  # about so many
+    sample_bytes: int  # of each
+    num_epochs: int = 3  # read one after the other
+    batch_size: int = 32  # of the loader
 
 
 FULL = Load(num_shards=400, samples_per_shard=16, sample_bytes=2048)
@@ -65,7 +55,7 @@ QUICK = Load(num_shards=40, samples_per_shard=4, sample_bytes=1200, batch_size=8
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The outcome for one budget, as a part of the data set, and one policy."""
+    """The outcome for one budget, as a part of the dataset, and one policy."""
 
     budget: float
     policy: str
@@ -81,13 +71,7 @@ class _UnscheduledCache(DiskShardCache):
 
 
 def measure(load: Load, folder: Path, *, on_round: Callable[[], object] = lambda: None) -> list[Row]:
-    """Writes the data set and reads it for every budget and policy.
-
-    Args:
-        load: How much.
-        folder: For the data set and the caches; what is put there is left there.
-        on_round: Called after each row.
-    """
+    """Writes the dataset and reads it for every budget and policy."""
     url = str(folder / "data")
     _write(load, url)
     rows = []
@@ -165,17 +149,7 @@ def _order(loader: ConcurrentDataLoader, epoch: int) -> list[int]:
 
 
 def optimum(trace: Sequence[Sequence[int]], sizes: Sequence[int], *, budget_bytes: int) -> list[list[bool]]:
-    """Says which uses an offline cache hits that keeps what is used soonest, newcomers included.
-
-    Args:
-        trace: The shards that are used, epoch by epoch.
-        sizes: Of each shard, in bytes.
-        budget_bytes: Of the cache.
-
-    Returns:
-        For each use whether it is a hit. L. A. Belady, "A study of replacement algorithms for a virtual-storage
-        computer", IBM Systems Journal 5(2), 1966; optimal for equal sizes.
-    """
+    """Says which uses an offline cache hits that keeps what is used soonest, newcomers included."""
     flat = [shard for row in trace for shard in row]
     following = [len(flat)] * len(flat)
     seen: dict[int, int] = {}
@@ -217,7 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark from the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cache", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="a tiny data set, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="a tiny dataset, to see that it works")
     options = parser.parse_args(arguments)
     return ends_with_one_line(lambda: _run(QUICK if options.quick else FULL, options.json))
 

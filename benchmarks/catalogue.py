@@ -9,30 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["BENCHMARKS", "FORERUNNERS", "PEERS", "Benchmark", "chosen", "missing_keys"]
-
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One of them.
+    """One of them."""
 
-    Attributes:
-        name: Of its results, ``NAME.json``.
-        module: In this package.
-        minutes: That a whole run takes on two cores, about.
-        keys: Of its JSON; see `missing_keys`.
-        arguments: Of a whole run.
-        quick: Of a tiny one; None where that of another one runs the same program.
-        needs_gpu: Without one it ends with status 2 and measures nothing.
-    """
-
-    name: str
-    module: str
-    minutes: float
-    keys: str
-    arguments: tuple[str, ...] = ()
-    quick: tuple[str, ...] | None = ("--quick",)
-    needs_gpu: bool = False
+    name: str  # of its results, ``NAME.json``
+    module: str  # in this package
+    minutes: float  # that a whole run takes on two cores, about
+    keys: str  # of its JSON; see `missing_keys`
+    arguments: tuple[str, ...] = ()  # of a whole run
+    quick: tuple[str, ...] | None = ("--quick",)  # of a tiny one; None where that of another one runs the same program
+    needs_gpu: bool = False  # without one it ends with status 2 and measures nothing
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """What is typed after ``python``."""
@@ -196,12 +184,7 @@ def chosen(benchmarks: Sequence[Benchmark], *, minutes: float, has_gpu: bool) ->
 
 
 def missing_keys(figures: object, keys: str) -> list[str]:
-    """The keys that a JSON should have and has not.
-
-    Args:
-        figures: As read from the file.
-        keys: Words; ``a.b`` is ``b`` in ``a``, ``a[].b`` is ``b`` in each element of ``a``, a list that is not empty.
-    """
+    """The keys that a JSON should have and has not."""
     return [key for key in f"{_ALL_HAVE} {keys}".split() if not _has(figures, key)]
 
 

@@ -11,19 +11,9 @@ import sys
 import threading
 from io import FileIO
 
-__all__ = ["take_task"]
-
 
 def take_task() -> tuple[bytes, FileIO]:
-    """Reads the task; from then on the process, and the group that it leads, ends when its parent does.
-
-    Returns:
-        The first line of standard input, and where results are written, unbuffered. Standard output is standard error
-        now: whatever libraries print is no result.
-
-    Raises:
-        SystemExit: Standard input ended before the line did.
-    """
+    """Reads the task; from then on the process, and the group that it leads, ends when its parent does."""
     results = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     line = _first_line()

@@ -46,8 +46,6 @@ from concurrent_loader.storage.testing.servers.processes import SupervisedProces
 from concurrent_loader.storage.testing.servers.programs import find_program
 from concurrent_loader.storage.testing.servers.startup import free_port
 
-__all__ = ["Cost", "Figures", "main", "measure", "measure_https", "summarise"]
-
 CLIENTS = {"native": "native", "obstore": None, "aiobotocore": "aiobotocore", "s3fs": "fsspec"}
 HTTPS_CLIENTS = ("native", "obstore", "aiobotocore")
 SMALL_BYTES = 58_000
@@ -80,23 +78,14 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Medians of a client's rounds.
+    """Medians of a client's rounds."""
 
-    Attributes:
-        small_per_s: Objects of 58 KB a second.
-        small_cpu_ms: CPU time of one of them.
-        ranges_gb_per_s: GB a second in ranges of 8 MiB.
-        ranges_cpu_s_per_gb: CPU time of a GB.
-        https_gb_per_s: The same ranges over ``https://``; None where they were not measured.
-        https_cpu_s_per_gb: CPU time of a GB over ``https://``.
-    """
-
-    small_per_s: float
-    small_cpu_ms: float
-    ranges_gb_per_s: float
-    ranges_cpu_s_per_gb: float
-    https_gb_per_s: float | None = None
-    https_cpu_s_per_gb: float | None = None
+    small_per_s: float  # objects of 58 KB a second
+    small_cpu_ms: float  # CPU time of one of them
+    ranges_gb_per_s: float  # GB a second in ranges of 8 MiB
+    ranges_cpu_s_per_gb: float  # CPU time of a GB
+    https_gb_per_s: float | None = None  # the same ranges over ``https://``; None where they were not measured
+    https_cpu_s_per_gb: float | None = None  # CPU time of a GB over ``https://``
 
 
 def summarise(small: list[Cost], ranges: list[Cost], load: Load) -> Figures:
@@ -231,11 +220,7 @@ def _rotated(names: list[str], by: int) -> list[str]:
 
 @contextmanager
 def _https_server(data_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
-    """Starts MinIO over TLS, with a certificate of its own, on the data of another one that has ended.
-
-    Returns:
-        The options of a store.
-    """
+    """Starts MinIO over TLS, with a certificate of its own, on the data of another one that has ended."""
     keys = new_credentials()
     _write_certificate(folder / "certs")
     program = find_program(

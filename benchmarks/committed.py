@@ -12,8 +12,6 @@ from rich.console import Console
 
 from benchmarks import lossless, pipelines
 
-__all__ = ["committed_or", "dated"]
-
 _RESULTS = Path(__file__).parent / "results"
 
 
@@ -29,13 +27,7 @@ _RUNS: dict[str, Callable[[Console], dict[str, Any]]] = {"pipelines": _run_pipel
 
 
 def committed_or(name: str, console: Console, *, results: Path = _RESULTS) -> dict[str, Any]:
-    """The figures of a benchmark, with where they are from under ``origin``.
-
-    Args:
-        name: ``"pipelines"`` or ``"lossless"``, which is run, whole, if there are no committed figures.
-        console: For what a run shows.
-        results: Where the committed figures are.
-    """
+    """The figures of a benchmark, with where they are from under ``origin``."""
     file = results / f"{name}.json"
     if not file.exists():
         return {**_RUNS[name](console), "origin": f"benchmarks.{name}, run now"}

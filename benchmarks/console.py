@@ -10,8 +10,6 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-__all__ = ["Bar", "bar", "ends_with_one_line"]
-
 _INTERRUPTED = 130  # as a shell reports SIGINT
 
 
@@ -33,24 +31,14 @@ class Bar:
 
 @contextlib.contextmanager
 def bar(console: Console, name: str, total: int) -> Iterator[Bar]:
-    """Shows a bar during the block, on a terminal; elsewhere nothing.
-
-    Args:
-        console: Where.
-        name: In front of the bar.
-        total: Count at the end.
-    """
+    """Shows a bar during the block, on a terminal; elsewhere nothing."""
     columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield Bar(progress, name, total)
 
 
 def ends_with_one_line(run: Callable[[], object]) -> int:
-    """Runs a program so that Ctrl-C and SIGTERM unwind it and leave one line instead of a traceback.
-
-    Returns:
-        The exit status.
-    """
+    """Runs a program so that Ctrl-C and SIGTERM unwind it and leave one line instead of a traceback."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         run()

@@ -1,6 +1,6 @@
 """The side that the comparison is about: unified shards in a bucket through `ConcurrentDataLoader`.
 
-The same pictures, decoder, augmentation and batch size as the baselines; everything else is the loader's default.
+The same images, decoder, augmentation and batch size as the baselines; everything else is the loader's default.
 """
 
 from __future__ import annotations
@@ -12,21 +12,9 @@ from benchmarks.minibatch import Minibatch
 from benchmarks.training import augmentation
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 
-__all__ = ["ShardBatches"]
-
 
 class ShardBatches:
-    """One epoch of shards through the loader.
-
-    Args:
-        url: Of the data set.
-        options: Endpoint and credentials, for `concurrent_loader.storage.open_store`.
-        decoded: Whether pictures are decoded and augmented, or delivered as bytes.
-        batch_size: Pictures a batch.
-        seed: Of the order.
-        cache_dir: Keeps the shards; None keeps them in memory while they are needed.
-        client: As for `concurrent_loader.storage.open_store`.
-    """
+    """One epoch of shards through the loader."""
 
     def __init__(
         self,

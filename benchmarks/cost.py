@@ -2,7 +2,7 @@
 
     python -m benchmarks.cost [--json FILE] [--quick] [--samples N] [--sample-bytes SIZE] [--epochs N] [--peers FILE]
 
-Ours: a data set of noise with samples of the size asked for is read by the real loader from a local S3 server, through
+Ours: a dataset of noise with samples of the size asked for is read by the real loader from a local S3 server, through
 a proxy that counts every request and byte on the wire; two epochs, as shards and as an object a sample, without a cache
 and with one that holds everything. What was counted is scaled to the number of samples asked for (by default
 ImageNet's: 1,281,167 of 110 KB, 90 epochs). Late requests are not doubled here (``hedge=None``): that adds 5 % of the
@@ -52,8 +52,6 @@ from concurrent_loader.storage.sizes import parse_size
 from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import HttpFaults, LocalS3, http_faults, local_s3
 
-__all__ = ["FULL", "QUICK", "Load", "main", "measure"]
-
 _BATCH = 64
 _PUTS_IN_FLIGHT = 16
 _SYSTEMS = (
@@ -71,17 +69,11 @@ _OPENERS: dict[str, Callable[..., ShardDataset | ObjectDataset]] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is really read.
+    """How much is really read."""
 
-    Attributes:
-        num_shards: About so many full ones.
-        most_samples: In shards, beyond one full shard.
-        num_objects: Samples that are an object each.
-    """
-
-    num_shards: int
-    most_samples: int
-    num_objects: int
+    num_shards: int  # about so many full ones
+    most_samples: int  # in shards, beyond one full shard
+    num_objects: int  # samples that are an object each
 
 
 FULL = Load(num_shards=32, most_samples=100_000, num_objects=1_000)
@@ -91,15 +83,7 @@ QUICK = Load(num_shards=2, most_samples=1_000, num_objects=32)
 def measure(
     load: Load, sample_bytes: int, server: LocalS3, folder: Path, *, on_side: Callable[[], object]
 ) -> list[Measured]:
-    """Reads every way and counts on the wire.
-
-    Args:
-        load: How much.
-        sample_bytes: Of each sample.
-        server: With nothing in it yet.
-        folder: For caches; what is put there is left there.
-        on_side: Called after each way.
-    """
+    """Reads every way and counts on the wire."""
     bucket = server.make_bucket("cost")
     per_shard = _samples_of_a_shard(sample_bytes, str(folder / "one-shard"))
     num_samples = per_shard * max(1, min(load.num_shards, load.most_samples // per_shard))
@@ -201,8 +185,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark from the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cost", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="measures tiny data sets, to see that it runs")
-    parser.add_argument("--samples", type=int, default=1_281_167, help="of the data set; default ImageNet's")
+    parser.add_argument("--quick", action="store_true", help="measures tiny datasets, to see that it runs")
+    parser.add_argument("--samples", type=int, default=1_281_167, help="of the dataset; default ImageNet's")
     parser.add_argument("--sample-bytes", default="110KB", help="of each, default 110KB")
     parser.add_argument("--epochs", type=int, default=90, help="of a run, default 90")
     parser.add_argument("--peers", type=Path, metavar="FILE", help="figures of benchmarks.peers, to be counted as well")

@@ -2,7 +2,7 @@
 
 Real photographs, cut from those that scikit-image and scikit-learn carry, in three sets: 500×375 of about 110 KB and of
 about 35 KB, and 2000×1500. Decoding alone; and decoding, random resized crop to 224×224 and flip, every recipe with the
-same boxes. One thread each, processor time, picture by picture in turns, so that whatever else the machine does befalls
+same boxes. One thread each, processor time, image by image in turns, so that whatever else the machine does befalls
 all alike; the two-thread figure alone is wall time. simplejpeg with OpenCV takes part where both are installed, and is
 said to be missing where not.
 """
@@ -38,14 +38,12 @@ from concurrent_loader.augment import RandomResizedCrop, uniforms
 from concurrent_loader.decode import Decoder, available_backends, has_native_crop, make_crop_decoder, make_decoder
 from concurrent_loader.decode.crop import Box, CropDecoder
 
-__all__ = ["main", "run_benchmark"]
-
 SIDE = 224
 
 
 @dataclass(frozen=True, slots=True)
 class PhotoSet:
-    """Pictures of one size and about one length, and the boxes that are cut out of them."""
+    """Images of one size and about one length, and the boxes that are cut out of them."""
 
     name: str
     jpegs: list[bytes]
@@ -61,7 +59,7 @@ class PhotoSet:
 class Load:
     """How much is measured."""
 
-    num_pictures: int
+    num_images: int
     num_large: int
     num_rounds: int
 
@@ -74,7 +72,7 @@ Recipe = Callable[[bytes, Box], object]
 
 def make_sets(load: Load) -> list[PhotoSet]:
     """Cuts and encodes the three sets, the same every time."""
-    wanted = [("110kb", 500, 375, 110_000, load.num_pictures), ("35kb", 500, 375, 35_000, load.num_pictures)]
+    wanted = [("110kb", 500, 375, 110_000, load.num_images), ("35kb", 500, 375, 35_000, load.num_images)]
     made = [
         _make_set(name, width, height, [_encoded_near(_cut(number, width, height), size) for number in range(count)])
         for name, width, height, size, count in wanted
@@ -125,9 +123,9 @@ def _as_tensor(jpeg: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
 
 
-def _cropped(picture: Any, box: Box) -> Any:
+def _cropped(image: Any, box: Box) -> Any:
     part = v2.resized_crop(
-        picture, box.top, box.left, box.height, box.width, [SIDE, SIDE], InterpolationMode.BILINEAR, antialias=True
+        image, box.top, box.left, box.height, box.width, [SIDE, SIDE], InterpolationMode.BILINEAR, antialias=True
     )
     return v2.horizontal_flip(part) if box.flip else part
 
@@ -176,11 +174,11 @@ def _simplejpeg() -> Recipe:
         height, width = simplejpeg.decode_jpeg_header(jpeg)[:2]
         # As small as leaves the crop its size.
         least = {"min_height": SIDE * height / box.height, "min_width": SIDE * width / box.width}
-        picture = simplejpeg.decode_jpeg(jpeg, min_factor=2, **{name: int(least[name]) for name in least})
-        shrunk = picture.shape[1] / width
+        image = simplejpeg.decode_jpeg(jpeg, min_factor=2, **{name: int(least[name]) for name in least})
+        shrunk = image.shape[1] / width
         top, left = round(box.top * shrunk), round(box.left * shrunk)
         bottom, right = top + max(1, round(box.height * shrunk)), left + max(1, round(box.width * shrunk))
-        resized = cv2.resize(picture[top:bottom, left:right], (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        resized = cv2.resize(image[top:bottom, left:right], (SIDE, SIDE), interpolation=cv2.INTER_AREA)
         flipped = resized[:, ::-1] if box.flip else resized
         return np.ascontiguousarray(flipped.transpose(2, 0, 1))
 
@@ -188,7 +186,7 @@ def _simplejpeg() -> Recipe:
 
 
 def decoding_recipes() -> dict[str, Recipe]:
-    """Decoding alone, of the whole picture."""
+    """Decoding alone, of the whole image."""
     return {f"decode: {name}": _whole(make_decoder("rgb", "jpeg", backend=name)) for name in available_backends()}
 
 
@@ -208,7 +206,7 @@ def _whole(decoder: Decoder) -> Recipe:
 def measure(
     photos: PhotoSet, recipes: dict[str, Recipe], num_rounds: int, tick: Callable[[], object]
 ) -> dict[str, float]:
-    """Processor seconds of one picture by recipe: the sum over pictures of each one's median."""
+    """Processor seconds of one image by recipe: the sum over images of each one's median."""
     took: dict[str, list[list[float]]] = {name: [[] for _ in photos.jpegs] for name in recipes}
     names = list(recipes)
     for turn in range(num_rounds):
@@ -223,7 +221,7 @@ def measure(
 
 
 def scaling(photos: PhotoSet, num_rounds: int) -> float:
-    """Pictures a second of two threads over one, by the fastest recipe of ours; the median of the turns."""
+    """Images a second of two threads over one, by the fastest recipe of ours; the median of the turns."""
     native = has_native_crop()
 
     def work() -> None:
@@ -244,7 +242,7 @@ def scaling(photos: PhotoSet, num_rounds: int) -> float:
 
 
 def mean_error(photos: PhotoSet) -> float:
-    """Mean absolute difference of ours from the picture decoded whole, cropped and resized, in gray levels."""
+    """Mean absolute difference of ours from the image decoded whole, cropped and resized, in gray levels."""
     ours = _with(make_crop_decoder("jpeg"))
     errors = []
     for jpeg, box in zip(photos.jpegs, photos.boxes, strict=True):
@@ -254,11 +252,7 @@ def mean_error(photos: PhotoSet) -> float:
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, object]:
-    """Runs all recipes over all sets.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
+    """Runs all recipes over all sets."""
     torch.set_num_threads(1)
     sets = make_sets(load)
     recipes = {**training_recipes(), **decoding_recipes()}
@@ -303,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="a few images, to see that it works")
     options = parser.parse_args(arguments)
 
     def run() -> None:

@@ -10,22 +10,14 @@ from torch import Tensor
 
 from benchmarks.timed_photos import TimedBatch, TimedPhoto
 
-__all__ = ["Delivery", "digest_of"]
-
 
 def digest_of(number: int, data: bytes = b"") -> int:
-    """Of a picture; those of several are added up, whatever their order."""
+    """Of an image; those of several are added up, whatever their order."""
     return xxhash.xxh3_128_intdigest(number.to_bytes(8, "little") + data)
 
 
 class Delivery:
-    """Counts pictures, delivered one by one or in batches.
-
-    Args:
-        batch_size: So many items delivered one by one are counted as a batch.
-        num_classes: Of the data set.
-        raw: Whether the digest is of the files as well, and not of the numbers alone.
-    """
+    """Counts images, delivered one by one or in batches."""
 
     def __init__(self, batch_size: int, num_classes: int, *, raw: bool) -> None:
         self._batch_size = batch_size

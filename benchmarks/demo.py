@@ -27,8 +27,6 @@ from benchmarks.measurement import Epoch, Request
 from benchmarks.photos import CLASSES, PhotoFolder, make_photos
 from benchmarks.report import Row, headline, table, write_report
 
-__all__ = ["main", "run_demo"]
-
 _BATCH_SIZE = 64
 _COLD = "shards, cold cache"
 _NOISE = 0.05  # share of the machine that others may take before figures are called noisy
@@ -36,35 +34,20 @@ _NOISE = 0.05  # share of the machine that others may take before figures are ca
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says.
+    """What the command line says."""
 
-    Attributes:
-        data: Folder for everything that the demo makes.
-        num_images: Photographs.
-        num_objects: How many of the raw objects to train on.
-        latency_ms: To the first byte; 0 for none.
-        num_rounds: Epochs from each side but the raw objects; the one of median speed is shown.
-        seed: Of photographs, order and weights.
-        client: For the shards, as for `concurrent_loader.storage.open_store`.
-        command: As it was typed.
-    """
-
-    data: Path
-    num_images: int
-    num_objects: int
-    latency_ms: int
-    num_rounds: int
-    seed: int
-    client: str
-    command: str
+    data: Path  # folder for everything that the demo makes
+    num_images: int  # photographs
+    num_objects: int  # how many of the raw objects to train on
+    latency_ms: int  # to the first byte; 0 for none
+    num_rounds: int  # epochs from each side but the raw objects; the one of median speed is shown
+    seed: int  # of photographs, order and weights
+    client: str  # for the shards, as for `concurrent_loader.storage.open_store`
+    command: str  # as it was typed
 
 
 def run_demo(options: Options, console: Console) -> Path:
-    """Runs the whole demo.
-
-    Returns:
-        The report.
-    """
+    """Runs the whole demo."""
     console.print("[bold]concurrent-loader[/]: training from a bucket as fast as from a local drive\n")
     options.data.mkdir(parents=True, exist_ok=True)
     photos = _make_photos(options, console)

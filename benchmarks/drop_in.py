@@ -47,8 +47,6 @@ from concurrent_loader.map_style.loader import DEFAULT_IN_FLIGHT
 from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import local_s3, measure_latency, toxiproxy
 
-__all__ = ["FULL", "QUICK", "Case", "Load", "main", "run_benchmark"]
-
 _BATCH = 32
 _BANDWIDTH_MB_S = 90
 _JITTER_PART = 3  # latency is uniform in median ± a third of it
@@ -64,44 +62,26 @@ _EPOCH_S = 300.0  # an epoch that takes longer has hung
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What both sides have in common, and what only ours has.
+    """What both sides have in common, and what only ours has."""
 
-    Attributes:
-        client: See `benchmarks.single_objects`.
-        num_workers: As for torch's loader.
-        in_flight: Of ours.
-    """
-
-    client: str
-    num_workers: int
-    in_flight: int
+    client: str  # see `benchmarks.single_objects`
+    num_workers: int  # as for torch's loader
+    in_flight: int  # of ours
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        latency_ms: To the first byte.
-        cases: The first is the main one.
-        num_rounds: Of each.
-        vanilla_batches: Of torch's loader in an epoch, for each of its processes.
-        ours_batches: Of ours in an epoch; more, so that the start weighs as little.
-        kinds: Kinds of local items, keys of `benchmarks.local_items.KINDS`.
-        workers: Numbers of workers for each of these kinds.
-        num_local_rounds: Of each of these cells.
-        local_scale: Multiplies the number of local items.
-    """
-
-    latency_ms: int
-    cases: tuple[Case, ...]
-    num_rounds: int
-    vanilla_batches: int
-    ours_batches: int
-    kinds: tuple[str, ...] = tuple(KINDS)
-    workers: tuple[int, ...] = (0, 2, 4)
-    num_local_rounds: int = 21
-    local_scale: float = 1.0
+    latency_ms: int  # to the first byte
+    cases: tuple[Case, ...]  # the first is the main one
+    num_rounds: int  # of each
+    vanilla_batches: int  # of torch's loader in an epoch, for each of its processes
+    ours_batches: int  # of ours in an epoch; more, so that the start weighs as little
+    kinds: tuple[str, ...] = tuple(KINDS)  # kinds of local items, keys of `benchmarks.local_items.KINDS`
+    workers: tuple[int, ...] = (0, 2, 4)  # numbers of workers for each of these kinds
+    num_local_rounds: int = 21  # of each of these cells
+    local_scale: float = 1.0  # multiplies the number of local items
 
 
 _MAIN = Case("botocore", 2, DEFAULT_IN_FLIGHT)
@@ -125,25 +105,15 @@ QUICK = Load(30, (_MAIN, Case("obstore async", 0, 64)), num_rounds=1, vanilla_ba
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-        batch_s: Of one batch, on average.
-        first_batch_s: Until the first.
-        cpu_ms: Processor time of the loader's processes for an item.
-    """
-
-    batch_s: float
-    first_batch_s: float
-    cpu_ms: float
+    batch_s: float  # of one batch, on average
+    first_batch_s: float  # until the first
+    cpu_ms: float  # processor time of the loader's processes for an item
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
-    """Runs all rounds of both parts.
-
-    Returns:
-        The figures, as they are written to the JSON file; only those of a part that has cases.
-    """
+    """Runs all rounds of both parts."""
     figures = _run_remote(load, console) if load.cases else {}
     return {**figures, **(_run_local(load, console) if load.kinds else {})}
 

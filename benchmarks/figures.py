@@ -9,42 +9,21 @@ from typing import Protocol
 
 from benchmarks.measurement import Epoch
 
-__all__ = [
-    "RAW_TARGETS",
-    "TRAINING_TARGETS",
-    "Delivered",
-    "Spread",
-    "Target",
-    "check_same_samples",
-    "section",
-    "spread",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median and the extremes around it.
+    """A median and the extremes around it."""
 
-    Attributes:
-        median: Of all values.
-        low: The smallest.
-        high: The largest.
-    """
-
-    median: float
-    low: float
-    high: float
+    median: float  # of all values
+    low: float  # the smallest
+    high: float  # the largest
 
     def __str__(self) -> str:
         return f"{_short(self.median)} ({_short(self.low)} … {_short(self.high)})"
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Sums up repeated measurements of one thing.
-
-    Raises:
-        ValueError: There are none.
-    """
+    """Sums up repeated measurements of one thing."""
     if not values:
         raise ValueError("nothing was measured")
     return Spread(statistics.median(values), min(values), max(values))
@@ -52,17 +31,11 @@ def spread(values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure should reach.
+    """What a figure should reach."""
 
-    Attributes:
-        key: The figure's key.
-        bound: The value.
-        at_least: Whether more is better.
-    """
-
-    key: str
-    bound: float
-    at_least: bool
+    key: str  # the figure's key
+    bound: float  # the value
+    at_least: bool  # whether more is better
 
     def met(self, value: float) -> bool:
         """Whether a value reaches the bound."""
@@ -90,11 +63,6 @@ def section(local: Sequence[Epoch], cold: Sequence[Epoch], warm: Sequence[Epoch]
 
     A ratio is the median over the rounds of (remote ÷ local in the same round), so that a machine that slows down or
     speeds up during the run changes it little.
-
-    Args:
-        local: Image folder and torch's DataLoader, one epoch a round.
-        cold: Shards with an empty cache, in the same rounds.
-        warm: Shards with the cache that ``cold`` left.
     """
     spreads = {
         "local_img_s": spread([epoch.samples_per_s for epoch in local]),
@@ -141,11 +109,7 @@ class Delivered(Protocol):
 
 
 def check_same_samples(epochs: Mapping[str, Sequence[Delivered]]) -> None:
-    """Makes sure that all sides delivered the same pictures, or a comparison means nothing.
-
-    Raises:
-        ValueError: Number, classes or (where files were delivered as they are) bytes differ.
-    """
+    """Makes sure that all sides delivered the same images, or a comparison means nothing."""
     seen = {
         (epoch.num_samples, tuple(epoch.class_counts), epoch.digest): side
         for side, side_epochs in epochs.items()
@@ -153,7 +117,7 @@ def check_same_samples(epochs: Mapping[str, Sequence[Delivered]]) -> None:
     }
     if len(seen) > 1:
         told = "; ".join(f"{side}: {number}, {counts}, {digest}" for (number, counts, digest), side in seen.items())
-        raise ValueError(f"the sides did not deliver the same pictures ({told})")
+        raise ValueError(f"the sides did not deliver the same images ({told})")
 
 
 def _ratio(remote: Sequence[Epoch], local: Sequence[Epoch]) -> Spread:

@@ -15,8 +15,6 @@ from concurrent_loader.storage.errors import CorruptData, NotFound
 from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
 from concurrent_loader.storage.stores import open_store
 
-__all__ = ["has_shards", "ingest", "ingest_command", "put_objects", "shown"]
-
 _LOG = logging.getLogger(__name__)
 _PUTS_IN_FLIGHT = 32
 
@@ -24,17 +22,7 @@ _PUTS_IN_FLIGHT = 32
 def put_objects(
     photos: PhotoFolder, url: str, options: Mapping[str, str], *, on_object: Callable[[], object] | None = None
 ) -> int:
-    """Puts every photograph into the bucket as an object of its own, unless it is there with the same size.
-
-    Args:
-        photos: The folder.
-        url: ``s3://bucket/prefix``; keys below it are ``class/file.jpg``.
-        options: For `concurrent_loader.storage.open_store`.
-        on_object: Called for each photograph that is in place, for a progress bar.
-
-    Returns:
-        How many had to be put.
-    """
+    """Puts every photograph into the bucket as an object of its own, unless it is there with the same size."""
     return asyncio.run(_put_objects(photos, url, options, on_object or _nothing))
 
 
@@ -64,9 +52,9 @@ async def _put_objects(
 
 
 def has_shards(photos: PhotoFolder, url: str, options: Mapping[str, str]) -> bool:
-    """Whether a data set of as many samples is there, from an earlier run.
+    """Whether a dataset of as many samples is there, from an earlier run.
 
-    A data set that is not this one (of other photographs, of an older format, damaged) is deleted, so that it can be
+    A dataset that is not this one (of other photographs, of an older format, damaged) is deleted, so that it can be
     made again; the place is the demo's own.
     """
     return asyncio.run(_has_shards(photos.count, url, options))
@@ -80,7 +68,7 @@ async def _has_shards(num_samples: int, url: str, options: Mapping[str, str]) ->
         except NotFound:
             return False
         except CorruptData as error:
-            _LOG.warning("the data set of an earlier run is made again: %s", error)
+            _LOG.warning("the dataset of an earlier run is made again: %s", error)
         for meta in [meta async for meta in store.list("")]:
             await store.delete(meta.key)
         return False
@@ -92,11 +80,7 @@ def ingest_command(photos: PhotoFolder, url: str, endpoint_url: str) -> list[str
 
 
 def ingest(photos: PhotoFolder, url: str, options: Mapping[str, str]) -> None:
-    """Runs that command; its progress bar and summary go to the terminal.
-
-    Raises:
-        CommandError: It failed.
-    """
+    """Runs that command; its progress bar and summary go to the terminal."""
     command = ingest_command(photos, url, options["endpoint_url"])
     # The command beside this interpreter, whether or not its environment is activated or the package installed.
     program = Path(sys.executable).with_name(command[0])

@@ -65,8 +65,6 @@ from benchmarks.sequential import READERS, Reading, measure_reading
 from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.fetch import InFlight
 
-__all__ = ["FULL", "QUICK", "Load", "main", "run_benchmark"]
-
 _BYTES_PER_S = 90e6  # of one connection; see benchmarks.bucket
 _EPOCH_S = 120.0  # an epoch that takes longer has hung
 _PRELOAD = ("benchmarks.layers", "benchmarks.in_flight_map", "benchmarks.sequential")
@@ -77,37 +75,25 @@ _CACHE_STATE = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        num_photos: Of the data set.
-        num_slow: That are read by sides that wait for one object after another, one a time; twice as many with workers.
-        num_rounds: Of everything.
-        batch_size: Pictures a batch.
-        num_workers: Of torch's loader and the drop-in.
-        in_flight: Of the drop-in, a process; ConcurrentDataloader's headline has as many fetchers.
-        map_workers: Of the heat map.
-        map_in_flight: Of the heat map.
-        reading_s: Of a reader from the local drive, at least.
-        latency_ms: To the first byte.
-    """
-
-    num_photos: int = 256
+    num_photos: int = 256  # of the dataset
+    # that are read by sides that wait for one object after another, one a time; twice as many with workers
     num_slow: int = 32
-    num_rounds: int = 5
-    batch_size: int = 16
-    num_workers: int = 2
-    in_flight: int = 16
-    map_workers: tuple[int, ...] = (0, 2)
-    map_in_flight: tuple[InFlight, ...] = (1, 4, 16, 64, "auto")
-    reading_s: float = 0.2
-    latency_ms: int = 30
+    num_rounds: int = 5  # of everything
+    batch_size: int = 16  # images a batch
+    num_workers: int = 2  # of torch's loader and the drop-in
+    in_flight: int = 16  # of the drop-in, a process; ConcurrentDataloader's headline has as many fetchers
+    map_workers: tuple[int, ...] = (0, 2)  # of the heat map
+    map_in_flight: tuple[InFlight, ...] = (1, 4, 16, 64, "auto")  # of the heat map
+    reading_s: float = 0.2  # of a reader from the local drive, at least
+    latency_ms: int = 30  # to the first byte
 
     def limit(self, case: Case) -> int | None:
-        """How many pictures a side reads; None for all."""
+        """How many images a side reads; None for all."""
         if not case.is_slow:
             return None
-        return self.num_slow * (1 if case.layer in ("store", "data set") else self.num_workers)
+        return self.num_slow * (1 if case.layer in ("store", "dataset") else self.num_workers)
 
     def map_limit(self, cell: Cell) -> int:
         """How many objects a cell reads: for half a second or so, until the processors are the limit."""
@@ -202,7 +188,7 @@ def _check(
     cells: Mapping[Cell, Sequence[CellEpoch]],
     readings: Mapping[str, Sequence[Reading]],
 ) -> None:
-    """Makes sure that every side delivered the pictures that it was to read, and nothing else."""
+    """Makes sure that every side delivered the images that it was to read, and nothing else."""
     for case, epochs in cases.items():
         expected = _expected(where, load.limit(case), raw=case.is_raw)
         check_same_samples({"files": [expected], str(case): epochs})
@@ -233,7 +219,7 @@ def _expected(where: Where, limit: int | None, *, raw: bool) -> Delivered:
 
 @contextlib.contextmanager
 def _prepared(load: Load, console: Console) -> Iterator[tuple[PhotoFolder, Bucket, Where]]:
-    """The pictures as files and as shards, on the local drive and in a bucket; gone with the block."""
+    """The images as files and as shards, on the local drive and in a bucket; gone with the block."""
     with tempfile.TemporaryDirectory(prefix="forerunners-") as folder:
         with bar(console, "Photographs", load.num_photos) as progress:
             photos = make_photos(Path(folder), count=load.num_photos, on_photo=progress.advance)
@@ -262,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.forerunners", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="a few images, to see that it works")
     parser.add_argument("--rounds", type=int, help=f"of everything (default {FULL.num_rounds})")
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
 

@@ -13,8 +13,6 @@ from benchmarks.layers import Case, Epoch
 from benchmarks.published import PUBLISHED
 from benchmarks.sequential import Reading
 
-__all__ = ["compared", "heat_map", "layer_rows", "remote_share", "sequential_rows", "speedups"]
-
 Figures = Mapping[str, Any]
 
 
@@ -44,13 +42,7 @@ def layer_rows(epochs: Mapping[Case, Sequence[Epoch]], batch_size: int) -> list[
 
 
 def speedups(rows: Sequence[Figures], layer: str, what: str) -> dict[str, float]:
-    """How many times as fast as vanilla each of our sides is from S3.
-
-    Args:
-        rows: Of `layer_rows`.
-        layer: Which.
-        what: ``"batch_load_s"`` or ``"batch_every_s"``; sides without it are left out.
-    """
+    """How many times as fast as vanilla each of our sides is from S3."""
     of_layer = {row["side"]: row[what] for row in rows if row["place"] == "s3" and row["layer"] == layer}
     vanilla = of_layer.pop("vanilla")
     return {side: _rounded(vanilla / value) for side, value in of_layer.items() if value is not None}
@@ -73,14 +65,7 @@ def remote_share(rows: Sequence[Figures], layer: str) -> dict[str, dict[str, flo
 def heat_map(
     epochs: Mapping[Cell, Sequence[CellEpoch]], *, latency_s: float, mean_bytes: float, bytes_per_s: float
 ) -> dict[str, Any]:
-    """The map, and what share of (requests in flight ÷ time of a request) a cell reaches.
-
-    Args:
-        epochs: Of all cells.
-        latency_s: Measured, to the first byte.
-        mean_bytes: Of an object.
-        bytes_per_s: Of one connection.
-    """
+    """The map, and what share of (requests in flight ÷ time of a request) a cell reaches."""
     cells = []
     for cell, found in epochs.items():
         rates = spread([epoch.num_samples / epoch.epoch_s for epoch in found])

@@ -1,9 +1,9 @@
 """From a bucket to a GPU: ``python -m benchmarks.gpu [--json FILE] [--quick]``; without a GPU it ends with status 2.
 
-*Decoding*: batches of 32, 128 and 512 photographs, from page-locked memory to pictures on the device (``decode``), and
+*Decoding*: batches of 32, 128 and 512 photographs, from page-locked memory to images on the device (``decode``), and
 to a batch of 224 × 224 crops (``stage``: all that the device stage does). Neither torchcodec nor torchvision lets its
-caller choose nvJPEG's backend: baseline pictures go to the hardware engine where the GPU has one. ``software`` is the
-same pictures as progressive JPEGs, which nvJPEG decodes one by one with its software (CPU and kernels together).
+caller choose nvJPEG's backend: baseline images go to the hardware engine where the GPU has one. ``software`` is the
+same images as progressive JPEGs, which nvJPEG decodes one by one with its software (CPU and kernels together).
 
 *Training*: ResNet-50 in bf16, from shards in a bucket behind an S3-like latency with a cold cache, decoded and cropped
 on the device; against the same steps over one batch that is on the device already (``synthetic``: the most that the
@@ -47,8 +47,6 @@ from concurrent_loader import Batch, ConcurrentDataLoader, RandomResizedCrop, Sh
 from concurrent_loader.device import DeferredDecoder, DeviceBackend, DeviceStage, open_backend, resolve_device
 from concurrent_loader.stats.loader_stats import StageClock
 
-__all__ = ["FULL", "NO_GPU", "QUICK", "Event", "Load", "Run", "figures_of", "main", "run_benchmark", "time_steps"]
-
 NO_GPU = 2  # exit status
 SIDE = 224
 CROP = RandomResizedCrop(SIDE)
@@ -58,25 +56,15 @@ _STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        batch_sizes: To decode.
-        num_calls: Of each, and as many before they count.
-        num_photos: Different photographs.
-        epoch_bytes: Of the training set, which repeats them.
-        train_batch: Pictures a step.
-        num_rounds: Epochs of each side.
-        latency_ms: To the bucket's first byte.
-    """
-
-    batch_sizes: tuple[int, ...]
-    num_calls: int
-    num_photos: int
-    epoch_bytes: int
-    train_batch: int
-    num_rounds: int
-    latency_ms: int = 30
+    batch_sizes: tuple[int, ...]  # to decode
+    num_calls: int  # of each, and as many before they count
+    num_photos: int  # different photographs
+    epoch_bytes: int  # of the training set, which repeats them
+    train_batch: int  # images a step
+    num_rounds: int  # epochs of each side
+    latency_ms: int = 30  # to the bucket's first byte
 
 
 FULL = Load((32, 128, 512), 20, 1600, 2_000_000_000, 256, 3)
@@ -92,21 +80,13 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One epoch of one side.
+    """One epoch of one side."""
 
-    Attributes:
-        num_samples: Trained on.
-        wall_s: From asking for the first batch until the device has done the last step.
-        gpu_wait_s: Between steps, on the device.
-        cpu_s: Processor time of this process and its workers.
-        first_batch_s: Until the first batch.
-    """
-
-    num_samples: int
-    wall_s: float
-    gpu_wait_s: float
-    cpu_s: float
-    first_batch_s: float
+    num_samples: int  # trained on
+    wall_s: float  # from asking for the first batch until the device has done the last step
+    gpu_wait_s: float  # between steps, on the device
+    cpu_s: float  # processor time of this process and its workers
+    first_batch_s: float  # until the first batch
 
 
 def time_steps(
@@ -116,14 +96,7 @@ def time_steps(
     make_event: Callable[[], Event],
     finish: Callable[[], object],
 ) -> Run:
-    """Trains on what comes.
-
-    Args:
-        batches: Pictures and labels.
-        step: What is done with them; it does not wait for the device.
-        make_event: Makes an event of the current stream.
-        finish: Waits for the device.
-    """
+    """Trains on what comes."""
     cpu_s, began = cpu_of_tree_s(), perf_counter()
     num_samples, first_batch_s = 0, 0.0
     begins: list[Event] = []
@@ -147,11 +120,7 @@ def _recorded(make_event: Callable[[], Event]) -> Event:
 
 
 def figures_of(runs: dict[str, list[Run]]) -> dict[str, Any]:
-    """Sums up the sides: medians over rounds; ratios are to ``synthetic`` and to ``torch`` in the same round.
-
-    Args:
-        runs: ``"synthetic"``, ``"bucket"``, ``"torch"``, each with as many rounds.
-    """
+    """Sums up the sides: medians over rounds; ratios are to ``synthetic`` and to ``torch`` in the same round."""
     rows = [
         {
             "side": side,
@@ -191,8 +160,8 @@ def measure_decoding(jpegs: Sequence[bytes], load: Load, backend: DeviceBackend)
     progressive = [_as_progressive(data) for data in jpegs]
     rows = []
     for size in load.batch_sizes:
-        for path, pictures in (("hardware", jpegs), ("software", progressive)):
-            batch = [_locked(backend, pictures[number % len(pictures)]) for number in range(size)]
+        for path, images in (("hardware", jpegs), ("software", progressive)):
+            batch = [_locked(backend, images[number % len(images)]) for number in range(size)]
 
             def decode(batch: list[Tensor] = batch) -> None:
                 backend.drain()
@@ -206,8 +175,8 @@ def measure_decoding(jpegs: Sequence[bytes], load: Load, backend: DeviceBackend)
 def _staging(jpegs: Sequence[bytes], size: int, backend: DeviceBackend) -> Callable[[], None]:
     decoder = DeferredDecoder("image", CROP, "jpeg", seed=0, codecs=backend.codecs)
     prepared = decoder.decoders(0, np.arange(size), [""] * size)
-    pictures = [prepare(jpegs[number % len(jpegs)]) for number, prepare in enumerate(prepared)]
-    batch = Batch({"image": decoder.column(pictures), "label": torch.arange(size)})
+    images = [prepare(jpegs[number % len(jpegs)]) for number, prepare in enumerate(prepared)]
+    batch = Batch({"image": decoder.column(images), "label": torch.arange(size)})
     stage = DeviceStage(backend, clock=StageClock())
 
     def run() -> None:
@@ -249,12 +218,7 @@ def _as_progressive(data: bytes) -> bytes:
 
 
 class Training:
-    """A network in bf16, step by step, without waiting for the device.
-
-    Args:
-        network: ResNet-50, for the figures.
-        device: Where.
-    """
+    """A network in bf16, step by step, without waiting for the device."""
 
     def __init__(self, network: nn.Module, device: torch.device) -> None:
         self._device = device
@@ -301,8 +265,8 @@ class _CpuRecipe:
         self._augment = v2.Compose([v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip()])
 
     def __call__(self, path: str) -> Tensor:
-        picture: Tensor = self._augment(decode_rgb(Path(path).read_bytes()))
-        return picture
+        image: Tensor = self._augment(decode_rgb(Path(path).read_bytes()))
+        return image
 
 
 def _from_torch(photos: PhotoFolder, load: Load) -> Iterator[tuple[Tensor, Tensor]]:
@@ -380,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="a few images, to see that it works")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         Console(stderr=True).print(

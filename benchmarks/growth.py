@@ -5,19 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["exponent", "slopes"]
-
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
-    """Fits ``value = c · size ** exponent``.
-
-    Args:
-        sizes: Of the work; positive.
-        values: What was measured at each. Those that are not positive have no logarithm and are left out.
-
-    Returns:
-        0 is "does not depend on it", 1 is "in proportion". None where fewer than two points are left.
-    """
+    """Fits ``value = c · size ** exponent``."""
     points = [(math.log(x), math.log(y)) for x, y in zip(sizes, values, strict=True) if y > 0]
     if len({x for x, _ in points}) < 2:
         return None
@@ -29,9 +19,6 @@ def slopes(sizes: Sequence[float], columns: Mapping[str, Sequence[float]]) -> di
     """Fits several figures, each over all points and over the last two.
 
     A fixed cost hides growth at small sizes: where the two differ, the second is what further growth will look like.
-
-    Returns:
-        Figure → ``{"all": exponent, "last": exponent}``.
     """
     return {
         name: {"all": _rounded(exponent(sizes, values)), "last": _rounded(exponent(sizes[-2:], values[-2:]))}

@@ -22,8 +22,6 @@ import msgspec
 
 from benchmarks.measurement import Epoch, Message, Request
 
-__all__ = ["ENVIRONMENT", "CommandError", "child_process", "run_command", "run_epoch"]
-
 # OpenMP's threads spin while they wait and so take cores from those that decode. Passive, torch's DataLoader trains 17%
 # faster on two cores (293 → 346 images/s), the loader, which has no worker processes, as fast as before.
 ENVIRONMENT = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
@@ -36,15 +34,7 @@ class CommandError(RuntimeError):
 
 
 def run_epoch(request: Request, *, on_progress: Callable[[int], object] | None = None) -> Epoch:
-    """Times an epoch in a fresh process.
-
-    Args:
-        request: What to time.
-        on_progress: Called with the number of pictures done, a few times a second.
-
-    Raises:
-        CommandError: The child gave no result, or did not end after it.
-    """
+    """Times an epoch in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.side"]
     epoch = None
     with tempfile.TemporaryFile() as errors, child_process(command, errors=errors.fileno(), env=ENVIRONMENT) as process:
@@ -69,15 +59,7 @@ def run_epoch(request: Request, *, on_progress: Callable[[int], object] | None =
 
 
 def run_command(command: Sequence[str], *, env: Mapping[str, str]) -> None:
-    """Runs a command whose output goes to the terminal.
-
-    Args:
-        command: Program and arguments.
-        env: Added to the environment.
-
-    Raises:
-        CommandError: Its exit status is not 0.
-    """
+    """Runs a command whose output goes to the terminal."""
     with child_process(command, env=env, captured=False) as process:
         if process.wait() != 0:
             raise CommandError(f"{' '.join(command)} ended with status {process.returncode}")
@@ -90,7 +72,7 @@ def child_process(
     """A process in a session of its own; it and all that it started are gone when the block ends.
 
     It keeps compiled modules as an installed package has them, even where this process is told not to write any:
-    otherwise every fresh process compiles this tree's modules anew, some of them while its clock is running.
+    otherwise every fresh process compiles this tree's modules again, some of them while its clock is running.
     """
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))

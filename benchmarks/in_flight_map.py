@@ -23,8 +23,6 @@ from benchmarks.timed_photos import Samples, TimedPhotosAsync, collate_timed
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset
 from concurrent_loader.storage.fetch import InFlight
 
-__all__ = ["Cell", "CellEpoch", "measure_cell"]
-
 _BATCH = 16
 _ASKED_FOR = 256  # items at once where "auto" decides how many of them become requests
 _LEARNING = 192  # items a process for "auto" to learn from
@@ -32,15 +30,10 @@ _LEARNING = 192  # items a process for "auto" to learn from
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A place in the map.
+    """A place in the map."""
 
-    Attributes:
-        workers: Processes of the loader; 0 is the consumer's own.
-        in_flight: Requests of each process.
-    """
-
-    workers: int
-    in_flight: InFlight
+    workers: int  # processes of the loader; 0 is the consumer's own
+    in_flight: InFlight  # requests of each process
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +61,7 @@ class _Numbers:
 
 
 def measure_cell(cell: Cell, where: Where, limit: int) -> CellEpoch:
-    """Measures one epoch; for a process of its own.
-
-    Args:
-        cell: What.
-        where: The pictures.
-        limit: How many of them.
-    """
+    """Measures one epoch; for a process of its own."""
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     processes = max(1, cell.workers)

@@ -41,8 +41,6 @@ from concurrent_loader.storage.fetch import FetchEngine, InFlight
 from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import local_s3, measure_latency, toxiproxy
 
-__all__ = ["FULL", "QUICK", "Load", "main", "run_benchmark"]
-
 OBJECT_BYTES = 115_000
 RANGE_BYTES = 8 << 20
 NUM_BYTES = {"object": OBJECT_BYTES, "range": RANGE_BYTES}
@@ -59,31 +57,18 @@ _BUCKET_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        latencies_ms: To the first byte.
-        in_flight: Fixed numbers.
-        cpu_in_flight: Numbers to try without latency; the best counts.
-        num_rounds: Of the table, by kind, as ranges take longer.
-        num_turns: Of "auto", each with an engine that knows nothing.
-        num_pairs: In each turn: as many short spans of "auto" and of the best fixed number, alternating.
-        window_s: Of one fixed number, at least; every worker is answered twice in any case.
-        warm_s: That "auto" gets to find its number.
-        settle_s: At the beginning of a span, that is not measured.
-        span_s: That is measured then.
-    """
-
-    latencies_ms: tuple[int, ...]
-    in_flight: tuple[int, ...]
-    cpu_in_flight: tuple[int, ...]
-    num_rounds: Mapping[str, int]
-    num_turns: int
-    num_pairs: int
-    window_s: float
-    warm_s: float
-    settle_s: float
-    span_s: float
+    latencies_ms: tuple[int, ...]  # to the first byte
+    in_flight: tuple[int, ...]  # fixed numbers
+    cpu_in_flight: tuple[int, ...]  # numbers to try without latency; the best counts
+    num_rounds: Mapping[str, int]  # of the table, by kind, as ranges take longer
+    num_turns: int  # of "auto", each with an engine that knows nothing
+    num_pairs: int  # in each turn: as many short spans of "auto" and of the best fixed number, alternating
+    window_s: float  # of one fixed number, at least; every worker is answered twice in any case
+    warm_s: float  # that "auto" gets to find its number
+    settle_s: float  # at the beginning of a span, that is not measured
+    span_s: float  # that is measured then
 
 
 FULL = Load(
@@ -260,11 +245,7 @@ def _endpoints(load: Load) -> Iterator[tuple[str, str, dict[int, tuple[dict[str,
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, object]:
-    """Runs all rounds.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
+    """Runs all rounds."""
     machine = describe_machine()
     began_s = time.perf_counter()
     with _endpoints(load) as (kind, url, endpoints):
@@ -310,7 +291,7 @@ async def _measure(
                     rates.setdefault(cell, []).append(rate)
                     cpu_ms.setdefault(cell, []).append(cost_ms)
                     progress.advance()
-            # The best of nine measurements is better than its number: it is measured anew, between spans of "auto".
+            # The best of nine measurements is better than its number: it is measured again, between spans of "auto".
             for _ in range(load.num_turns):
                 for kind, latency_ms in pairs:
                     best = best_fixed(rates, kind, latency_ms)

@@ -6,72 +6,38 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "Cell",
-    "Cycles",
-    "Row",
-    "best_fixed",
-    "converged_after_s",
-    "limit_per_s",
-    "rate_of",
-    "rate_over",
-    "rates_between",
-    "rows",
-]
-
 _BUCKETS_TO_COMPARE = 2
 _NEAR = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Cycles:
-    """What one of several workers did, each of which sends a request as soon as the last one is answered.
+    """What one of several workers did, each of which sends a request as soon as the last one is answered."""
 
-    Attributes:
-        num: Requests whole, the first (connections are made, a queue forms) left out.
-        seconds: From the end of that first to the end of the last.
-    """
-
-    num: int
-    seconds: float
+    num: int  # requests whole, the first (connections are made, a queue forms) left out
+    seconds: float  # from the end of that first to the end of the last
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A place in the table.
+    """A place in the table."""
 
-    Attributes:
-        kind: ``"object"`` or ``"range"``.
-        latency_ms: As asked for.
-        in_flight: Requests at once.
-    """
-
-    kind: str
-    latency_ms: int
-    in_flight: int
+    kind: str  # ``"object"`` or ``"range"``
+    latency_ms: int  # as asked for
+    in_flight: int  # requests at once
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A cell's figures: medians over the rounds.
+    """A cell's figures: medians over the rounds."""
 
-    Attributes:
-        kind: Of the cell.
-        latency_ms: Of the cell.
-        in_flight: Of the cell.
-        per_s: Requests a second.
-        limit_per_s: What requests in flight, latency, bandwidth of a connection and the processors would allow.
-        ratio: One divided by the other.
-        cpu_ms: Processor time of the client, a request.
-    """
-
-    kind: str
-    latency_ms: int
-    in_flight: int
-    per_s: float
-    limit_per_s: float
-    ratio: float
-    cpu_ms: float
+    kind: str  # of the cell
+    latency_ms: int  # of the cell
+    in_flight: int  # of the cell
+    per_s: float  # requests a second
+    limit_per_s: float  # what requests in flight, latency, bandwidth of a connection and the processors would allow
+    ratio: float  # one divided by the other
+    cpu_ms: float  # processor time of the client, a request
 
 
 def rate_of(workers: Sequence[Cycles]) -> float:
@@ -84,15 +50,7 @@ def rate_of(workers: Sequence[Cycles]) -> float:
 
 
 def limit_per_s(in_flight: int, *, latency_s: float, num_bytes: int, bytes_per_s: float, cpu_per_s: float) -> float:
-    """What is possible: so many at once, each with its latency and its time on the wire, but not beyond the processors.
-
-    Args:
-        in_flight: Requests at once.
-        latency_s: Measured, to the first byte.
-        num_bytes: A request.
-        bytes_per_s: Of one connection.
-        cpu_per_s: Requests a second of the same client, server and proxy without latency.
-    """
+    """Returns what is possible: latency and time on the wire of each request, but not beyond the processors."""
     return min(in_flight / (latency_s + num_bytes / bytes_per_s), cpu_per_s)
 
 
@@ -127,10 +85,6 @@ def rate_over(seen: Sequence[tuple[float, int]], *, num_bytes: int) -> float:
     """Requests a second from the first to the last of several looks at a counter of bytes.
 
     Bytes, not requests: with many in flight, large requests are answered in waves, but their bytes come all the time.
-
-    Args:
-        seen: (seconds, bytes so far).
-        num_bytes: A request.
     """
     (first_s, first), (last_s, last) = seen[0], seen[-1]
     return (last - first) / num_bytes / (last_s - first_s)
@@ -142,17 +96,7 @@ def rates_between(seen: Sequence[tuple[float, int]], *, num_bytes: int) -> list[
 
 
 def converged_after_s(rates: Sequence[float], *, bucket_s: float, final_per_s: float) -> float:
-    """When the rate first came within a tenth of what it ended at, in seconds from the start.
-
-    Args:
-        rates: Requests a second, in spans of equal length from the start; two at a time are compared, because answers
-            come in waves.
-        bucket_s: That length.
-        final_per_s: What it ended at.
-
-    Returns:
-        The end of the first spans that are near; all of the time if there are none.
-    """
+    """When the rate first came within a tenth of what it ended at, in seconds from the start."""
     for number in range(len(rates) - _BUCKETS_TO_COMPARE + 1):
         window = rates[number : number + _BUCKETS_TO_COMPARE]
         if statistics.fmean(window) >= _NEAR * final_per_s:

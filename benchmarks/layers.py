@@ -1,14 +1,14 @@
-"""The layers of ConcurrentDataloader's benchmark, each for itself: store, data set, loader, training.
+"""The layers of ConcurrentDataloader's benchmark, each for itself: store, dataset, loader, training.
 
 Svogor et al. (arXiv 2211.04908) time what brings an item's bytes, what brings an item, what brings batches, and
-training on them, from a local drive and from S3. Here the same layers stand in the same order, with the same pictures
+training on them, from a local drive and from S3. Here the same layers stand in the same order, with the same images
 for all sides:
 
 - *store*: files as they are, one after another by ``open`` or botocore; or by one of our stores, 64 requests at once;
-- *data set*: items, decoded and augmented, in one process: ``dataset[i]`` one after another, or as many at once as the
+- *dataset*: items, decoded and augmented, in one process: ``dataset[i]`` one after another, or as many at once as the
   drop-in loader asks for;
 - *loader*: batches of them, by torch's DataLoader with two workers, by the drop-in with the same arguments, or by our
-  own data sets, whose loader has threads instead of workers;
+  own datasets, whose loader has threads instead of workers;
 - *training*: a step of a small network on each batch.
 """
 
@@ -48,10 +48,8 @@ from benchmarks.training import INPUT_SIZE, Trainer, augmentation
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, ShardDataset
 from concurrent_loader.storage.stores import open_store
 
-__all__ = ["CASES", "Case", "Epoch", "Layer", "Place", "measure_layer"]
-
 Place = Literal["local", "s3"]
-Layer = Literal["store", "data set", "loader", "training"]
+Layer = Literal["store", "dataset", "loader", "training"]
 Side = Literal["vanilla", "our store", "threads", "coroutines", "objects", "shards"]
 
 STORE_IN_FLIGHT = 64
@@ -60,27 +58,22 @@ _DROP_IN: Any = ConcurrentDataLoader  # with torch's arguments, which are not th
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        place: Where the pictures are.
-        layer: How far they come.
-        side: ``"vanilla"``, and ours: the store's own rate; the drop-in over the same data set, in threads; the drop-in
-            over one with coroutines; `ObjectDataset`; `ShardDataset`.
-    """
-
-    place: Place
-    layer: Layer
+    place: Place  # where the images are
+    layer: Layer  # how far they come
+    # ``"vanilla"``, and ours: the store's own rate; the drop-in over the same dataset, in threads; the drop-in over
+    # one with coroutines; `ObjectDataset`; `ShardDataset`
     side: Side
 
     @property
     def is_slow(self) -> bool:
-        """Whether it waits for one object after another, and so reads a part of the pictures."""
+        """Whether it waits for one object after another, and so reads a part of the images."""
         return self.place == "s3" and self.side == "vanilla"
 
     @property
     def is_raw(self) -> bool:
-        """Whether pictures are delivered as their files."""
+        """Whether images are delivered as their files."""
         return self.layer == "store"
 
 
@@ -95,7 +88,7 @@ CASES = tuple(
     for case in (
         Case(place, "store", "vanilla"),
         Case(place, "store", "our store"),
-        *(Case(place, "data set", side) for side in sides),
+        *(Case(place, "dataset", side) for side in sides),
         *(Case(place, "loader", side) for side in sides),
         *(Case(place, "training", side) for side in _TRAINED),
     )
@@ -104,42 +97,23 @@ CASES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What one measurement of a layer found.
+    """What one measurement of a layer found."""
 
-    Attributes:
-        num_samples: Delivered.
-        class_counts: Of each class.
-        digest: Of their numbers, and of their files where they were delivered as they are; whatever the order.
-        epoch_s: From making the loader to the last batch, or to the end of its step.
-        first_batch_s: From the same moment until as many pictures were there as a batch has.
-        load_s: Of each batch, from its first item begun to its being whole; empty where items have no beginning.
-        cpu_s: Processor time of the process and its workers.
-        peak_rss_mb: Highest resident memory of the process, and its workers' proportional share at the end.
-    """
-
-    num_samples: int
-    class_counts: list[int]
-    digest: str
-    epoch_s: float
-    first_batch_s: float
+    num_samples: int  # delivered
+    class_counts: list[int]  # of each class
+    digest: str  # of their numbers, and of their files where they were delivered as they are; whatever the order
+    epoch_s: float  # from making the loader to the last batch, or to the end of its step
+    first_batch_s: float  # from the same moment until as many images were there as a batch has
+    # of each batch, from its first item begun to its being whole; empty where items have no beginning
     load_s: list[float]
-    cpu_s: float
-    peak_rss_mb: float
+    cpu_s: float  # processor time of the process and its workers
+    peak_rss_mb: float  # highest resident memory of the process, and its workers' proportional share at the end
 
 
 def measure_layer(
     case: Case, where: Where, limit: int | None, batch_size: int, num_workers: int, in_flight: int
 ) -> Epoch:
-    """Measures one epoch; for a process of its own.
-
-    Args:
-        case: What.
-        where: The pictures.
-        limit: How many of them; None takes all.
-        batch_size: Of the loader; at the layers below, so many items are counted as one.
-        num_workers: Of torch's loader and of the drop-in.
-        in_flight: Items at once, of the drop-in in each process.
-    """
+    """Measures one epoch; for a process of its own."""
     multiprocessing.set_start_method("fork", force=True)  # torch's workers, as anywhere on Linux
     torch.manual_seed(0)
     order = order_of(len(where.names), limit)
@@ -166,7 +140,7 @@ def measure_layer(
         if delivery.num_samples == len(order) and epoch is None:
             epoch = _epoch(delivery, began, cpu_before_s)  # before the workers end
     if epoch is None or delivery.num_samples != len(order):
-        raise AssertionError(f"{case} delivered {delivery.num_samples} pictures of {len(order)}")
+        raise AssertionError(f"{case} delivered {delivery.num_samples} images of {len(order)}")
     return epoch
 
 
@@ -230,7 +204,7 @@ def _deliver(
 
 
 def _photos(case: Case, where: Where) -> TimedPhotos:
-    """The data set whose items the layer asks for."""
+    """The dataset whose items the layer asks for."""
     treat = None if case.is_raw else decode_and_augment()
     if case.side in ("vanilla", "threads"):
         files: Files = (
@@ -249,7 +223,7 @@ def _photos(case: Case, where: Where) -> TimedPhotos:
 
 
 def _native(case: Case, where: Where, batch_size: int) -> Iterator[TimedBatch]:
-    """Batches by our own data sets; no one knows when an item of them is begun, for a request brings many."""
+    """Batches by our own datasets; no one knows when an item of them is begun, for a request brings many."""
     augment = augmentation()
     numbers = {name: number for number, name in enumerate(where.names)}
     dataset: ShardDataset | ObjectDataset

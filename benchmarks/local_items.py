@@ -25,8 +25,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from benchmarks.photos import make_photos
 from concurrent_loader import ConcurrentDataLoader
 
-__all__ = ["BATCH_SIZE", "HUGGING_FACE", "KINDS", "SIDES", "Kind", "epoch_times", "is_installed"]
-
 # torch's loader twice: how far it is from itself is what the machine cannot tell apart.
 SIDES = {"torch": DataLoader, "ours": ConcurrentDataLoader, "torch_again": DataLoader}
 
@@ -36,12 +34,7 @@ _SLOW_ITEM_S = 0.02
 
 
 class PythonItems(Dataset[int]):
-    """Items that cost a given time of pure Python.
-
-    Args:
-        length: Number of items.
-        loops: Turns of the loop that makes one.
-    """
+    """Items that cost a given time of pure Python."""
 
     def __init__(self, length: int, loops: int) -> None:
         self._length = length
@@ -55,15 +48,10 @@ class PythonItems(Dataset[int]):
 
 
 class MemoryItems(Dataset[tuple[Tensor, int]]):
-    """Small pictures in one tensor, with labels in a list.
-
-    Args:
-        length: Number of items.
-        slow: The index of an item that takes 20 ms, or None.
-    """
+    """Small images in one tensor, with labels in a list."""
 
     def __init__(self, length: int, slow: int | None = None) -> None:
-        self._pictures = torch.zeros((length, 3, 32, 32), dtype=torch.uint8)
+        self._images = torch.zeros((length, 3, 32, 32), dtype=torch.uint8)
         self._labels = [number % 10 for number in range(length)]
         self._slow = slow
 
@@ -73,18 +61,14 @@ class MemoryItems(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         if index == self._slow:
             time.sleep(_SLOW_ITEM_S)
-        return self._pictures[index], self._labels[index]
+        return self._images[index], self._labels[index]
 
 
 class NumpyItems(Dataset[tuple[np.ndarray, int]]):
-    """Pictures in memory that are cropped, mirrored, shifted and normalised with NumPy.
-
-    Args:
-        length: Number of items.
-    """
+    """Images in memory that are cropped, mirrored, shifted and normalised with NumPy."""
 
     def __init__(self, length: int) -> None:
-        self._pictures = np.random.default_rng(0).integers(0, 256, (64, 96, 96, 3), dtype=np.uint8)
+        self._images = np.random.default_rng(0).integers(0, 256, (64, 96, 96, 3), dtype=np.uint8)
         self._length = length
 
     def __len__(self) -> int:
@@ -92,11 +76,11 @@ class NumpyItems(Dataset[tuple[np.ndarray, int]]):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         top, left = np.random.randint(0, 16, 2)
-        picture = self._pictures[index % 64][top : top + 80, left : left + 80].astype(np.float32)
+        image = self._images[index % 64][top : top + 80, left : left + 80].astype(np.float32)
         if np.random.random() < 0.5:
-            picture = picture[:, ::-1]
-        picture = (picture * np.float32(np.random.uniform(0.8, 1.2)) - 120) / 60
-        return np.ascontiguousarray(picture.transpose(2, 0, 1)), index % 10
+            image = image[:, ::-1]
+        image = (image * np.float32(np.random.uniform(0.8, 1.2)) - 120) / 60
+        return np.ascontiguousarray(image.transpose(2, 0, 1)), index % 10
 
 
 def spin(loops: int) -> int:
@@ -147,17 +131,12 @@ def _hugging_face(folder: Path) -> Callable[[int], Dataset[Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Items of one kind.
+    """Items of one kind."""
 
-    Attributes:
-        make: Gets a folder for files; returns what makes a dataset of a given length.
-        length: Number of items of an epoch in the loader's own process.
-        length_in_workers: Number of items of an epoch with worker processes.
-    """
-
+    # gets a folder for files; returns what makes a dataset of a given length
     make: Callable[[Path], Callable[[int], Dataset[Any]]]
-    length: int
-    length_in_workers: int
+    length: int  # number of items of an epoch in the loader's own process
+    length_in_workers: int  # number of items of an epoch with worker processes
 
 
 KINDS: dict[str, Kind] = {
@@ -175,19 +154,7 @@ KINDS: dict[str, Kind] = {
 def epoch_times(
     kind: str, num_workers: int, num_rounds: int, scale: float, folder: str, batch_size: int = BATCH_SIZE
 ) -> dict[str, list[tuple[float, float]]]:
-    """Measures alternating epochs of both loaders, torch's twice, in this process.
-
-    Args:
-        kind: A key of `KINDS`.
-        num_workers: Worker processes, forked.
-        num_rounds: Epochs of each side.
-        scale: Multiplies the number of items.
-        folder: For files that are made once and kept.
-        batch_size: Number of items in a batch.
-
-    Returns:
-        Seconds and CPU seconds of each epoch, workers included, by the names of `SIDES`. Each epoch is of a new loader.
-    """
+    """Measures alternating epochs of both loaders, torch's twice, in this process."""
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     # torch's advice not to have more workers than cores, which both sides get

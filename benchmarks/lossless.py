@@ -1,7 +1,7 @@
-"""Lossless pictures, ours and others': ``python -m benchmarks.lossless [--json FILE] [--quick]``.
+"""Lossless images, ours and others': ``python -m benchmarks.lossless [--json FILE] [--quick]``.
 
 The ten photographs that scikit-image and scikit-learn carry, full size, and mosaics of them of 2048×1024. One thread
-each, processor time, picture by picture in turns. Libraries that are not installed have a row that says so. L3's scheme
+each, processor time, image by image in turns. Libraries that are not installed have a row that says so. L3's scheme
 is our own writing of it, in numpy: its size is what counts, its rate is numpy's.
 """
 
@@ -34,8 +34,6 @@ from benchmarks.photos import CLASSES, open_photograph
 from concurrent_loader.decode import Backend, make_decoder
 from concurrent_loader.storage.lossless import decode, encode, has_native_lossless
 
-__all__ = ["main", "run_benchmark"]
-
 Pixels = npt.NDArray[np.uint8]
 CROP = 512
 
@@ -56,28 +54,20 @@ QUICK = Load(("cat", "coffee"), (576, 704), 1, 2)
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A way of storing pictures.
+    """A way of storing images."""
 
-    Attributes:
-        name: In the table.
-        format: Whose bytes it reads: codecs of one format share the first one's files.
-        decode: File → pixels, in whatever layout it likes best.
-        encode: (H, W, 3) → file; None where another codec of the format writes it.
-        size: Of a file, in bytes.
-    """
-
-    name: str
-    format: str
-    decode: Callable[[Any], object]
-    encode: Callable[[Pixels], Any] | None = None
-    size: Callable[[Any], int] = len
+    name: str  # in the table
+    format: str  # whose bytes it reads: codecs of one format share the first one's files
+    decode: Callable[[Any], object]  # file → pixels, in whatever layout it likes best
+    encode: Callable[[Pixels], Any] | None = None  # (H, W, 3) → file; None where another codec of the format writes it
+    size: Callable[[Any], int] = len  # of a file, in bytes
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------------------------------------
 
 
-def make_pictures(load: Load) -> dict[str, list[Pixels]]:
-    """(H, W, 3) pictures of two sets: photographs, and mosaics of parts of them."""
+def make_images(load: Load) -> dict[str, list[Pixels]]:
+    """(H, W, 3) images of two sets: photographs, and mosaics of parts of them."""
     photographs = [np.asarray(open_photograph(name).convert("RGB")) for name in load.photographs]
     return {
         "photographs": photographs,
@@ -160,7 +150,7 @@ def make_codecs() -> tuple[list[Codec], list[str]]:
         ),
         Codec(
             "L3's scheme, our numpy", "l3", decode_l3, lambda pixels: encode_l3(pixels.transpose(2, 0, 1)),
-            lambda picture: int(picture.num_bytes),
+            lambda image: int(image.num_bytes),
         ),
     ]  # fmt: skip
     optional: list[tuple[str, str, Callable[[], Any], Callable[[], Any] | None]] = [
@@ -201,30 +191,30 @@ def _timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure_set(
-    pictures: list[Pixels], codecs: list[Codec], num_rounds: int, tick: Callable[[], object]
+    images: list[Pixels], codecs: list[Codec], num_rounds: int, tick: Callable[[], object]
 ) -> dict[str, dict[str, float]]:
-    """For each codec bits a pixel, encoded and decoded 10^6 pixels a second; sums over pictures of their medians."""
+    """For each codec bits a pixel, encoded and decoded 10^6 pixels a second; sums over images of their medians."""
     files: dict[str, list[Any]] = {}
     facts: dict[str, dict[str, float]] = {codec.name: {} for codec in codecs}
-    mpix = sum(each.shape[0] * each.shape[1] for each in pictures) / 1e6
+    mpix = sum(each.shape[0] * each.shape[1] for each in images) / 1e6
     for codec in codecs:
         if codec.encode is None:
             continue
         # Those that are slow are slow enough to be measured once.
         turns = num_rounds if codec.format.startswith("lossless") else 1
-        timed = [[_timed(lambda: codec.encode(each)) for _ in range(turns)] for each in pictures]  # type: ignore[misc] # noqa: B023
+        timed = [[_timed(lambda: codec.encode(each)) for _ in range(turns)] for each in images]  # type: ignore[misc] # noqa: B023
         files[codec.format] = [each[0][1] for each in timed]
         facts[codec.name]["encode_mpix_s"] = mpix / sum(statistics.median(took for took, _ in each) for each in timed)
         bits = [
             8 * codec.size(file) / (p.shape[0] * p.shape[1])
-            for file, p in zip(files[codec.format], pictures, strict=True)
+            for file, p in zip(files[codec.format], images, strict=True)
         ]
         facts[codec.name]["bits_per_pixel"] = statistics.mean(bits)
-        pngs = [8 * len(file) / (p.shape[0] * p.shape[1]) for file, p in zip(files["png"], pictures, strict=True)]
+        pngs = [8 * len(file) / (p.shape[0] * p.shape[1]) for file, p in zip(files["png"], images, strict=True)]
         facts[codec.name]["vs_png"] = statistics.mean(own / png for own, png in zip(bits, pngs, strict=True))
-    took: dict[str, list[list[float]]] = {codec.name: [[] for _ in pictures] for codec in codecs}
+    took: dict[str, list[list[float]]] = {codec.name: [[] for _ in images] for codec in codecs}
     for turn in range(num_rounds + 1):
-        for number in range(len(pictures)):
+        for number in range(len(images)):
             first = (turn + number) % len(codecs)
             for codec in codecs[first:] + codecs[:first]:
                 file = files[codec.format][number]
@@ -250,9 +240,9 @@ def crop_share(mosaic: Pixels, num_rounds: int) -> float:
     return part / whole
 
 
-def check(pictures: list[Pixels]) -> None:
+def check(images: list[Pixels]) -> None:
     """Makes sure that what is measured is lossless."""
-    for pixels in pictures:
+    for pixels in images:
         wanted = pixels.transpose(2, 0, 1)
         if not all(np.array_equal(decode(_ours(compress=each)(pixels)), wanted) for each in (True, False)):
             raise RuntimeError("ours is not lossless")
@@ -261,21 +251,15 @@ def check(pictures: list[Pixels]) -> None:
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, object]:
-    """Runs all codecs over all pictures.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
+    """Runs all codecs over all images."""
     torch.set_num_threads(1)
-    sets = make_pictures(load)
-    for pictures in sets.values():
-        check(pictures)
+    sets = make_images(load)
+    for images in sets.values():
+        check(images)
     codecs, missing = make_codecs()
     others = Bystanders()
     with bar(console, "Rounds", len(sets) * (load.num_rounds + 1)) as progress:
-        facts = {
-            name: measure_set(pictures, codecs, load.num_rounds, progress.advance) for name, pictures in sets.items()
-        }
+        facts = {name: measure_set(images, codecs, load.num_rounds, progress.advance) for name, images in sets.items()}
     rows: list[dict[str, object]] = [
         {
             "set": name, "codec": codec.name,

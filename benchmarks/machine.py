@@ -14,18 +14,6 @@ from time import perf_counter, process_time
 
 import psutil
 
-__all__ = [
-    "Bystanders",
-    "cpu_name",
-    "cpu_of_tree_s",
-    "describe_machine",
-    "load_before",
-    "make_memory_resident",
-    "num_cores",
-    "read_into_page_cache",
-    "versions",
-]
-
 _PACKAGES = ("concurrent-loader", "torch", "torchvision", "torchcodec", "numpy", "obstore", "aiobotocore", "botocore")
 
 
@@ -94,9 +82,6 @@ def make_memory_resident(folder: Path, num_bytes: int) -> float:
     A hypervisor may take a guest's free pages back within seconds; the first touch of such a page then costs some ten
     times what writing to it does (measured in a Firecracker VM: 1.5 to 2.4 CPU s a GB, at once repeated 0.25), at
     random to whichever side comes first. On other machines this changes nothing.
-
-    Returns:
-        Seconds that it took.
     """
     piece = memoryview(os.urandom(8 << 20))
     began = perf_counter()
@@ -107,11 +92,7 @@ def make_memory_resident(folder: Path, num_bytes: int) -> float:
 
 
 def read_into_page_cache(folder: Path) -> int:
-    """Reads all files below a folder, so that whoever reads them next does not wait for the drive.
-
-    Returns:
-        Their bytes.
-    """
+    """Reads all files below a folder, so that whoever reads them next does not wait for the drive."""
     buffer = bytearray(8 << 20)
     num_bytes = 0
     for path in folder.rglob("*"):
@@ -131,11 +112,7 @@ class Bystanders:
         self._own_s = cpu_of_tree_s()
 
     def share(self, *, also_own_s: float = 0.0) -> float:
-        """Their share of all cores, 0 … 1.
-
-        Args:
-            also_own_s: Processor seconds of processes that are not below this one, but not others' either.
-        """
+        """Their share of all cores, 0 … 1."""
         others_s = (_busy_s() - self._busy_s) - (cpu_of_tree_s() - self._own_s) - also_own_s
         return max(0.0, others_s / ((perf_counter() - self._wall_s) * num_cores()))
 

@@ -6,90 +6,53 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Epoch", "Message", "Request", "Side", "Step"]
-
 Side = Literal["folder", "objects", "shards"]
 Step = Literal["train", "decoded", "raw"]
 
 
 class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """One epoch to time.
+    """One epoch to time."""
 
-    Attributes:
-        side: Where the pictures come from.
-        step: What is done with them: trained on, only decoded and augmented, or taken as bytes.
-        location: Folder or URL.
-        num_classes: Of the data set.
-        storage_options: For the two sides that live in a bucket, named as for `concurrent_loader.storage.open_store`.
-        client: For shards, as for `concurrent_loader.storage.open_store`.
-        cache_dir: For shards.
-        batch_size: Pictures a batch.
-        num_workers: Worker processes of torch's DataLoader.
-        seed: Of order and weights.
-        limit: For objects: that many of them only.
-        resident_bytes: Page cache to put memory behind beforehand; see `benchmarks.machine.make_memory_resident`.
-    """
-
-    side: Side
-    step: Step
-    location: str
-    num_classes: int
+    side: Side  # where the images come from
+    step: Step  # what is done with them: trained on, only decoded and augmented, or taken as bytes
+    location: str  # folder or URL
+    num_classes: int  # of the dataset
+    # for the two sides that live in a bucket, named as for `concurrent_loader.storage.open_store`
     storage_options: dict[str, str] = {}
-    client: str = "auto"
-    cache_dir: str | None = None
-    batch_size: int = 64
-    num_workers: int = 2
-    seed: int = 0
-    limit: int | None = None
-    resident_bytes: int = 0
+    client: str = "auto"  # for shards, as for `concurrent_loader.storage.open_store`
+    cache_dir: str | None = None  # for shards
+    batch_size: int = 64  # images a batch
+    num_workers: int = 2  # worker processes of torch's DataLoader
+    seed: int = 0  # of order and weights
+    limit: int | None = None  # for objects: that many of them only
+    resident_bytes: int = 0  # page cache to put memory behind beforehand; see `benchmarks.machine.make_memory_resident`
 
 
 class Epoch(msgspec.Struct, kw_only=True, frozen=True):
-    """What came of it.
+    """What came of it."""
 
-    Attributes:
-        num_samples: Pictures delivered.
-        build_s: To make the loader, before the epoch.
-        epoch_s: From asking for the first batch to the end of the last step.
-        first_batch_s: From the same start to the first batch.
-        waiting_s: Part of the epoch that the consumer spent waiting for batches.
-        num_gets: Requests for bytes from the bucket, from making the loader on.
-        num_bytes: Their body bytes.
-        dataset_bytes: Size of the side's data set in the bucket; 0 for the folder.
-        cpu_s: Processor time of the process and its workers, imports left out.
-        peak_rss_mb: Highest resident memory of the process plus its workers' proportional share, in 10^6 bytes.
-        rss_added_mb: By how much the process (workers left out) grew since the imports, at its highest.
-        first_loss: Mean over the first tenth of the steps; None without training.
-        last_loss: Mean over the last tenth.
-        accuracy: Over the last quarter, before learning from it.
-        class_counts: Pictures delivered of each class.
-        digest: Of all delivered files whatever their order; None unless they were delivered as bytes.
-        client: What talked to the bucket; None for the folder.
-        timeline: Seconds since the start and pictures done, after each step.
-    """
-
-    num_samples: int
-    build_s: float
-    epoch_s: float
-    first_batch_s: float
-    waiting_s: float
-    num_gets: int
-    num_bytes: int
-    dataset_bytes: int
-    cpu_s: float
-    peak_rss_mb: float
-    rss_added_mb: float
-    first_loss: float | None
-    last_loss: float | None
-    accuracy: float | None
-    class_counts: list[int]
-    digest: str | None
-    client: str | None
-    timeline: list[tuple[float, int]]
+    num_samples: int  # images delivered
+    build_s: float  # to make the loader, before the epoch
+    epoch_s: float  # from asking for the first batch to the end of the last step
+    first_batch_s: float  # from the same start to the first batch
+    waiting_s: float  # part of the epoch that the consumer spent waiting for batches
+    num_gets: int  # requests for bytes from the bucket, from making the loader on
+    num_bytes: int  # their body bytes
+    dataset_bytes: int  # size of the side's dataset in the bucket; 0 for the folder
+    cpu_s: float  # processor time of the process and its workers, imports left out
+    peak_rss_mb: float  # highest resident memory of the process plus its workers' proportional share, in 10^6 bytes
+    rss_added_mb: float  # by how much the process (workers left out) grew since the imports, at its highest
+    first_loss: float | None  # mean over the first tenth of the steps; None without training
+    last_loss: float | None  # mean over the last tenth
+    accuracy: float | None  # over the last quarter, before learning from it
+    class_counts: list[int]  # images delivered of each class
+    digest: str | None  # of all delivered files whatever their order; None unless they were delivered as bytes
+    client: str | None  # what talked to the bucket; None for the folder
+    timeline: list[tuple[float, int]]  # seconds since the start and images done, after each step
 
     @property
     def samples_per_s(self) -> float:
-        """Pictures a second over the whole epoch, its slow start included."""
+        """Images a second over the whole epoch, its slow start included."""
         return self.num_samples / self.epoch_s
 
     @property
@@ -99,7 +62,7 @@ class Epoch(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def cpu_s_per_1000(self) -> float:
-        """Processor seconds for a thousand pictures."""
+        """Processor seconds for a thousand images."""
         return 1000 * self.cpu_s / self.num_samples
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["peak_rss_bytes", "start_peak_rss"]
-
 
 def start_peak_rss() -> int:
     """Forgets the highest resident memory so far where the system can; returns the present one, in bytes."""

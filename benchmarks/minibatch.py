@@ -1,4 +1,4 @@
-"""What every side delivers to the consumer: pictures, labels and what they cost."""
+"""What every side delivers to the consumer: images, labels and what they cost."""
 
 from __future__ import annotations
 
@@ -7,21 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Minibatch"]
-
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """A batch in the words of the comparison.
+    """A batch in the words of the comparison."""
 
-    Attributes:
-        images: uint8 (N, 3, 128, 128), or the N files as they are where nothing is decoded.
-        labels: int64 (N,).
-        num_gets: Requests that it took, where the side counts them a batch.
-        num_bytes: Body bytes of those requests.
-    """
-
+    # uint8 (N, 3, 128, 128), or the N files as they are where nothing is decoded
     images: Tensor | Sequence[bytes | memoryview]
-    labels: Tensor
-    num_gets: int = 0
-    num_bytes: int = 0
+    labels: Tensor  # int64 (N,)
+    num_gets: int = 0  # requests that it took, where the side counts them a batch
+    num_bytes: int = 0  # body bytes of those requests

@@ -11,18 +11,9 @@ from rich.markdown import Markdown
 
 from benchmarks.report_page import section
 
-__all__ = ["present"]
-
 
 def present(name: str, figures: Mapping[str, object], console: Console, file: Path | None) -> None:
-    """Writes the figures to a file, if one is given, and prints them.
-
-    Args:
-        name: Name of the results, as in `benchmarks.catalogue`.
-        figures: Figures of one run.
-        console: Terminal to print to.
-        file: JSON file to write.
-    """
+    """Writes the figures to a file, if one is given, and prints them."""
     text = json.dumps(figures, indent=2) + "\n"
     if file is not None:
         file.write_text(text, encoding="utf-8")

@@ -8,8 +8,6 @@ from typing import Any
 from benchmarks.access import Access, Workload
 from benchmarks.bucket_requests import Requests
 
-__all__ = ["peer_accesses"]
-
 Row = Mapping[str, Any]
 
 _BY_SAMPLE = 0.9  # of a GET a sample, from which on each sample is taken to be an object
@@ -20,7 +18,7 @@ def peer_accesses(report: Mapping[str, Any], workload: Workload) -> list[Access]
 
     Used of ``rows``: ``peer, layout, kind`` (``"raw"``), ``epoch`` (``"cold"`` or ``"warm"``), ``latency_ms, gets,
     bytes_ratio, of_samples, rounds, error``; where a peer was measured at several latencies, the lowest. Ours is left
-    out: it is counted anew. So is what failed in all turns, or was not read to its end.
+    out: it is counted again. So is what failed in all turns, or was not read to its end.
 
     Where samples are objects, GETs grow with the samples; where they are in files, with the bytes, if ``sample_bytes``
     of the report says how large those were that were read, else with the samples as well. A peer without a warm epoch

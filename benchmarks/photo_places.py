@@ -7,36 +7,23 @@ from dataclasses import dataclass, field
 
 import torch
 
-__all__ = ["Where", "order_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where everything is.
+    """Where everything is."""
 
-    Attributes:
-        root: The image folder.
-        names: Of the pictures below it, sorted; their place is their number.
-        labels: Their classes.
-        local_shards: Shards on the local drive.
-        bucket: Its name.
-        options: That lead to it by way of the latency, as for `concurrent_loader.storage.open_store`.
-        objects: Prefix of the pictures in the bucket.
-        shards: Prefix of the shards in the bucket.
-    """
-
-    root: str
-    names: tuple[str, ...]
-    labels: tuple[int, ...]
-    local_shards: str
-    bucket: str
+    root: str  # the image folder
+    names: tuple[str, ...]  # of the images below it, sorted; their place is their number
+    labels: tuple[int, ...]  # their classes
+    local_shards: str  # shards on the local drive
+    bucket: str  # its name
     options: Mapping[str, str] = field(repr=False)  # has the secret key
-    objects: str = "objects"
-    shards: str = "shards"
+    objects: str = "objects"  # prefix of the images in the bucket
+    shards: str = "shards"  # prefix of the shards in the bucket
 
     @property
     def objects_url(self) -> str:
-        """Of the pictures in the bucket."""
+        """Of the images in the bucket."""
         return f"s3://{self.bucket}/{self.objects}"
 
     @property

@@ -5,9 +5,9 @@ time an epoch with {files, a binary format} × {augmentation on the CPU, on the 
 augmentations: the format takes 28 % off, the device 40 %. Here:
 
 - *files*: an image folder on the local drive, read by torch's DataLoader with as many worker processes as cores;
-- *shards*: the same pictures as unified shards on the same drive, read by `ConcurrentDataLoader`;
-- *CPU augmentation*: every operation picture by picture, in torch's workers, or in the loader's threads (`transform`);
-- *device augmentation*: pictures are decoded and cropped as before (on a GPU, shards are decoded and cropped there),
+- *shards*: the same images as unified shards on the same drive, read by `ConcurrentDataLoader`;
+- *CPU augmentation*: every operation image by image, in torch's workers, or in the loader's threads (`transform`);
+- *device augmentation*: images are decoded and cropped as before (on a GPU, shards are decoded and cropped there),
   for a batch needs one size; all further operations are done to the whole batch, after it has been handed over, by the
   training process: on the GPU where there is one, otherwise by torch's threads in that process. One set of parameters a
   batch, as torchvision's transforms draw it.
@@ -50,8 +50,6 @@ from benchmarks.training import INPUT_SIZE, Trainer, decode_rgb
 from concurrent_loader import ConcurrentDataLoader, RandomResizedCrop, ShardDataset
 from concurrent_loader.storage import ShardWriter
 
-__all__ = ["FULL", "QUICK", "Epoch", "Load", "Pipeline", "changes", "main", "run_benchmark"]
-
 Source = Literal["files", "shards"]
 Place = Literal["cpu", "device"]
 Operations = Literal["few", "many"]
@@ -66,17 +64,11 @@ _SCALE = (0.35, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One of the four, with few or many augmentations.
+    """One of the four, with few or many augmentations."""
 
-    Attributes:
-        source: Where pictures come from.
-        place: Where they are augmented.
-        operations: How much.
-    """
-
-    source: Source
-    place: Place
-    operations: Operations
+    source: Source  # where images come from
+    place: Place  # where they are augmented
+    operations: Operations  # how much
 
 
 PIPELINES = tuple(
@@ -86,19 +78,12 @@ PIPELINES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        num_images: Of an epoch.
-        num_rounds: Of all pipelines.
-        batch_size: Pictures a step.
-        num_workers: Of torch's loader; None is one a core.
-    """
-
-    num_images: int
-    num_rounds: int
-    batch_size: int = 64
-    num_workers: int | None = None
+    num_images: int  # of an epoch
+    num_rounds: int  # of all pipelines
+    batch_size: int = 64  # images a step
+    num_workers: int | None = None  # of torch's loader; None is one a core
 
 
 FULL = Load(num_images=1280, num_rounds=5)
@@ -107,21 +92,15 @@ QUICK = Load(num_images=12, num_rounds=1, batch_size=4, num_workers=1)
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-        epoch_s: From asking for the first batch to the end of the last step.
-        waiting_s: Part of it that the training process spent waiting for batches.
-        augmenting_s: Part of it that it spent augmenting them.
-    """
-
-    epoch_s: float
-    waiting_s: float
-    augmenting_s: float
+    epoch_s: float  # from asking for the first batch to the end of the last step
+    waiting_s: float  # part of it that the training process spent waiting for batches
+    augmenting_s: float  # part of it that it spent augmenting them
 
 
 def further(operations: Operations) -> Callable[[Tensor], Tensor]:
-    """What is done after the crop: to a picture (3, H, W), or to a batch of them; uint8 both before and after."""
+    """What is done after the crop: to an image (3, H, W), or to a batch of them; uint8 both before and after."""
     steps: list[torch.nn.Module] = [v2.RandomHorizontalFlip()]
     if operations == "many":
         steps += [
@@ -134,27 +113,19 @@ def further(operations: Operations) -> Callable[[Tensor], Tensor]:
 
 
 class OfFiles:
-    """What torch's workers do to a file; a class, not a closure, because workers may be spawned.
-
-    Args:
-        pipeline: Of which.
-    """
+    """What torch's workers do to a file; a class, not a closure, because workers may be spawned."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._crop = v2.RandomResizedCrop(INPUT_SIZE, scale=_SCALE, antialias=True)
         self._further = further(pipeline.operations) if pipeline.place == "cpu" else None
 
     def __call__(self, path: str) -> Tensor:
-        picture: Tensor = self._crop(decode_rgb(Path(path).read_bytes()))
-        return picture if self._further is None else self._further(picture)
+        image: Tensor = self._crop(decode_rgb(Path(path).read_bytes()))
+        return image if self._further is None else self._further(image)
 
 
 class OfShards:
-    """What the loader's threads do to a sample after the crop.
-
-    Args:
-        pipeline: Of which.
-    """
+    """What the loader's threads do to a sample after the crop."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._further = further(pipeline.operations)
@@ -166,7 +137,7 @@ class OfShards:
 def batches(
     pipeline: Pipeline, photos: PhotoFolder, shards: str, load: Load, device: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch of a pipeline: pictures (N, 3, 128, 128) uint8 and labels (N,)."""
+    """One epoch of a pipeline: images (N, 3, 128, 128) uint8 and labels (N,)."""
     if pipeline.source == "files":
         folder = ImageFolder(str(photos.root), loader=OfFiles(pipeline))
         num_workers = load.num_workers or num_cores()
@@ -260,7 +231,7 @@ def _share(epochs: Sequence[Epoch], what: str) -> float:
 
 @contextmanager
 def _prepared(load: Load, console: Console) -> Iterator[tuple[PhotoFolder, str]]:
-    """The pictures as files and as shards, on the local drive; gone with the block."""
+    """The images as files and as shards, on the local drive; gone with the block."""
     with tempfile.TemporaryDirectory(prefix="pipelines-") as folder:
         with bar(console, "Photographs", load.num_images) as progress:
             photos = make_photos(Path(folder), count=load.num_images, on_photo=progress.advance)
@@ -275,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipelines", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="a few images, to see that it works")
     options = parser.parse_args(arguments)
 
     def run() -> None:

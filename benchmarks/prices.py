@@ -11,33 +11,21 @@ from dataclasses import dataclass
 
 from benchmarks.bucket_requests import Requests
 
-__all__ = ["PRICES", "PRICES_AS_OF", "Price"]
-
 PRICES_AS_OF = "2026-11-22"
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Of one store, in US dollars.
+    """Of one store, in US dollars."""
 
-    Attributes:
-        store: Which, and where it is read from.
-        get_per_million: GETs and HEADs.
-        list_per_million: LISTs, of up to 1,000 keys each.
-        read_per_gib: What bytes cost on the way out: retrieval and transfer.
-        source: Where the price stands; the page decides, not this table.
-        note: For which region and class, and what is left out.
-        confirmed: Where the figures were found when they were last looked up, and which of them were not.
-    """
-
-    store: str
-    get_per_million: float
-    list_per_million: float
-    read_per_gib: float
-    source: str
-    note: str
-    confirmed: str
+    store: str  # which, and where it is read from
+    get_per_million: float  # GETs and HEADs
+    list_per_million: float  # LISTs, of up to 1,000 keys each
+    read_per_gib: float  # what bytes cost on the way out: retrieval and transfer
+    source: str  # where the price stands; the page decides, not this table
+    note: str  # for which region and class, and what is left out
+    confirmed: str  # where the figures were found when they were last looked up, and which of them were not
 
     def dollars(self, requests: Requests) -> float:
         """What these requests cost."""

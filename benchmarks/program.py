@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Ended", "run_program"]
-
 ROOT = Path(__file__).resolve().parent.parent
 _SAID_BYTES = 16_000
 _UNWIND_S = 30.0  # a benchmark that is stopped ends servers and processes of its own first
@@ -21,24 +19,14 @@ _UNWIND_S = 30.0  # a benchmark that is stopped ends servers and processes of it
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How it ended.
+    """How it ended."""
 
-    Attributes:
-        status: Its exit status; None if it was stopped for being late.
-        said: The end of what it wrote, without the names of this machine's folders.
-    """
-
-    status: int | None
-    said: str
+    status: int | None  # its exit status; None if it was stopped for being late
+    said: str  # the end of what it wrote, without the names of this machine's folders
 
 
 async def run_program(arguments: Sequence[str], *, folder: Path, timeout_s: float) -> Ended:
     """Runs Python with these arguments, its output kept.
-
-    Args:
-        arguments: After ``python``.
-        folder: To run in.
-        timeout_s: After which it is stopped.
 
     Cancellation: it is stopped, too, and has ended when this raises.
     """

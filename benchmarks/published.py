@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DIFFERENCES", "NAMES", "PUBLISHED", "Published"]
-
 _CONCURRENT = "Svogor et al., arXiv 2211.04908"
 _ZOLNOURI = "Zolnouri et al., arXiv 2005.02130"
 _L3 = "Bae et al., L3, ECCV 2022, arXiv 2208.08711"
@@ -21,21 +19,13 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A figure of a forerunner's.
+    """A figure of a forerunner's."""
 
-    Attributes:
-        forerunner: A key of `NAMES`.
-        key: Names the figure that ours is set beside; see `benchmarks.forerunners_figures.compared`.
-        what: In words.
-        figure: As published.
-        source: Where.
-    """
-
-    forerunner: str
-    key: str
-    what: str
-    figure: str
-    source: str
+    forerunner: str  # A key of `NAMES`
+    key: str  # names the figure that ours is set beside; see `benchmarks.forerunners_figures.compared`
+    what: str  # in words
+    figure: str  # as published
+    source: str  # where
 
 
 PUBLISHED: tuple[Published, ...] = (
@@ -74,8 +64,8 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
         "Their store is AWS S3 over a network; ours is MinIO on the same machine, far away by toxiproxy.",
         "Server and proxy share the processors with all sides here.",
         "They had 4 worker processes × 16 fetchers and a GPU; we have 2 workers and the cores named above, no GPU.",
-        "They train ResNet-18 on ImageNet's pictures of 115 KB; we a network of four layers on the photographs above.",
-        "Vanilla is torch's own loader on both sides; ours reads a part of the pictures from S3.",
+        "They train ResNet-18 on ImageNet's images of 115 KB; we a network of four layers on the photographs above.",
+        "Vanilla is torch's own loader on both sides; ours reads a part of the images from S3.",
         "A batch's load is from its first item begun to its last one there, as they timed it.",
         "In our ObjectDataset and shards no item has a beginning: they are compared by the time between two batches.",
         "Their asyncio is a blocking client in a thread pool; our coroutines are obstore's.",
@@ -89,11 +79,11 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     "zolnouri": (
         "Their reader is of a binary format and their device NVIDIA DALI on a GPU; ours are unified shards.",
         "Where there is no GPU, the device is torch's threads in the training process.",
-        "Pictures, network and augmentations are others: benchmarks/pipelines.py says which.",
+        "Images, network and augmentations are others: benchmarks/pipelines.py says which.",
     ),
     "l3": (
         "They prepare Cityscapes on an A100 and decode on the GPU.",
         "Without a GPU ours is of one core, against the fastest PNG decoder there, in processor time.",
-        "Our pictures are ten photographs and mosaics of them.",
+        "Our images are ten photographs and mosaics of them.",
     ),
 }

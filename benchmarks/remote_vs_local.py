@@ -32,8 +32,6 @@ from benchmarks.measurement import Epoch, Request, Side, Step
 from benchmarks.photos import CLASSES, PhotoFolder, make_photos, replicate_photos
 from concurrent_loader.storage.sizes import parse_size
 
-__all__ = ["main", "run_benchmark"]
-
 # Step → its name in the JSON, and what it is held to.
 _NAMES: dict[Step, str] = {"train": "training", "raw": "raw", "decoded": "decoded"}
 _TARGETS: dict[Step, Sequence[Target]] = {"train": TRAINING_TARGETS, "raw": RAW_TARGETS, "decoded": ()}
@@ -44,38 +42,22 @@ _NUM_WORKERS: dict[Step, int] = {"train": 2, "decoded": 2, "raw": 0}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says.
+    """What the command line says."""
 
-    Attributes:
-        data: Folder for everything that is made; the demo's will do.
-        json: File for the figures, or None.
-        steps: What to do with the pictures.
-        num_rounds: Epochs of each side and step.
-        latency_ms: To the first byte; 0 for none.
-        num_images: Photographs.
-        raw_bytes: Size that they are repeated to for the raw step.
-        seed: Of everything.
-        client: For the shards, as for `concurrent_loader.storage.open_store`.
-    """
-
-    data: Path
-    json: Path | None
-    steps: tuple[Step, ...]
-    num_rounds: int
-    latency_ms: int
-    num_images: int
-    raw_bytes: int
-    seed: int
-    client: str
+    data: Path  # folder for everything that is made; the demo's will do
+    json: Path | None  # file for the figures, or None
+    steps: tuple[Step, ...]  # what to do with the images
+    num_rounds: int  # epochs of each side and step
+    latency_ms: int  # to the first byte; 0 for none
+    num_images: int  # photographs
+    raw_bytes: int  # size that they are repeated to for the raw step
+    seed: int  # of everything
+    client: str  # for the shards, as for `concurrent_loader.storage.open_store`
     resident: bool = True
 
 
 def run_benchmark(options: Options, console: Console) -> dict[str, object]:
-    """Runs all rounds of all steps.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
+    """Runs all rounds of all steps."""
     options.data.mkdir(parents=True, exist_ok=True)
     figures: dict[str, object] = {
         "machine": describe_machine(),
@@ -93,12 +75,12 @@ def run_benchmark(options: Options, console: Console) -> dict[str, object]:
         }
         console.print(f"{bucket.server}; {bucket.latency}")
         for step in options.steps:
-            pictures = photos
+            images = photos
             if step == "raw":
-                pictures = replicate_photos(photos, min_bytes=options.raw_bytes)
-            url = _shards(pictures, bucket)
+                images = replicate_photos(photos, min_bytes=options.raw_bytes)
+            url = _shards(images, bucket)
             others = Bystanders()
-            rounds = _run_rounds(step, pictures, url, bucket, options, console)
+            rounds = _run_rounds(step, images, url, bucket, options, console)
             made = {**rounds.figures(), "other_programs_share": round(others.share(), 3)}
             figures[_NAMES[step]] = made
             _show(_NAMES[step], made, _TARGETS[step], console)
@@ -177,7 +159,7 @@ def _run_rounds(
 
 
 def _show(name: str, figures: dict[str, object], targets: Sequence[Target], console: Console) -> None:
-    shown = Table(title=f"{name}: {figures['num_samples']:,} pictures, {figures['rounds']} rounds", box=box.SIMPLE_HEAD)
+    shown = Table(title=f"{name}: {figures['num_samples']:,} images, {figures['rounds']} rounds", box=box.SIMPLE_HEAD)
     for title, justify in (("", "left"), ("median", "right"), ("spread", "right"), ("target", "left")):
         shown.add_column(title, justify=justify)  # type: ignore[arg-type]
     held = {target.key: target for target in targets}
@@ -191,7 +173,7 @@ def _show(name: str, figures: dict[str, object], targets: Sequence[Target], cons
         shown.add_row(key, f"{value:,g}", f"{low:,g} … {high:,g}", verdict)
     console.print(shown)
     console.print(
-        f"{figures['client']}; server and proxy took {figures['server_cpu_s_per_1000']} CPU s a thousand pictures; "
+        f"{figures['client']}; server and proxy took {figures['server_cpu_s_per_1000']} CPU s a thousand images; "
         f"other programs had {figures['other_programs_share']:.1%} of the machine"
     )
 
@@ -218,7 +200,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         action="store_false",
         help="do not put real memory behind the page cache before each epoch (virtual machines: noise)",
     )
-    parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="a few images, to see that it works")
     parsed = parser.parse_args(arguments)
     if parsed.quick:
         parsed.images, parsed.repeats, parsed.rss_dataset = 12, 1, "1MB"

@@ -13,24 +13,15 @@ from rich.table import Table
 from benchmarks.measurement import Epoch
 from benchmarks.plots import bars, lines
 
-__all__ = ["Row", "headline", "table", "write_report"]
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One side of the comparison.
+    """One side of the comparison."""
 
-    Attributes:
-        name: Short, for table and plots.
-        epoch: What was measured.
-        note: What a reader must know about it, or nothing.
-        rates: Images per second of every round; only the epoch of median speed is shown.
-    """
-
-    name: str
-    epoch: Epoch
-    note: str = ""
-    rates: tuple[float, ...] = ()
+    name: str  # short, for table and plots
+    epoch: Epoch  # what was measured
+    note: str = ""  # what a reader must know about it, or nothing
+    rates: tuple[float, ...] = ()  # images per second of every round; only the epoch of median speed is shown
 
 
 _COLUMNS = ("", "images/s", "first batch", "waiting", "GETs", "MB fetched", "loss", "accuracy")
@@ -85,14 +76,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def write_report(path: Path, rows: Sequence[Row], *, facts: Mapping[str, str], commands: Sequence[str]) -> None:
-    """Writes the page; it refers to nothing outside itself.
-
-    Args:
-        path: Of the HTML file; replaced if it exists.
-        rows: The sides, the local drive first.
-        facts: What was measured where, name → value.
-        commands: That reproduce it.
-    """
+    """Writes the page; it refers to nothing outside itself."""
     speed = bars([(row.name, row.epoch.samples_per_s, row.epoch.waiting_share) for row in rows], unit="images/s")
     progress = lines(
         [(row.name, [(0.0, 0.0), *row.epoch.timeline]) for row in rows],

@@ -24,10 +24,6 @@ from jinja2 import ChainableUndefined, Environment, FileSystemLoader, StrictUnde
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.program import ROOT
 
-__all__ = [
-    "RESULTS", "Failure", "Results", "Target", "headline", "main", "report", "section", "targets", "with_part", "write",
-]  # fmt: skip
-
 Figures = Mapping[str, Any]
 RESULTS = ROOT / "benchmarks" / "results"
 _README = ROOT / "README.md"
@@ -40,28 +36,18 @@ _DASH = "–"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A run that failed.
+    """A run that failed."""
 
-    Attributes:
-        command: Command as it is typed.
-        began: Time at which the run began.
-        error: Last lines of its output.
-    """
-
-    command: str
-    began: str
-    error: str
+    command: str  # command as it is typed
+    began: str  # time at which the run began
+    error: str  # last lines of its output
 
 
 @dataclass(frozen=True)
 class Results:
-    """A folder of results; any file may be absent.
+    """A folder of results; any file may be absent."""
 
-    Attributes:
-        folder: Folder with ``NAME.json``, and ``NAME.failed.json`` where the last run failed.
-    """
-
-    folder: Path
+    folder: Path  # folder with ``NAME.json``, and ``NAME.failed.json`` where the last run failed
 
     def file(self, name: str) -> Path:
         """Returns the path of a benchmark's figures."""
@@ -398,11 +384,7 @@ def headline(results: Results) -> str:
 
 
 def with_part(text: str, name: str, part: str) -> str:
-    """Replaces the text between the two marks of a name.
-
-    Raises:
-        ValueError: A mark is missing.
-    """
+    """Replaces the text between the two marks of a name."""
     marks = re.compile(rf"(<!-- {name}: begin[^>]*-->).*(<!-- {name}: end[^>]*-->)", re.DOTALL)
     if not marks.search(text):
         raise ValueError(f"the page lacks the marks of the part {name!r}")

@@ -16,8 +16,6 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
 from benchmarks.report_page import number, peer_rows
 
-__all__ = ["PLOTS"]
-
 Figures = Mapping[str, Any]
 _OURS, _OURS_PALE, _OURS_DARK = "#0072B2", "#56B4E9", "#003A5D"
 _OTHERS, _OTHERS_PALE, _LOCAL = "#7A7A7A", "#BDBDBD", "#E69F00"

@@ -1,6 +1,6 @@
 """The first batch after a resume, anywhere in an epoch: ``python -m benchmarks.resume [--json FILE] [--quick]``.
 
-A data set of two million tiny samples on the local drive. Loaders take turns: each is given a state as it would stand
+A dataset of two million tiny samples on the local drive. Loaders take turns: each is given a state as it would stand
 in a checkpoint, at the beginning of an epoch or in its middle, and the time to its first batch is taken, with what it
 had to fetch. Nothing is replayed, so the place makes no difference but one: at an epoch's beginning the shuffle window
 is still opening, and the first batch needs fewer shards.
@@ -24,14 +24,12 @@ from benchmarks.machine import describe_machine, versions
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
 
-__all__ = ["main", "run_benchmark"]
-
 _BATCH = 256
 _SHARD_SIZE = "256KiB"
 
 
 def write(url: str, num_samples: int, console: Console) -> None:
-    """Writes a data set of tiny samples."""
+    """Writes a dataset of tiny samples."""
     with (
         bar(console, "Writing", num_samples) as progress,
         ShardWriter(url, columns={"data": "bytes", "label": "int64"}, shard_size=_SHARD_SIZE) as writer,
@@ -61,11 +59,7 @@ def first_batch(dataset: ShardDataset, sample: int) -> tuple[float, int, int]:
 
 
 def run_benchmark(num_samples: int, rounds: int, console: Console) -> dict[str, object]:
-    """Measures the first batch at the beginning and in the middle of an epoch, in turns.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
+    """Measures the first batch at the beginning and in the middle of an epoch, in turns."""
     places = (0, num_samples // 2)
     found: dict[int, list[tuple[float, int, int]]] = {place: [] for place in places}
     with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.resume", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--samples", type=int, default=2_000_000, help="of the data set, default 2,000,000")
+    parser.add_argument("--samples", type=int, default=2_000_000, help="of the dataset, default 2,000,000")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each side, default 9")
     parser.add_argument("--quick", action="store_true", help="few samples and one turn, to see that it works")
     parsed = parser.parse_args(sys.argv[1:] if arguments is None else arguments)

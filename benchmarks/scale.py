@@ -7,14 +7,14 @@ points, and over the last two, since a fixed cost hides growth at small sizes. 0
 proportion.
 
 - ``samples``, 10³ to 10⁷ of 110 KB in shards of 8 MiB. Only the manifest is written, by the code that writes real ones;
-  it is opened, planned, sought in and resumed by the real data set and loader, and nothing else is read. Keys of a row:
+  it is opened, planned, sought in and resumed by the real dataset and loader, and nothing else is read. Keys of a row:
   ``num_samples, num_shards, manifest_bytes, open_s, loader_s, shuffle_s, batch_s, seek_s, resume_s, schedule_s,
   rss_added_mb`` (`benchmarks.scale_points.OpenPoint` says what each is).
 - ``shards``, about 1 to 1,000 of them with the same 128 MiB in all, so with fewer samples each; written and read on the
   local drive, shuffled in a window that holds nearly all of them, no cache:
   ``num_shards, num_samples, sample_bytes, open_s, first_batch_s, samples_s, mb_s, cpu_s_per_1000, gets,
   rss_added_mb``.
-- ``nodes``, 1 to 64, counted in the plans of an epoch of a data set like ImageNet, nothing being sent; with the default
+- ``nodes``, 1 to 64, counted in the plans of an epoch of a dataset like ImageNet, nothing being sent; with the default
   number of groups and with one a node: the keys of `benchmarks.simulated_nodes.NodesRow`.
 - ``sample_bytes``, 100 B to 10 MB, written and read like ``shards``, with the same keys.
 - ``rows``, small rows of each column kind, about 200, 2,000 and 20,000 per shard, in one dataset of 20,000 rows, read
@@ -48,8 +48,6 @@ from benchmarks.scale_points import OpenPoint, ReadPoint, Times, measure_opening
 from benchmarks.simulated_nodes import simulate_nodes
 from benchmarks.synthetic import row_bytes, synthetic_manifest, write_manifest, write_noise, write_rows
 
-__all__ = ["FULL", "QUICK", "Load", "in_own_process", "main", "measure"]
-
 T = TypeVar("T")
 Row = dict[str, Any]
 
@@ -75,42 +73,24 @@ _DEFAULT_GROUPS, _GROUP_EACH = "nodes, groups by default", "nodes, a group each"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        samples: Points of the first series.
-        shards: Points of the second.
-        shard_series_bytes: Payload of each of them.
-        nodes: Points of the third; they divide ``global_batch_size``.
-        node_samples: Samples of the data set that the nodes read.
-        global_batch_size: Of all nodes together.
-        node_samples_s: What a node is assumed to consume: eight GPUs at 2,500 pictures a second each.
-        sample_sizes: Points of the fourth, in bytes.
-        sample_series_bytes: Payload of each of them, as far as ``most_samples`` allows.
-        most_samples: Of any data set that is really written.
-        row_kinds: Column types of the fifth.
-        rows_per_shard: Points of the fifth, for each column type.
-        num_rows: Of each of its datasets.
-        num_rounds: That are counted.
-        photo_bytes: Of a sample where only a manifest is written.
-        own_processes: Whether each row that has ``rss_added_mb`` has a process of its own; starting them takes seconds.
-    """
-
-    samples: tuple[int, ...]
-    shards: tuple[int, ...]
-    shard_series_bytes: int
-    nodes: tuple[int, ...]
-    node_samples: int
-    sample_sizes: tuple[int, ...]
-    sample_series_bytes: int
-    most_samples: int
-    row_kinds: tuple[str, ...]
-    rows_per_shard: tuple[int, ...]
-    num_rows: int
-    num_rounds: int
-    global_batch_size: int = 4096
-    node_samples_s: float = 20_000.0
-    photo_bytes: int = 110_000
+    samples: tuple[int, ...]  # points of the first series
+    shards: tuple[int, ...]  # points of the second
+    shard_series_bytes: int  # payload of each of them
+    nodes: tuple[int, ...]  # points of the third; they divide ``global_batch_size``
+    node_samples: int  # samples of the dataset that the nodes read
+    sample_sizes: tuple[int, ...]  # points of the fourth, in bytes
+    sample_series_bytes: int  # payload of each of them, as far as ``most_samples`` allows
+    most_samples: int  # of any dataset that is really written
+    row_kinds: tuple[str, ...]  # column types of the fifth
+    rows_per_shard: tuple[int, ...]  # points of the fifth, for each column type
+    num_rows: int  # of each of its datasets
+    num_rounds: int  # that are counted
+    global_batch_size: int = 4096  # of all nodes together
+    node_samples_s: float = 20_000.0  # what a node is assumed to consume: eight GPUs at 2,500 images a second each
+    photo_bytes: int = 110_000  # of a sample where only a manifest is written
+    # whether each row that has ``rss_added_mb`` has a process of its own; starting them takes seconds
     own_processes: bool = True
 
     @property
@@ -167,16 +147,7 @@ def _here(measure: Callable[..., T], *arguments: Any) -> T:
 
 
 def measure(load: Load, folder: Path, *, on_point: Callable[[], object] = lambda: None) -> dict[str, list[Row]]:
-    """Measures all series.
-
-    Args:
-        load: How much.
-        folder: For the data sets; what is put there is left there.
-        on_point: Called after each row.
-
-    Returns:
-        Series → rows, as they are written to the JSON file.
-    """
+    """Measures all series."""
     found: dict[str, list[Row]] = {name: [] for name in _SHOWN}
 
     def add(series: str, row: Row) -> None:

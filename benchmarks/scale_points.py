@@ -14,8 +14,6 @@ from benchmarks.memory import peak_rss_bytes, start_peak_rss
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.order.epoch_plan import EpochPlan
 
-__all__ = ["OpenPoint", "ReadPoint", "Spread", "Times", "measure_opening", "measure_reading"]
-
 _BATCH = 256
 _NUM_SEEKS = 32  # batches planned one by one, all over the epoch
 _NUM_SHUFFLED = 256  # batches planned in a row
@@ -40,49 +38,30 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class OpenPoint:
-    """A data set of so many samples, of which only the manifest is there.
+    """A dataset of so many samples, of which only the manifest is there."""
 
-    Attributes:
-        open_s: ``ShardDataset(url)``: list, fetch the manifest, check it.
-        loader_s: ``ConcurrentDataLoader(dataset, …)``.
-        shuffle_s: The first batch of an epoch that was not planned before: shards are permuted here.
-        batch_s: A batch of those in a row after it, planned.
-        seek_s: A batch anywhere in that epoch, planned by itself.
-        resume_s: ``load_state_dict`` of a state in the middle of an epoch, and its first batch planned.
-        schedule_s: When each shard is used, for the cache to evict by.
-        rss_added_mb: Resident memory that opening and planning once added, at its highest. Opening again and again in
-            one process says more of the allocator than of the data set.
-    """
-
-    open_s: Times
-    loader_s: Times
-    shuffle_s: Times
-    batch_s: Times
-    seek_s: Times
-    resume_s: Times
-    schedule_s: Times
+    open_s: Times  # ``ShardDataset(url)``: list, fetch the manifest, check it
+    loader_s: Times  # ``ConcurrentDataLoader(dataset, …)``
+    shuffle_s: Times  # the first batch of an epoch that was not planned before: shards are permuted here
+    batch_s: Times  # A batch of those in a row after it, planned
+    seek_s: Times  # A batch anywhere in that epoch, planned by itself
+    resume_s: Times  # ``load_state_dict`` of a state in the middle of an epoch, and its first batch planned
+    schedule_s: Times  # when each shard is used, for the cache to evict by
+    # resident memory that opening and planning once added, at its highest. Opening again and again in one process says
+    # more of the allocator than of the dataset
     rss_added_mb: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPoint:
-    """A data set on the local drive, read by the loader, no cache.
+    """A dataset on the local drive, read by the loader, no cache."""
 
-    Attributes:
-        open_s: ``ShardDataset(url)``.
-        first_batch_s: From asking for it, data set and loader being there.
-        epoch_s: From the same moment to the last batch.
-        cpu_s: Processor time of the epoch.
-        gets: Of one epoch.
-        rss_added_mb: Resident memory added, at its highest.
-    """
-
-    open_s: Times
-    first_batch_s: Times
-    epoch_s: Times
-    cpu_s: Times
-    gets: int
-    rss_added_mb: float
+    open_s: Times  # ``ShardDataset(url)``
+    first_batch_s: Times  # from asking for it, dataset and loader being there
+    epoch_s: Times  # from the same moment to the last batch
+    cpu_s: Times  # processor time of the epoch
+    gets: int  # of one epoch
+    rss_added_mb: float  # resident memory added, at its highest
 
 
 def measure_opening(url: str, num_rounds: int) -> OpenPoint:

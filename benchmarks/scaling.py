@@ -38,30 +38,19 @@ from benchmarks.training import augmentation
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
 
-__all__ = ["FULL", "QUICK", "Load", "Row", "Side", "main", "measure"]
-
 TRANSFORMS = ("native", "python")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        num_photos: In the data set, and so samples an epoch.
-        num_rounds: Of all sides.
-        batch_size: Of the loader.
-        loop_length: Turns of the loop in pure Python, a sample.
-        most: Sides with more threads or processes are left out.
-        transforms: Some of `TRANSFORMS`.
-    """
-
-    num_photos: int
-    num_rounds: int
-    batch_size: int = 32
-    loop_length: int = 20_000
-    most: int = 1024
-    transforms: tuple[str, ...] = TRANSFORMS
+    num_photos: int  # in the dataset, and so samples an epoch
+    num_rounds: int  # of all sides
+    batch_size: int = 32  # of the loader
+    loop_length: int = 20_000  # turns of the loop in pure Python, a sample
+    most: int = 1024  # sides with more threads or processes are left out
+    transforms: tuple[str, ...] = TRANSFORMS  # some of `TRANSFORMS`
 
 
 FULL = Load(num_photos=960, num_rounds=5)
@@ -71,17 +60,11 @@ QUICK = Load(num_photos=16, num_rounds=1, batch_size=4, loop_length=100, most=1,
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One way to load.
+    """One way to load."""
 
-    Attributes:
-        mode: ``"threads"`` or ``"processes"``.
-        n: How many.
-        transform: One of `TRANSFORMS`.
-    """
-
-    mode: str
-    n: int
-    transform: str
+    mode: str  # ``"threads"`` or ``"processes"``
+    n: int  # how many
+    transform: str  # one of `TRANSFORMS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +113,7 @@ def sides(load: Load) -> list[Side]:
 
 
 def measure(load: Load, folder: Path, *, on_side: Callable[[], object] = lambda: None) -> list[list[Row]]:
-    """Makes the data set and measures every side in every round.
-
-    Args:
-        load: How much.
-        folder: For pictures, shards and cache; what is put there is left there.
-        on_side: Called after each measurement.
-
-    Returns:
-        The rows of each round.
-    """
+    """Makes the dataset and measures every side in every round."""
     url = str(folder / "shards")
     photos = make_photos(folder, count=load.num_photos)
     with ShardWriter(url, columns={"image": "jpeg", "label": "int64"}, shard_size="4MiB") as writer:

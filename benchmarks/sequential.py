@@ -1,4 +1,4 @@
-"""datadings' comparison: pictures from the local drive, as bytes, out of a folder and out of a format of few files.
+"""datadings' comparison: images from the local drive, as bytes, out of a folder and out of a format of few files.
 
 All of it has been read before, so it comes from the page cache: what is compared is what a sample costs beyond its
 bytes.
@@ -24,34 +24,21 @@ from benchmarks.side import workers_rss
 from benchmarks.timed_photos import FolderFiles, TimedBatch, TimedPhotos, collate_timed
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 
-__all__ = ["READERS", "Reading", "measure_reading"]
-
 _BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-        num_samples: Of a first pass, which is not timed, but compared with the files.
-        class_counts: Of that pass.
-        digest: Of that pass: of the pictures' numbers and files.
-        timed_samples: Of all passes that were timed.
-        seconds: That they took.
-        first_s: From the start of the first of them to its first sample.
-        cpu_s: Processor time of the process and its workers.
-        peak_rss_mb: Highest resident memory of the process, and its workers' proportional share.
-    """
-
-    num_samples: int
-    class_counts: list[int]
-    digest: str
-    timed_samples: int
-    seconds: float
-    first_s: float
-    cpu_s: float
-    peak_rss_mb: float
+    num_samples: int  # of a first pass, which is not timed, but compared with the files
+    class_counts: list[int]  # of that pass
+    digest: str  # of that pass: of the images' numbers and files
+    timed_samples: int  # of all passes that were timed
+    seconds: float  # that they took
+    first_s: float  # from the start of the first of them to its first sample
+    cpu_s: float  # processor time of the process and its workers
+    peak_rss_mb: float  # highest resident memory of the process, and its workers' proportional share
 
 
 def _by_open(where: Where) -> Iterator[TimedBatch]:
@@ -83,13 +70,7 @@ READERS: dict[str, Callable[[Where], Iterator[TimedBatch]]] = {
 
 
 def measure_reading(name: str, where: Where, at_least_s: float) -> Reading:
-    """Measures one reader; for a process of its own.
-
-    Args:
-        name: One of `READERS`.
-        where: The pictures.
-        at_least_s: As many passes are timed as take so long together.
-    """
+    """Measures one reader; for a process of its own."""
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     read = READERS[name]

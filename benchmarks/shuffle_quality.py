@@ -1,14 +1,14 @@
 """How well the shuffle mixes: ``python -m benchmarks.shuffle_quality [--json FILE] [--quick]``. Arithmetic only.
 
-A data set that is sorted by class is the worst case. For windows from one shard to the whole set it says
+A dataset that is sorted by class is the worst case. For windows from one shard to the whole set it says
 
-- how far the classes of a batch are from those of the data set: total variation distance, mean over the epoch, and of
+- how far the classes of a batch are from those of the dataset: total variation distance, mean over the epoch, and of
   the first eight batches, while the window is still opening. Independent draws have a distance, too: that of a full
   permutation;
 - what neighbours do: how often two samples of a batch come from one shard, and how often the next sample of the data
   set is in the same batch, both as multiples of what a full permutation has;
 
-and the same for a data set whose samples were written in random order, as ``concurrent-loader ingest`` does. It says,
+and the same for a dataset whose samples were written in random order, as ``concurrent-loader ingest`` does. It says,
 too, which share of the shards each of several nodes touches in an epoch.
 """
 
@@ -32,27 +32,18 @@ from concurrent_loader.order.options import DEFAULT_SHUFFLE_WINDOW
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.sizes import parse_size
 
-__all__ = ["Options", "class_distances", "main", "run_benchmark"]
-
 _OPENING = 8  # batches while the window opens
 _NODES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is shuffled.
+    """What is shuffled."""
 
-    Attributes:
-        num_shards: Of the data set.
-        per_shard: Samples in each.
-        num_classes: Of the labels.
-        batch_size: All ranks together.
-    """
-
-    num_shards: int = 1400
+    num_shards: int = 1400  # of the dataset
     per_shard: int = 144  # of 58 KB in a shard of the default size
-    num_classes: int = 100
-    batch_size: int = 256
+    num_classes: int = 100  # of the labels
+    batch_size: int = 256  # all ranks together
 
     @property
     def num_samples(self) -> int:
@@ -73,25 +64,15 @@ QUICK = Options(num_shards=80, per_shard=20, num_classes=10, batch_size=64)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One window.
+    """One window."""
 
-    Attributes:
-        window_shards: Its size in shards.
-        default: Whether it is the default, for shards of the default size.
-        sorted_distance: Of a batch's classes from the data set's, sorted by class; mean over the epoch.
-        sorted_distance_first: Of the first batches.
-        random_distance: Of data written in random order.
-        same_shard: Pairs of a batch that come from one shard, as a multiple of what a permutation has.
-        next_in_batch: Samples whose successor in the data set is in the same batch, likewise.
-    """
-
-    window_shards: int
-    default: bool
-    sorted_distance: float
-    sorted_distance_first: float
-    random_distance: float
-    same_shard: float
-    next_in_batch: float
+    window_shards: int  # its size in shards
+    default: bool  # whether it is the default, for shards of the default size
+    sorted_distance: float  # of a batch's classes from the dataset's, sorted by class; mean over the epoch
+    sorted_distance_first: float  # of the first batches
+    random_distance: float  # of data written in random order
+    same_shard: float  # pairs of a batch that come from one shard, as a multiple of what a permutation has
+    next_in_batch: float  # samples whose successor in the dataset is in the same batch, likewise
 
 
 def windows(num_shards: int) -> list[int]:
@@ -102,11 +83,7 @@ def windows(num_shards: int) -> list[int]:
 
 
 def run_benchmark(options: Options, console: Console) -> dict[str, object]:
-    """Measures all windows.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
+    """Measures all windows."""
     default = parse_size(DEFAULT_SHUFFLE_WINDOW) // CHUNK_BYTES  # a shard's default size
     sizes = windows(options.num_shards)
     by_number = np.arange(options.num_samples) * options.num_classes // options.num_samples
@@ -163,7 +140,7 @@ def _same_shard(batches: list[npt.NDArray[np.int64]], per_shard: int) -> float:
 
 
 def _next_in_batch(batches: list[npt.NDArray[np.int64]]) -> float:
-    """The share of samples whose successor in the data set is in the same batch."""
+    """The share of samples whose successor in the dataset is in the same batch."""
     return float(np.mean([(np.diff(np.sort(batch)) == 1).sum() / len(batch) for batch in batches]))
 
 

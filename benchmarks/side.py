@@ -22,8 +22,6 @@ from benchmarks.memory import peak_rss_bytes, start_peak_rss
 from benchmarks.minibatch import Minibatch
 from benchmarks.training import Trainer
 
-__all__ = ["main", "time_epoch", "workers_rss"]
-
 _PROGRESS_S = 0.2
 
 
@@ -45,12 +43,7 @@ class Batches(Protocol):
 
 
 def time_epoch(request: Request, *, on_progress: Callable[[int], object]) -> Epoch:
-    """Makes the loader, runs an epoch, and says what it took.
-
-    Args:
-        request: What to time.
-        on_progress: Called with the number of pictures done after each step.
-    """
+    """Makes the loader, runs an epoch, and says what it took."""
     open_side = _opener(request)
     trainer = Trainer(request.num_classes, seed=request.seed) if request.step == "train" else None
     consumer = _Consumer(trainer, request.num_classes, on_progress)

@@ -12,44 +12,26 @@ from concurrent_loader.order.options import DEFAULT_GROUPS, parse_window
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
-__all__ = ["PREFIX_REQUESTS_S", "NodesRow", "simulate_nodes"]
-
 PREFIX_REQUESTS_S = 5_500  # GETs a second and prefix that S3 bears at least, before it splits the prefix by itself
 
 
 @dataclass(frozen=True, slots=True)
 class NodesRow:
-    """One epoch on so many nodes, each with a cache that its ranks share, empty at first.
+    """One epoch on so many nodes, each with a cache that its ranks share, empty at first."""
 
-    Attributes:
-        nodes: How many.
-        groups: Into how many parts the plan divides the epoch.
-        gets: Of all nodes together; one a started 8 MiB of a shard.
-        bytes: Likewise.
-        bytes_ratio: Those to the bytes of the data set: 1 is each shard once.
-        shared_shards: Share of the shards that several nodes need.
-        most_over_mean: Bytes of the node that fetches most to the mean over nodes.
-        least_over_mean: Of the one that fetches least.
-        epoch_s: At the assumed pace of the nodes.
-        requests_s: GETs a second to the prefix ``shards/``, over the epoch.
-        busiest_requests_s: In the busiest second, if each shard is asked for when the plan first needs it.
-        limit_share: ``requests_s`` to what S3 bears a prefix.
-        objects_limit_share: The same if each sample were an object, one GET each.
-    """
-
-    nodes: int
-    groups: int
-    gets: int
-    bytes: int
-    bytes_ratio: float
-    shared_shards: float
-    most_over_mean: float
-    least_over_mean: float
-    epoch_s: float
-    requests_s: float
-    busiest_requests_s: float
-    limit_share: float
-    objects_limit_share: float
+    nodes: int  # how many
+    groups: int  # into how many parts the plan divides the epoch
+    gets: int  # of all nodes together; one a started 8 MiB of a shard
+    bytes: int  # likewise
+    bytes_ratio: float  # those to the bytes of the dataset: 1 is each shard once
+    shared_shards: float  # share of the shards that several nodes need
+    most_over_mean: float  # bytes of the node that fetches most to the mean over nodes
+    least_over_mean: float  # of the one that fetches least
+    epoch_s: float  # at the assumed pace of the nodes
+    requests_s: float  # GETs a second to the prefix ``shards/``, over the epoch
+    busiest_requests_s: float  # in the busiest second, if each shard is asked for when the plan first needs it
+    limit_share: float  # ``requests_s`` to what S3 bears a prefix
+    objects_limit_share: float  # the same if each sample were an object, one GET each
 
 
 def simulate_nodes(
@@ -58,13 +40,6 @@ def simulate_nodes(
     """Counts what each node's part of an epoch needs.
 
     A node is one rank here: the ranks of a node are neighbours, and together take what one rank in their place would.
-
-    Args:
-        manifest: The data set.
-        nodes: Divides ``global_batch_size``.
-        global_batch_size: The same for any number of nodes, so that the order of samples is.
-        node_samples_s: What one node consumes.
-        follow_nodes: Whether ``groups`` grows with the nodes; otherwise it is the default.
     """
     plan = EpochPlan(
         samples_per_shard=[entry.num_samples for entry in manifest.shards],

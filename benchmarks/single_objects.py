@@ -1,4 +1,4 @@
-"""Torch data sets as people write them: one GET an item, by the client that they happen to use."""
+"""Torch datasets as people write them: one GET an item, by the client that they happen to use."""
 
 from __future__ import annotations
 
@@ -16,16 +16,6 @@ from obstore.store import S3Store
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = [
-    "CLIENTS",
-    "NUM_OBJECTS",
-    "OBJECT_BYTES",
-    "AsyncObstoreObjects",
-    "BotocoreObjects",
-    "Item",
-    "key_of",
-]
-
 OBJECT_BYTES = 115_000
 NUM_OBJECTS = 256
 Item = tuple[int, Tensor]
@@ -37,14 +27,7 @@ def key_of(number: int) -> str:
 
 
 class _Objects(Dataset[Item], ABC):
-    """Makes its client when a process first needs it: none survives a fork, and several threads may need it at once.
-
-    Args:
-        bucket: Its name.
-        options: Endpoint and credentials, named as `concurrent_loader.storage.open_store` names them.
-        length: Items.
-        connections: That the client may have open.
-    """
+    """Makes its client when a process first needs it: none survives a fork, and several threads may need it at once."""
 
     def __init__(self, bucket: str, options: Mapping[str, str], length: int, connections: int) -> None:
         self._bucket = bucket

@@ -26,8 +26,6 @@ from benchmarks.machine import num_cores
 from benchmarks.program import run_program
 from benchmarks.report_page import Results, write
 
-__all__ = ["check", "check_all", "main"]
-
 _TIMEOUT_S = 300.0
 _NO_GPU = 2
 _SAYS_NO_GPU = "no CUDA device can be used"
@@ -35,15 +33,7 @@ _SHOWN_LINES = 30
 
 
 async def check(benchmark: Benchmark, folder: Path) -> str | None:
-    """Runs one.
-
-    Args:
-        benchmark: Which.
-        folder: To run it in; what it makes stays there.
-
-    Returns:
-        What is wrong, or None.
-    """
+    """Runs one."""
     assert benchmark.quick is not None
     file = folder / "figures.json"
     arguments = benchmark.command([*benchmark.quick, "--json", str(file)])

@@ -36,14 +36,12 @@ from concurrent_loader.storage.errors import StorageError
 from concurrent_loader.storage.fetch import RetryPolicy
 from concurrent_loader.storage.testing import LocalS3, http_faults_process, mortal_s3, toxiproxy
 
-__all__ = ["main", "run_soak"]
-
 _BATCH_SIZE = 32
 _MEAN_BYTES = 12_000
 _SHARD_SIZE = "512KiB"
 _WINDOW = "2MiB"
 _CACHE_SHARE = 0.4
-_EPOCHS_AN_OPENING = 5  # then the data set is closed and opened again
+_EPOCHS_AN_OPENING = 5  # then the dataset is closed and opened again
 _HANG_S = 300.0
 # Short enough that a spell of bad weather is felt, patient enough to outlast it.
 _POLICY = RetryPolicy(
@@ -53,23 +51,14 @@ _POLICY = RetryPolicy(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says.
+    """What the command line says."""
 
-    Attributes:
-        json: File for the figures, or None.
-        minutes: How long.
-        num_samples: Of the data set.
-        spell_s: Shortest and longest spell of weather.
-        seed: Of samples, order and weather.
-        client: As for `concurrent_loader.storage.open_store`.
-    """
-
-    json: Path | None
-    minutes: float
-    num_samples: int
-    spell_s: tuple[float, float]
-    seed: int
-    client: str
+    json: Path | None  # file for the figures, or None
+    minutes: float  # how long
+    num_samples: int  # of the dataset
+    spell_s: tuple[float, float]  # shortest and longest spell of weather
+    seed: int  # of samples, order and weather
+    client: str  # as for `concurrent_loader.storage.open_store`
 
 
 @dataclass(slots=True)
@@ -87,7 +76,7 @@ class _Record:
     rss_mb: list[float] = field(default_factory=list)
 
     def count(self, dataset: ShardDataset) -> None:
-        """Adds what a data set that is about to be closed has counted."""
+        """Adds what a dataset that is about to be closed has counted."""
         for into, stats in ((self.fetch, dataset.fetch_stats), (self.cache, dataset.cache_stats)):
             into.update({name: value for name, value in asdict(stats).items() if name.startswith("num_")})
         self.fetch["wasted_bytes"] += dataset.fetch_stats.wasted_bytes
@@ -101,14 +90,7 @@ class _Record:
 
 
 def run_soak(options: Options, console: Console) -> dict[str, object]:
-    """Runs epochs in bad weather until the time is over.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-
-    Raises:
-        AssertionError: A sample was wrong, missing, or delivered twice, or the weather could not be made.
-    """
+    """Runs epochs in bad weather until the time is over."""
     record = _Record()
     began = time.monotonic()
     with ExitStack() as stack:
@@ -158,7 +140,7 @@ def run_soak(options: Options, console: Console) -> dict[str, object]:
 
 
 def _fill(server: LocalS3, options: Options) -> tuple[list[int], int]:
-    """Makes the data set; returns each sample's digest, and the bytes of all."""
+    """Makes the dataset; returns each sample's digest, and the bytes of all."""
     server.make_bucket("soak")
     dice = np.random.default_rng(options.seed)
     truth: list[int] = []
@@ -188,7 +170,7 @@ def _open_and_read(
     until: float,
     look_out: Callable[[], None],
 ) -> None:
-    """Opens the data set, reads some epochs and closes it."""
+    """Opens the dataset, reads some epochs and closes it."""
     look_out()
     try:
         dataset = ShardDataset(
@@ -296,7 +278,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--minutes", type=float, default=30.0, help="how long (default 30)")
-    parser.add_argument("--samples", type=int, default=3000, help="of the data set (default 3000, 36 MB)")
+    parser.add_argument("--samples", type=int, default=3000, help="of the dataset (default 3000, 36 MB)")
     parser.add_argument("--shortest", type=float, default=2.0, help="seconds, of a spell of weather (default 2)")
     parser.add_argument("--longest", type=float, default=6.0, help="seconds, of a spell of weather (default 6)")
     parser.add_argument("--seed", type=int, default=0, help="of samples, order and weather (default 0)")

@@ -3,7 +3,7 @@
 Also ``make bench``. Each is a program of its own, which writes its figures; what is known of the run (the command,
 when, how long, how much of the machine other programs had) is added to them under ``run``. One that fails leaves the
 figures of an earlier run alone, and says in the report how it failed; the others go on. At the end the report is made
-anew.
+again.
 """
 
 from __future__ import annotations
@@ -29,24 +29,13 @@ from benchmarks.machine import Bystanders
 from benchmarks.program import ROOT, run_program
 from benchmarks.report_page import Failure, Results
 
-__all__ = ["main", "run_one"]
-
 _PATIENCE = 4.0  # times the minutes that it should take, for machines that are slower
 _LEAST_S = 600.0
 _ERROR_LINES = 40
 
 
 async def run_one(benchmark: Benchmark, results: Results, *, folder: Path = ROOT) -> Failure | None:
-    """Runs one, and keeps what came of it among the results.
-
-    Args:
-        benchmark: Which.
-        results: Where its figures, or its failure, go.
-        folder: To run it in.
-
-    Returns:
-        How it failed, or None.
-    """
+    """Runs one, and keeps what came of it among the results."""
     command = " ".join(["python", *benchmark.command(benchmark.arguments)])
     began = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     others, began_s = Bystanders(), perf_counter()

@@ -28,8 +28,6 @@ from concurrent_loader.storage.stores.store import Store
 from concurrent_loader.storage.testing import LocalS3, http_faults_process, local_s3, measure_latency
 from concurrent_loader.storage.testing.faults.wire_faults import Rates
 
-__all__ = ["main", "run_benchmark"]
-
 _NUM_OBJECTS = 512
 _OBJECT_BYTES = 8 * 1024
 _BATCH = 64
@@ -41,27 +39,16 @@ _PATIENT = RetryPolicy(first_byte_s=60.0)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says.
+    """What the command line says."""
 
-    Attributes:
-        json: File for the figures, or None.
-        num_batches: Of each side.
-        latency_ms: Median to the first byte.
-        sigma: Of the lognormal distribution.
-        slow: Share of slow requests.
-        slow_factor: How much slower.
-        seed: Of the latencies.
-        client: As for `concurrent_loader.storage.open_store`.
-    """
-
-    json: Path | None
-    num_batches: int
-    latency_ms: float
-    sigma: float
-    slow: float
-    slow_factor: float
-    seed: int
-    client: str
+    json: Path | None  # file for the figures, or None
+    num_batches: int  # of each side
+    latency_ms: float  # median to the first byte
+    sigma: float  # of the lognormal distribution
+    slow: float  # share of slow requests
+    slow_factor: float  # how much slower
+    seed: int  # of the latencies
+    client: str  # as for `concurrent_loader.storage.open_store`
 
 
 @dataclass(slots=True)
@@ -92,11 +79,7 @@ class _Side:
 
 
 def run_benchmark(options: Options, console: Console) -> dict[str, object]:
-    """Runs both sides in turns.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
+    """Runs both sides in turns."""
     rates = Rates(
         seed=options.seed,
         latency_s=options.latency_ms / 1000,

@@ -1,4 +1,4 @@
-"""Photographs item by item, as a torch data set of one's own brings them: each with when it was begun and was there.
+"""Photographs item by item, as a torch dataset of one's own brings them: each with when it was begun and was there.
 
 The times are of one clock for all processes of a machine, so that a batch's time to load is known whoever loads it:
 from the moment when its first item is begun to that when it is collated.
@@ -22,25 +22,11 @@ from benchmarks.training import augmentation, decode_rgb
 from concurrent_loader import ObjectDataset, ShardDataset
 from concurrent_loader.storage.fetch import InFlight
 
-__all__ = [
-    "BotocoreFiles",
-    "Files",
-    "FolderFiles",
-    "ObstoreFiles",
-    "Samples",
-    "TimedBatch",
-    "TimedPhoto",
-    "TimedPhotos",
-    "TimedPhotosAsync",
-    "collate_timed",
-    "decode_and_augment",
-]
-
 _CONNECTIONS = 64  # that a blocking client may have open
 
 
 class TimedPhoto(NamedTuple):
-    """An item: its place in the sorted names, the picture or its file, its class, when it was begun and was there."""
+    """An item: its place in the sorted names, the image or its file, its class, when it was begun and was there."""
 
     number: int
     image: Tensor | bytes
@@ -74,12 +60,7 @@ class AsyncFiles(Files, Protocol):
 
 
 class FolderFiles:
-    """From the local drive by ``open`` and ``read``.
-
-    Args:
-        root: The folder.
-        names: Below it.
-    """
+    """From the local drive by ``open`` and ``read``."""
 
     def __init__(self, root: str, names: Sequence[str]) -> None:
         self._paths = [f"{root}/{name}" for name in names]
@@ -91,13 +72,7 @@ class FolderFiles:
 
 
 class BotocoreFiles:
-    """From a bucket by a blocking client, one object an item.
-
-    Args:
-        bucket: Its name.
-        options: Endpoint and credentials, as for `concurrent_loader.storage.open_store`.
-        keys: Of the objects.
-    """
+    """From a bucket by a blocking client, one object an item."""
 
     def __init__(self, bucket: str, options: Mapping[str, str], keys: Sequence[str]) -> None:
         self._objects = BotocoreObjects(bucket, options, 0, _CONNECTIONS)
@@ -125,14 +100,7 @@ class ObstoreFiles:
 
 
 class Samples:
-    """From one of our data sets by index, opened in whichever process first needs it: so no runtime crosses a fork.
-
-    Args:
-        kind: ``ShardDataset`` or ``ObjectDataset``.
-        url: Of the data set.
-        options: For `concurrent_loader.storage.open_store`.
-        in_flight: As for the data set.
-    """
+    """From one of our datasets by index, opened in whichever process first needs it: so no runtime crosses a fork."""
 
     def __init__(
         self,
@@ -169,13 +137,7 @@ class Samples:
 
 
 class TimedPhotos(Dataset[TimedPhoto]):
-    """One item after another, or several at once from threads.
-
-    Args:
-        files: Where they come from.
-        labels: Of all numbers.
-        treat: What becomes of a file; None leaves it as it is.
-    """
+    """One item after another, or several at once from threads."""
 
     def __init__(self, files: Files, labels: Sequence[int], treat: Callable[[bytes], Tensor] | None) -> None:
         self._files = files
@@ -193,13 +155,7 @@ class TimedPhotos(Dataset[TimedPhoto]):
 
 
 class TimedPhotosAsync(TimedPhotos):
-    """The same with a coroutine an item; decoding takes too long for the loop's thread and has one of its own.
-
-    Args:
-        files: Where they come from.
-        labels: Of all numbers.
-        treat: What becomes of a file; None leaves it as it is.
-    """
+    """The same with a coroutine an item; decoding takes too long for the loop's thread and has one of its own."""
 
     def __init__(self, files: AsyncFiles, labels: Sequence[int], treat: Callable[[bytes], Tensor] | None) -> None:
         super().__init__(files, labels, treat)

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from torchvision.io import ImageReadMode
 from torchvision.transforms import v2
 
-__all__ = ["DECODER", "INPUT_SIZE", "Lesson", "Trainer", "augmentation", "decode_rgb"]
-
 INPUT_SIZE = 128
 DECODER = "torchcodec" if importlib.util.find_spec("torchcodec") else "torchvision"
 _decode_jpeg = (
@@ -31,12 +29,7 @@ _STD = (0.229, 0.224, 0.225)
 
 
 def augmentation() -> Callable[[Tensor], Tensor]:
-    """The usual recipe for training: a random box scaled to the input size, mirrored half of the time.
-
-    Returns:
-        A function of a uint8 image (3, height, width) that gives uint8 (3, 128, 128). Normalisation is left to the
-        training step, where it costs one operation a batch and workers ship a quarter of the bytes.
-    """
+    """The usual recipe for training: a random box scaled to the input size, mirrored half of the time."""
     transform: Callable[[Tensor], Tensor] = v2.Compose(
         [v2.RandomResizedCrop(INPUT_SIZE, scale=(0.35, 1.0), antialias=True), v2.RandomHorizontalFlip()]
     )
@@ -46,11 +39,8 @@ def augmentation() -> Callable[[Tensor], Tensor]:
 def decode_rgb(data: bytes) -> Tensor:
     """Decodes a JPEG with the fastest decoder that torch users have at hand (see `DECODER`).
 
-    torchcodec and torchvision.io (deprecated since 0.29) decode these pictures equally fast; PIL, the usual recipe,
+    torchcodec and torchvision.io (deprecated since 0.29) decode these images equally fast; PIL, the usual recipe,
     takes 1.4 times as long: a comparison with PIL would flatter the loader, which uses torchcodec itself.
-
-    Returns:
-        uint8 (3, height, width).
     """
     # A copy of 3 µs, because torch warns about read-only buffers.
     encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -70,17 +60,12 @@ def _network(num_classes: int) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What an epoch has taught.
+    """What an epoch has taught."""
 
-    Attributes:
-        first_loss: Mean cross-entropy over the first tenth of the steps.
-        last_loss: Mean over the last tenth.
-        accuracy: Share of the pictures in the last quarter of the epoch that the network, which sees each of them for
-            the first time, puts into the right class before it learns from them.
-    """
-
-    first_loss: float
-    last_loss: float
+    first_loss: float  # mean cross-entropy over the first tenth of the steps
+    last_loss: float  # mean over the last tenth
+    # share of the images in the last quarter of the epoch that the network, which sees each of them for the first
+    # time, puts into the right class before it learns from them
     accuracy: float
 
 
@@ -92,13 +77,7 @@ class _History:
 
 
 class Trainer:
-    """Trains the network step by step on the CPU, or on the GPU where there is one.
-
-    Args:
-        num_classes: Of the data set.
-        seed: Of the initial weights; the same weights on every side.
-        device: As torch writes it.
-    """
+    """Trains the network step by step on the CPU, or on the GPU where there is one."""
 
     def __init__(self, num_classes: int, *, seed: int = 0, device: str = "cpu") -> None:
         with torch.random.fork_rng(devices=[]):
@@ -113,15 +92,7 @@ class Trainer:
         self._history = _History()
 
     def step(self, images: Tensor, labels: Tensor) -> float:
-        """One step of gradient descent.
-
-        Args:
-            images: uint8 (N, 3, height, width).
-            labels: int64 (N,).
-
-        Returns:
-            The loss before the step.
-        """
+        """One step of gradient descent."""
         images = images.to(self._device, torch.float32, memory_format=torch.channels_last)
         labels = labels.to(self._device)
         logits = self._network((images - self._mean) / self._std)

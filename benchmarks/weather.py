@@ -16,8 +16,6 @@ from concurrent_loader.storage.errors import ConnectionFailed, StorageError
 from concurrent_loader.storage.testing import HttpFaultsProcess, MortalS3, Toxiproxy
 from concurrent_loader.storage.testing.faults.wire_faults import Rates
 
-__all__ = ["KINDS", "Spell", "Weather", "forecast"]
-
 # HTTP, at the faulty proxy; milder than what no deadline outlasts.
 _RATES: dict[str, Rates] = {
     "storm": Rates(slow_down=0.5),
@@ -50,17 +48,11 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """Weather for a while.
+    """Weather for a while."""
 
-    Attributes:
-        kind: One of `KINDS`.
-        duration_s: How long it lasts.
-        seed: Of what is drawn while it does.
-    """
-
-    kind: str
-    duration_s: float
-    seed: int
+    kind: str  # one of `KINDS`
+    duration_s: float  # how long it lasts
+    seed: int  # of what is drawn while it does
 
 
 def forecast(seed: int, *, shortest_s: float, longest_s: float) -> Iterator[Spell]:
@@ -72,20 +64,7 @@ def forecast(seed: int, *, shortest_s: float, longest_s: float) -> Iterator[Spel
 
 
 class Weather:
-    """Makes the weather on a thread of its own for as long as the ``with`` block lasts; the sky is clear afterwards.
-
-    Args:
-        spells: What comes.
-        faults: The proxy that the client talks to.
-        network: The proxy behind it.
-        mortal: The server behind that.
-        cache: The cache folder.
-
-    Attributes:
-        counts: Spells that have begun, by kind.
-        num_restarts: Of the proxy behind, which gets stuck now and then.
-        error: What ended it early, or None.
-    """
+    """Makes the weather on a thread of its own for as long as the ``with`` block lasts; the sky is clear afterwards."""
 
     def __init__(
         self,

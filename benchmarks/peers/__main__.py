@@ -1,4 +1,4 @@
-"""Ours and every other loader on the same pictures from the same bucket.
+"""Ours and every other loader on the same images from the same bucket.
 
     python -m benchmarks.peers [--json FILE [--keep]] [--peer NAME …] [--latency MS …] [--cell KIND:MS:WORKERS …]
         [--rounds N] [--quick]
@@ -7,19 +7,19 @@ The same real photographs (19,200 JPEGs, 1.07 GB, raw; 3,200 of them decoded to 
 5, 30 or 130 ms ± a third and 90 MB/s a connection, in each peer's own format and settings (`benchmarks.peers.catalog`
 and ``programs/``, which name the documentation that they follow), each peer in a virtual environment of its own, made
 on the first run below ``--data``. Every epoch is a fresh process; its clock starts when the imports are done, before
-the data set is opened, so that listing, starting workers and connecting count. What the server sends, and what the
+the dataset is opened, so that listing, starting workers and connecting count. What the server sends, and what the
 local rows read, is in the page cache before a turn: drives are not compared. In every round each peer has its turn, in
 an order that changes, in each *cell*: a kind, a latency and a number of workers; peers on the local drive in those of
 the first latency, peers that came to less than a quarter of our pace in the first round of a kind's first cell in no
 further one. ``cold``: nothing kept on the drive; ``warm``: with the cache folder that a cold epoch in an earlier
 process left, for peers that have one. An epoch may be cut short after ``limit_s`` seconds (``complete`` is false then,
-``samples`` says how many came); the warm ones beside it have a copy of what a whole cold epoch left. Every picture
+``samples`` says how many came); the warm ones beside it have a copy of what a whole cold epoch left. Every image
 that comes is checked: bytes, none twice, none missing at the end (``fault``).
 
 JSON: ``rows``: ``peer, title, layout, kind`` (raw or decoded)``, epoch`` (cold or warm)``, latency_ms, workers``
-(worker processes; threads where the peer has threads)``, rounds, of_samples`` (of the data set)``, samples`` (that
+(worker processes; threads where the peer has threads)``, rounds, of_samples`` (of the dataset)``, samples`` (that
 came)``, samples_s, cpu_s_per_1000`` (processor seconds of client and workers)``, peak_rss_mb, build_s, first_batch_s,
-half_s, gets, bytes_ratio`` (bytes fetched ÷ bytes of the pictures; these two counted on the wire, with ``peak_rss_mb``,
+half_s, gets, bytes_ratio`` (bytes fetched ÷ bytes of the images; these two counted on the wire, with ``peak_rss_mb``,
 in epochs of their own without latency)``, shuffle_distance`` (see `benchmarks.shuffle_quality`: a permutation's is 0.25
 for batches of 256, 0.35 for 128)``, resume_s`` (a new process, half way through the epoch: seconds to the next
 batch)``, resume`` (``state``, or ``replay`` where half of the epoch has to be read again)``, complete, fault, note,
@@ -44,8 +44,6 @@ from benchmarks.peers.catalog import PEERS, find
 from benchmarks.peers.figures import Cell, with_earlier
 from benchmarks.peers.measuring import FULL, QUICK, Load, Measuring
 from benchmarks.peers.showing import show
-
-__all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The peers' bucket: pictures as objects, and in every peer's format, behind one latency after another."""
+"""The peers' bucket: images as objects, and in every peer's format, behind one latency after another."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from benchmarks.peers.messages import Job
 from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import LocalS3, http_faults, measure_latency, toxiproxy
 
-__all__ = ["BUCKET", "Way", "counted", "far_away", "prefix_of", "put_files", "put_objects", "signed_urls"]
-
 BUCKET = "peers"
 _JITTER_PART = 3
 _BANDWIDTH_MB_S = 90
@@ -30,17 +28,11 @@ _SIGNED_S = 24 * 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to the server.
+    """A way to the server."""
 
-    Attributes:
-        endpoint_url: Where it is reached.
-        options: For `concurrent_loader.storage.open_store`.
-        first_byte_ms: Measured; None where nobody did.
-    """
-
-    endpoint_url: str
+    endpoint_url: str  # where it is reached
     options: Mapping[str, str] = field(repr=False)  # has the secret key
-    first_byte_ms: float | None = None
+    first_byte_ms: float | None = None  # measured; None where nobody did
 
     def lead(self, job: Job) -> Job:
         """The job, going this way."""
@@ -79,9 +71,9 @@ def counted(server: LocalS3) -> Iterator[tuple[Way, list[Requests]]]:
         found.append(Requests.on_the_wire(reads))
 
 
-def put_objects(server: LocalS3, prefix: str, pictures: Sequence[Path]) -> None:
-    """One object a picture below a prefix, named by its number."""
-    asyncio.run(_put(server, prefix, {f"{number:07d}.jpg": path for number, path in enumerate(pictures)}))
+def put_objects(server: LocalS3, prefix: str, images: Sequence[Path]) -> None:
+    """One object per image below a prefix, named by its number."""
+    asyncio.run(_put(server, prefix, {f"{number:07d}.jpg": path for number, path in enumerate(images)}))
 
 
 def put_files(server: LocalS3, prefix: str, folder: Path) -> list[str]:
@@ -122,5 +114,5 @@ def signed_urls(way: Way, keys: Sequence[str]) -> list[str]:
 
 
 def prefix_of(peer: Peer) -> str:
-    """Where a peer's pictures lie in the bucket; its own format below its own name."""
+    """Where a peer's images lie in the bucket; its own format below its own name."""
     return "objects" if peer.place == "objects" and not peer.writes_beside else peer.name

@@ -5,41 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["OURS", "PEERS", "Peer", "find"]
-
 Place = Literal["shards", "objects", "local"]
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer.
+    """A peer."""
 
-    Attributes:
-        name: As the command line and the JSON call it.
-        title: As people do.
-        layout: How its pictures lie: words for the report.
-        place: ``shards``: in the bucket in a format that the peer writes; ``objects``: one object a picture; ``local``:
-            on the local drive.
-        program: Module below `benchmarks.peers.programs`.
-        environment: Its file below ``requirements/`` without ``.txt``; None runs in the project's own environment.
-        caches: Whether it can keep on the local drive what it has fetched.
-        options: Settings that its program knows.
-        note: What a reader must know.
-        resumes: Whether it has a state to go on from in the middle of an epoch.
-        writes_beside: Whether it puts files of its own beside the objects: it gets objects for itself, then.
-    """
-
-    name: str
-    title: str
-    layout: str
+    name: str  # as the command line and the JSON call it
+    title: str  # as people do
+    layout: str  # how its images lie: words for the report
+    # ``shards``: in the bucket in a format that the peer writes; ``objects``: one object per image; ``local``: on the
+    # local drive
     place: Place
-    program: str
+    program: str  # module below `benchmarks.peers.programs`
+    # its file below ``requirements/`` without ``.txt``; None runs in the project's own environment
     environment: str | None
-    caches: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-    note: str = ""
-    resumes: bool = False
-    writes_beside: bool = False
+    caches: bool = False  # whether it can keep on the local drive what it has fetched
+    options: dict[str, Any] = field(default_factory=dict)  # settings that its program knows
+    note: str = ""  # what a reader must know
+    resumes: bool = False  # whether it has a state to go on from in the middle of an epoch
+    writes_beside: bool = False  # whether it puts files of its own beside the objects: it gets objects for itself, then
 
     @property
     def is_ours(self) -> bool:
@@ -81,11 +67,7 @@ PEERS = (
 
 
 def find(name: str) -> Peer:
-    """The peer of that name.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """The peer of that name."""
     for peer in PEERS:
         if peer.name == name:
             return peer

@@ -9,8 +9,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["EnvironmentFailed", "python_of", "requirements_file"]
-
 _INSTALL_S = 1800
 
 
@@ -27,13 +25,6 @@ def python_of(environment: str | None, folder: Path) -> str:
     """The interpreter of an environment, made now unless an earlier run has.
 
     With uv, if it is installed, all environments share the files of what they have in common (torch: 5 GB).
-
-    Args:
-        environment: Its name; None for the project's own.
-        folder: Where environments are kept.
-
-    Raises:
-        EnvironmentFailed: It could not be made.
     """
     if environment is None:
         return sys.executable

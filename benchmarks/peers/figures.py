@@ -17,73 +17,42 @@ from benchmarks.peers.catalog import OURS, PEERS, Peer
 from benchmarks.peers.messages import Outcome
 from benchmarks.shuffle_quality import class_distances
 
-__all__ = [
-    "Cell",
-    "Run",
-    "check",
-    "expected_digest",
-    "headline",
-    "is_slow",
-    "make_row",
-    "picture_digest",
-    "shuffle_distance",
-    "with_earlier",
-    "without_paths",
-]
-
 _SLOW = 0.25
-_CLASSES = 100  # made up, of pictures that lie side by side in the bucket
+_CLASSES = 100  # made up, of images that lie side by side in the bucket
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is measured together: every peer does this, in turn.
+    """What is measured together: every peer does this, in turn."""
 
-    Attributes:
-        kind: ``raw`` or ``decoded``.
-        latency_ms: To the first byte.
-        workers: Worker processes, or threads.
-    """
-
-    kind: str
-    latency_ms: int
-    workers: int
+    kind: str  # ``raw`` or ``decoded``
+    latency_ms: int  # to the first byte
+    workers: int  # worker processes, or threads
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One epoch of a peer.
+    """One epoch of a peer."""
 
-    Attributes:
-        outcome: What its process said.
-        round: In which turn.
-        fault: What was wrong with the pictures that came; empty if nothing.
-    """
-
-    outcome: Outcome
-    round: int
-    fault: str = ""
+    outcome: Outcome  # what its process said
+    round: int  # in which turn
+    fault: str = ""  # what was wrong with the images that came; empty if nothing
 
 
 def expected_digest(numbers: Sequence[int], digests: Sequence[int]) -> str:
-    """What `Outcome.digest` must be for these pictures.
-
-    Args:
-        numbers: Of the pictures that came.
-        digests: Of each picture of the data set, by number.
-    """
+    """What `Outcome.digest` must be for these images."""
     return f"{sum(digests[number] for number in numbers) % 2**128:032x}"
 
 
-def picture_digest(data: bytes, number: int) -> int:
-    """One picture's part of `Outcome.digest`."""
+def image_digest(data: bytes, number: int) -> int:
+    """One image's part of `Outcome.digest`."""
     return xxhash.xxh3_128_intdigest(data, seed=number)
 
 
 def check(outcome: Outcome, digests: Sequence[int], *, decoded: bool) -> str:
-    """Says in words what is wrong with what was delivered; an empty string if each picture came once, as it is.
+    """Says in words what is wrong with what was delivered; an empty string if each image came once, as it is.
 
-    An epoch that was cut short may lack pictures, but must have no other and none twice.
+    An epoch that was cut short may lack images, but must have no other and none twice.
     """
     num_samples = len(digests)
     counts = Counter(outcome.numbers)
@@ -92,11 +61,11 @@ def check(outcome: Outcome, digests: Sequence[int], *, decoded: bool) -> str:
     missing = num_samples - len(counts) + len(strange)
     faults = []
     if strange:
-        faults.append(f"{len(strange)} pictures that do not exist")
+        faults.append(f"{len(strange)} images that do not exist")
     if repeated:
-        faults.append(f"{repeated} pictures again")
+        faults.append(f"{repeated} images again")
     if missing and outcome.complete:
-        faults.append(f"{missing} pictures missing")
+        faults.append(f"{missing} images missing")
     if not strange and not decoded and outcome.digest != expected_digest(outcome.numbers, digests):
         faults.append("wrong bytes")
     return ", ".join(faults)
@@ -105,15 +74,8 @@ def check(outcome: Outcome, digests: Sequence[int], *, decoded: bool) -> str:
 def shuffle_distance(outcome: Outcome, order: Sequence[int]) -> float | None:
     """How far batches are from the whole, if a hundred classes lay sorted in the bucket.
 
-    Mean over the batches of the total variation distance between their classes and the data set's; see
+    Mean over the batches of the total variation distance between their classes and the dataset's; see
     `benchmarks.shuffle_quality`. A permutation has some, too: 0.25 for batches of 256.
-
-    Args:
-        outcome: An epoch.
-        order: Picture at each place in the bucket.
-
-    Returns:
-        None if nothing came, or pictures that do not exist.
     """
     if not outcome.numbers or max(outcome.numbers) >= len(order):
         return None
@@ -183,10 +145,10 @@ def make_row(
 def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, decoded: Cell) -> dict[str, Any]:
     """Ours against the best of the others: medians over the rounds of the ratio within a round.
 
-    ``cold_raw_vs_best`` and ``warm_raw_vs_best``: pictures a second. ``decoded_vs_best``: decoded pictures a second of
+    ``cold_raw_vs_best`` and ``warm_raw_vs_best``: images a second. ``decoded_vs_best``: decoded images a second of
     processor time, with a warm cache where the peer has one. ``first_batch_vs_best``: seconds to the first batch, cold
     and raw: less is better. ``best`` names who was the best. The best is the one with the best median; peers on the
-    local drive do not compete, nor does one that did not deliver each picture once. None where one side is missing.
+    local drive do not compete, nor does one that did not deliver each image once. None where one side is missing.
     """
     found: dict[str, Any] = {"best": {}}
     for key, cell, epoch, figure, more_is_better in (
@@ -221,10 +183,6 @@ def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict
 
     Ratios, and whatever else is said of the whole, are of the later run that had ours in both of the headline's cells;
     a row of the other run says when it was measured (``measured``), and its latencies that the main one has not stay.
-
-    Args:
-        figures: Of the later run.
-        earlier: Of the earlier one.
     """
     rows = {_identity(row): row for row in figures["rows"]}
     kept: dict[tuple[Any, ...], Any] = {}
@@ -262,12 +220,7 @@ def _has_headline(figures: Mapping[str, Any]) -> bool:
 
 
 def without_paths(error: str, *folders: str) -> str:
-    """What a peer said, without the places of this machine: figures go to other machines.
-
-    Args:
-        error: What it said.
-        folders: Not to be named.
-    """
+    """What a peer said, without the places of this machine: figures go to other machines."""
     for folder in folders:
         error = error.replace(f"{folder}/", "")
     return re.sub(r"(?<![\w.-])/[^\s\"']*/(?=(?:site-packages|python3\.\d+)/)", "…/", error)

@@ -27,19 +27,17 @@ from benchmarks.peers.figures import (
     Run,
     check,
     headline,
+    image_digest,
     is_slow,
     make_row,
-    picture_digest,
     without_paths,
 )
+from benchmarks.peers.images import paths
 from benchmarks.peers.messages import Job, Outcome
-from benchmarks.peers.pictures import paths
 from benchmarks.peers.processes import run_job
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
 from benchmarks.program import ROOT
 from concurrent_loader.storage.testing import LocalS3, local_s3
-
-__all__ = ["FULL", "QUICK", "Load", "Measuring"]
 
 _DEADLINE_S = 60.0
 _WRITE_S = 600.0
@@ -49,33 +47,20 @@ _CHANCES = 2  # of a kind: a peer that fails a turn is out with the second one
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        num_photos: Cut; the decoded cells read these.
-        raw_bytes: Size that they are repeated to for the raw cells.
-        latencies_ms: The first is the one of the headline, and of decoding, of one worker and of resuming.
-        num_rounds: Of each cell.
-        batch_size: Pictures a batch.
-        limit_s: When an epoch is cut short.
-        objects_limit_s: The same for those who read an object a picture: they are slow and even.
-        workers: The first is the headline's.
-        resident: Whether real memory is put behind the page cache before each epoch.
-        num_counted: Of the first cells: in how many requests and memory are looked at.
-        only: Of all cells; none for all.
-    """
-
-    num_photos: int
-    raw_bytes: int
+    num_photos: int  # cut; the decoded cells read these
+    raw_bytes: int  # size that they are repeated to for the raw cells
+    # the first is the one of the headline, and of decoding, of one worker and of resuming
     latencies_ms: tuple[int, ...]
-    num_rounds: int
-    batch_size: int
-    limit_s: float
-    objects_limit_s: float
-    workers: tuple[int, ...]
-    num_counted: int
-    resident: bool
-    only: tuple[Cell, ...] = ()
+    num_rounds: int  # of each cell
+    batch_size: int  # images a batch
+    limit_s: float  # when an epoch is cut short
+    objects_limit_s: float  # the same for those who read an object per image: they are slow and even
+    workers: tuple[int, ...]  # the first is the headline's
+    num_counted: int  # of the first cells: in how many requests and memory are looked at
+    resident: bool  # whether real memory is put behind the page cache before each epoch
+    only: tuple[Cell, ...] = ()  # of all cells; none for all
 
     def changed(self, *, num_rounds: int | None, latencies_ms: Sequence[int] | None) -> Self:
         """With what the command line says otherwise."""
@@ -139,8 +124,8 @@ QUICK = Load(
 
 
 @dataclass(frozen=True, slots=True)
-class _Pictures:
-    """A data set and where each peer has it."""
+class _Images:
+    """A dataset and where each peer has it."""
 
     photos: PhotoFolder
     order: list[int]
@@ -149,14 +134,7 @@ class _Pictures:
 
 
 class Measuring:
-    """One run of the benchmark.
-
-    Args:
-        load: How much.
-        peers: Who. Without ours there is nothing to compare with, and no ratios.
-        data: Folder for all that is made.
-        console: Where progress is told.
-    """
+    """One run of the benchmark."""
 
     def __init__(self, load: Load, peers: Sequence[Peer], data: Path, console: Console) -> None:
         self._load = load
@@ -168,7 +146,7 @@ class Measuring:
         self._stumbles: dict[tuple[str, str], list[str]] = defaultdict(list)  # what failed turns said
         self._runs: dict[tuple[str, Cell, str], list[Run]] = defaultdict(list)
         self._extras: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
-        self._pictures: dict[str, _Pictures] = {}
+        self._images: dict[str, _Images] = {}
         self._first_byte_ms: dict[str, float | None] = {}
         self._others = Bystanders()
         self._filled = self._data / "run" / "filled"
@@ -184,7 +162,7 @@ class Measuring:
             server.make_bucket(BUCKET)
             cells = self._load.cells()
             for cell in filter(self._load.measures, cells):
-                if cell.kind not in self._pictures:
+                if cell.kind not in self._images:
                     self._prepare(server, cell.kind, photos)
                 with far_away(server, cell.latency_ms) as way:
                     self._first_byte_ms[str(cell.latency_ms)] = way.first_byte_ms
@@ -211,13 +189,13 @@ class Measuring:
                 self._fail(peer, "decoded", error)
 
     def _prepare(self, server: LocalS3, kind: str, photos: PhotoFolder) -> None:
-        """Writes a kind's pictures in every format."""
+        """Writes a kind's images in every format."""
         if kind == "raw":
             photos = replicate_photos(photos, min_bytes=self._load.raw_bytes)
         found = paths(str(photos.root))
         order = random.Random(0).sample(range(len(found)), len(found))
-        digests = [picture_digest(path.read_bytes(), number) for number, path in enumerate(found)]
-        made = self._pictures[kind] = _Pictures(photos, order, digests, {})
+        digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(found)]
+        made = self._images[kind] = _Images(photos, order, digests, {})
         for prefix in sorted({prefix_of(peer) for peer in self._peers if peer.place == "objects"}):
             self._tell(f"{kind}: {len(found):,} objects below {prefix}")
             put_objects(server, f"{kind}/{prefix}", found)
@@ -287,7 +265,7 @@ class Measuring:
     def _epoch(self, peer: Peer, cell: Cell, epoch: str, way: Way, cache: str | None, number: int) -> Outcome:
         job = structs.replace(self._job(peer, cell, way), cache_dir=cache, limit_s=self._load.limit_s_of(peer))
         outcome, _ = run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)
-        fault = check(outcome, self._pictures[cell.kind].digests, decoded=cell.kind == "decoded")
+        fault = check(outcome, self._images[cell.kind].digests, decoded=cell.kind == "decoded")
         self._runs[peer.name, cell, epoch].append(Run(outcome, number, fault))
         return outcome
 
@@ -314,7 +292,7 @@ class Measuring:
                         self._extras[peer.name, cell.kind, epoch] |= self._counts(server, peer, cell, cache)
 
     def _counts(self, server: LocalS3, peer: Peer, cell: Cell, cache: str | None) -> dict[str, Any]:
-        pictures = self._pictures[cell.kind]
+        images = self._images[cell.kind]
         limit_s = 2 * self._load.objects_limit_s if peer.place == "objects" else None
         with counted(server) as (way, requests):
             job = structs.replace(self._job(peer, cell, way), cache_dir=cache, limit_s=limit_s)
@@ -322,16 +300,16 @@ class Measuring:
         memory = {"peak_rss_mb": round(peak_bytes / 1e6, 1)}
         if peer.place == "local":
             return memory
-        scale = len(pictures.order) / len(outcome.numbers)
+        scale = len(images.order) / len(outcome.numbers)
         return memory | {
             "gets": round(requests[0].gets * scale),
-            "bytes_ratio": round(requests[0].bytes * scale / pictures.photos.num_bytes, 4),
+            "bytes_ratio": round(requests[0].bytes * scale / images.photos.num_bytes, 4),
         }
 
     def _resume(self, cell: Cell, way: Way) -> None:
         """Stops half way and goes on in a new process."""
-        pictures = self._pictures[cell.kind]
-        half = len(pictures.order) // self._load.batch_size // 2
+        images = self._images[cell.kind]
+        half = len(images.order) // self._load.batch_size // 2
         for peer in self._able(cell.kind):
             epoch = "warm" if peer.caches else "cold"
             runs = self._runs[peer.name, cell, epoch]
@@ -340,7 +318,7 @@ class Measuring:
             extra = self._extras[peer.name, cell.kind, epoch]
             if not peer.resumes:
                 # An epoch that was cut short is half done when its rate says so.
-                factor = len(pictures.order) / len(runs[-1].outcome.numbers)
+                factor = len(images.order) / len(runs[-1].outcome.numbers)
                 extra |= {"resume": "replay", "resume_s": round(runs[-1].outcome.half_s * factor, 3)}
                 continue
             self._tell(f"{peer.name} stops half way and goes on")
@@ -354,7 +332,7 @@ class Measuring:
                     self._pythons[peer.name], structs.replace(job, state=first.state), deadline_s=_DEADLINE_S
                 )[0]
                 both = structs.replace(first, numbers=first.numbers + second.numbers, complete=True)
-                wrong = check(both, pictures.digests, decoded=True)
+                wrong = check(both, images.digests, decoded=True)
                 extra |= {
                     "resume": f"state{f' ({wrong})' if wrong else ''}",
                     "resume_s": round(second.first_batch_s, 3),
@@ -367,8 +345,8 @@ class Measuring:
         cells = self._load.cells()
         rows = []
         for cell in cells:
-            pictures = self._pictures.get(cell.kind)
-            if pictures is None or not self._load.measures(cell):
+            images = self._images.get(cell.kind)
+            if images is None or not self._load.measures(cell):
                 continue
             for peer in self._peers:
                 for epoch in ("cold", "warm") if peer.caches else ("cold",):
@@ -378,7 +356,7 @@ class Measuring:
                         continue
                     if error is None and self._stumbles[peer.name, cell.kind]:
                         error = f"one turn: {self._stumbles[peer.name, cell.kind][0]}"
-                    row = make_row(peer, cell, epoch, runs, pictures.order, error)
+                    row = make_row(peer, cell, epoch, runs, images.order, error)
                     if cell in cells[:2]:
                         row |= self._extras[peer.name, cell.kind, epoch]
                     rows.append(row)
@@ -393,9 +371,9 @@ class Measuring:
                     "bytes": made.photos.num_bytes,
                     "digest": made.photos.digest,
                 }
-                for kind, made in self._pictures.items()
+                for kind, made in self._images.items()
             },
-            "sample_bytes": round(next(iter(self._pictures.values())).photos.mean_bytes),
+            "sample_bytes": round(next(iter(self._images.values())).photos.mean_bytes),
             "first_byte_ms": self._first_byte_ms,
             "bandwidth_mb_s": 90,
             "server": server,
@@ -416,25 +394,25 @@ class Measuring:
         return [peer for peer in self._peers if (peer.name, kind) not in self._errors]
 
     def _job(self, peer: Peer, cell: Cell, way: Way) -> Job:
-        pictures = self._pictures[cell.kind]
-        keys = pictures.keys.get(peer.name, [])
+        images = self._images[cell.kind]
+        keys = images.keys.get(peer.name, [])
         options = dict(peer.options)
         if options.get("layout") == "local":
             options["folder"] = str(self._data / "run" / f"local-{cell.kind}")
         if peer.program == "webdataset_tars":
             # As large as its documentation advises if each worker still has several.
-            options["tar_bytes"] = min(64_000_000, pictures.photos.num_bytes // _TAR_FILES)
+            options["tar_bytes"] = min(64_000_000, images.photos.num_bytes // _TAR_FILES)
         job = Job(
             peer=peer.program,
             task="epoch",
-            photos=str(pictures.photos.root),
+            photos=str(images.photos.root),
             prefix=f"{cell.kind}/{prefix_of(peer)}",
             urls=signed_urls(way, keys) if peer.program == "webdataset_tars" and keys else [],
             options=options,
             decoded=cell.kind == "decoded",
             batch_size=self._load.batch_size,
             num_workers=cell.workers,
-            resident_bytes=pictures.photos.num_bytes * 11 // 10 if self._load.resident else 0,
+            resident_bytes=images.photos.num_bytes * 11 // 10 if self._load.resident else 0,
         )
         return way.lead(job)
 
@@ -446,7 +424,7 @@ class Measuring:
         """
         run = self._data / "run"
         if peer.program == "local_files":
-            read_into_page_cache(self._pictures[kind].photos.root)
+            read_into_page_cache(self._images[kind].photos.root)
         elif peer.place == "local":
             read_into_page_cache(run / f"local-{kind}")
         else:

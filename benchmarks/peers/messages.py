@@ -6,89 +6,53 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["Job", "Outcome", "Task"]
-
 Task = Literal["write", "epoch"]
 
 
 class Job(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What a peer is to do.
+    """What a peer is to do."""
 
-    Attributes:
-        peer: Module below `benchmarks.peers.programs`.
-        task: Write the pictures into the bucket in the peer's format, or read an epoch of them.
-        photos: Folder of the pictures: one folder a class.
-        order: Row of numbers: the picture that is written at each place. A picture's number is its place in the sorted
-            list of all paths; every format keeps it beside the picture, and the peers deliver it as its label.
-        endpoint_url: Of the S3 server.
-        access_key_id: Its key.
-        secret_access_key: Its secret.
-        region: Its region.
-        bucket: Name.
-        prefix: Of all that the peer has in it, without slashes at the ends.
-        folder: Where ``write`` may put files that then go into the bucket below the prefix; a peer that puts them there
-            itself leaves it empty.
-        urls: Signed URLs of the peer's objects, for those who fetch by them.
-        options: Settings of the peer, from the catalogue.
-        cache_dir: For a peer that keeps what it has fetched; None for others.
-        decoded: Whether pictures are decoded to uint8 (N, 3, 224, 224), a random crop of each, or delivered as bytes.
-        batch_size: Pictures a batch.
-        num_workers: Worker processes, or threads where the peer has threads.
-        seed: Of the order.
-        limit_s: Stop after so long; the pictures that have come by then are the result.
-        num_batches: Stop after so many.
-        state: What ``state`` of an earlier outcome was: go on from there.
-        resident_bytes: Page cache to put memory behind beforehand; see `benchmarks.machine.make_memory_resident`.
-    """
-
-    peer: str
-    task: Task
-    photos: str
+    peer: str  # module below `benchmarks.peers.programs`
+    task: Task  # write the images into the bucket in the peer's format, or read an epoch of them
+    photos: str  # folder of the images: one folder a class
+    # row of numbers: the image that is written at each place. An image's number is its place in the sorted list of
+    # all paths; every format keeps it beside the image, and the peers deliver it as its label
     order: list[int] = []
-    endpoint_url: str = ""
-    access_key_id: str = ""
-    secret_access_key: str = ""
-    region: str = "us-east-1"
-    bucket: str = ""
-    prefix: str = ""
+    endpoint_url: str = ""  # of the S3 server
+    access_key_id: str = ""  # its key
+    secret_access_key: str = ""  # its secret
+    region: str = "us-east-1"  # its region
+    bucket: str = ""  # name
+    prefix: str = ""  # of all that the peer has in it, without slashes at the ends
+    # where ``write`` may put files that then go into the bucket below the prefix; a peer that puts them there itself
+    # leaves it empty
     folder: str = ""
-    urls: list[str] = []
-    options: dict[str, Any] = {}
-    cache_dir: str | None = None
+    urls: list[str] = []  # signed URLs of the peer's objects, for those who fetch by them
+    options: dict[str, Any] = {}  # settings of the peer, from the catalogue
+    cache_dir: str | None = None  # for a peer that keeps what it has fetched; None for others
+    # whether images are decoded to uint8 (N, 3, 224, 224), a random crop of each, or delivered as bytes
     decoded: bool = False
-    batch_size: int = 256
-    num_workers: int = 2
-    seed: int = 0
-    limit_s: float | None = None
-    num_batches: int | None = None
-    state: Any = None
-    resident_bytes: int = 0
+    batch_size: int = 256  # images a batch
+    num_workers: int = 2  # worker processes, or threads where the peer has threads
+    seed: int = 0  # of the order
+    limit_s: float | None = None  # stop after so long; the images that have come by then are the result
+    num_batches: int | None = None  # stop after so many
+    state: Any = None  # what ``state`` of an earlier outcome was: go on from there
+    resident_bytes: int = 0  # page cache to put memory behind beforehand; see `benchmarks.machine.make_memory_resident`
 
 
 class Outcome(msgspec.Struct, kw_only=True, frozen=True):
-    """What came of it.
+    """What came of it."""
 
-    Attributes:
-        numbers: Of the pictures, in the order of their coming.
-        batch_sizes: Pictures in each batch.
-        digest: Sum over the pictures of XXH3-128 of their bytes, seeded by their number, modulo 2^128, in hexadecimal:
-            the same for the same pictures in any order. Empty for decoded ones.
-        build_s: From the first call of the peer (imports left out) to a loader that can be iterated.
-        first_batch_s: From there, too, to the first batch.
-        half_s: To half of the pictures.
-        epoch_s: To the last batch.
-        cpu_s: Processor time of the process and all it has started, in the same time, its end included.
-        complete: Whether the epoch came to its end.
-        state: What the peer says of its position, where it can.
-    """
-
-    numbers: list[int] = []
-    batch_sizes: list[int] = []
+    numbers: list[int] = []  # of the images, in the order of their coming
+    batch_sizes: list[int] = []  # images in each batch
+    # sum over the images of XXH3-128 of their bytes, seeded by their number, modulo 2^128, in hexadecimal: the same
+    # for the same images in any order. Empty for decoded ones
     digest: str = ""
-    build_s: float = 0.0
-    first_batch_s: float = 0.0
-    half_s: float = 0.0
-    epoch_s: float = 0.0
-    cpu_s: float = 0.0
-    complete: bool = True
-    state: Any = None
+    build_s: float = 0.0  # from the first call of the peer (imports left out) to a loader that can be iterated
+    first_batch_s: float = 0.0  # from there, too, to the first batch
+    half_s: float = 0.0  # to half of the images
+    epoch_s: float = 0.0  # to the last batch
+    cpu_s: float = 0.0  # processor time of the process and all it has started, in the same time, its end included
+    complete: bool = True  # whether the epoch came to its end
+    state: Any = None  # what the peer says of its position, where it can

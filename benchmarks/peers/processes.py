@@ -14,28 +14,12 @@ import psutil
 from benchmarks.harness import ENVIRONMENT, CommandError, child_process
 from benchmarks.peers.messages import Job, Outcome
 
-__all__ = ["run_job"]
-
 _EXIT_S = 30.0
 _WATCH_S = 0.05
 
 
 def run_job(python: str, job: Job, *, deadline_s: float, watch_memory: bool = False) -> tuple[Outcome, int]:
-    """Does a job in a process of the peer's environment.
-
-    Args:
-        python: Its interpreter.
-        job: What to do.
-        deadline_s: The process is ended after so long.
-        watch_memory: Whether to look at its memory every 50 ms, which takes processor time from it.
-
-    Returns:
-        The outcome, and the highest memory of process and workers in bytes (pages that they share counted once), 0 if
-        nobody looked.
-
-    Raises:
-        CommandError: It gave no outcome.
-    """
+    """Does a job in a process of the peer's environment."""
     command = [python, "-m", "benchmarks.peers.side"]
     outcome = None
     with (

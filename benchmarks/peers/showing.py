@@ -9,8 +9,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["TARGETS", "show"]
-
 # Key → bound, and whether more is better.
 TARGETS = {
     "cold_raw_vs_best": (2.0, True),

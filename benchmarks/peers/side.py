@@ -21,8 +21,6 @@ from benchmarks.child import take_task
 from benchmarks.machine import cpu_of_tree_s, make_memory_resident
 from benchmarks.peers.messages import Job, Outcome
 
-__all__ = ["Batch", "Loader", "Program", "main", "read"]
-
 Batch = tuple["Sequence[bytes | memoryview] | Tensor", "Sequence[int] | Tensor"]
 
 
@@ -30,7 +28,7 @@ class Loader(Protocol):
     """A peer's loader, ready to be iterated."""
 
     def __iter__(self) -> Any:
-        """Pictures (files as they are, or uint8 (N, 3, 224, 224)) and their numbers, batch by batch."""
+        """Images (files as they are, or uint8 (N, 3, 224, 224)) and their numbers, batch by batch."""
 
     def state(self) -> Any:
         """The position, as JSON can carry it; None where the peer has no such thing."""
@@ -46,10 +44,10 @@ class Program(Protocol):
     """
 
     def write(self, job: Job) -> None:
-        """Puts the pictures into the bucket in the peer's format."""
+        """Puts the images into the bucket in the peer's format."""
 
     def open_loader(self, job: Job) -> Loader:
-        """Makes the peer's data set and loader, from ``job.state`` where there is one."""
+        """Makes the peer's dataset and loader, from ``job.state`` where there is one."""
 
 
 def read(program: Program, job: Job) -> Outcome:
@@ -123,13 +121,13 @@ class _Taken:
 
     def _look_at(self, images: Sequence[bytes | memoryview] | Tensor, numbers: Sequence[int]) -> None:
         if len(images) != len(numbers):
-            raise RuntimeError(f"{len(images)} pictures with {len(numbers)} numbers")
+            raise RuntimeError(f"{len(images)} images with {len(numbers)} numbers")
         if isinstance(images, Tensor):
             if not self._job.decoded or images.shape[1:] != (3, 224, 224) or images.element_size() != 1:
                 raise RuntimeError(f"a tensor of {images.dtype}, {tuple(images.shape)} was not asked for")
             return
         if self._job.decoded:
-            raise RuntimeError("files came where pictures were asked for")
+            raise RuntimeError("files came where images were asked for")
         for data, number in zip(images, numbers, strict=True):
             self.digest = (self.digest + xxhash.xxh3_128_intdigest(data, seed=number)) % 2**128
 

@@ -8,20 +8,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from benchmarks.peers.images import collate
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import collate
-
-__all__ = ["TorchLoader"]
 
 
 class TorchLoader:
-    """One epoch of a torch data set.
-
-    Args:
-        dataset: Gives (picture, number); shuffled here where it is a map, by itself where it is iterable.
-        job: Of the epoch.
-        collate_fn: Other than the usual one.
-    """
+    """One epoch of a torch dataset."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a consumer counts: pictures, digests whatever the order, and how long batches took to load."""
+"""What a consumer counts: images, digests whatever the order, and how long batches took to load."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_batch_without_a_beginning_has_no_load():
     assert delivery.first_batch_at > 0
 
 
-def test_pictures_are_stacked_and_files_listed():
+def test_images_are_stacked_and_files_listed():
     tensors = collate_timed([TimedPhoto(number, torch.full((1,), number), 0, 1.0, 2.0) for number in (3, 4)])
     assert isinstance(tensors.images, torch.Tensor)
     assert (tensors.numbers, tensors.images.tolist(), tensors.began_s) == ([3, 4], [[3], [4]], 1.0)

@@ -104,7 +104,7 @@ def test_targets_name_figures_that_exist() -> None:
 @pytest.mark.parametrize(
     "change", [{"num_samples": 99}, {"class_counts": [51, 49]}, {"digest": "00"}], ids=["number", "classes", "bytes"]
 )
-def test_sides_that_deliver_other_pictures_are_noticed(change: dict[str, Any]) -> None:
+def test_sides_that_deliver_other_images_are_noticed(change: dict[str, Any]) -> None:
     check_same_samples({"local": [make_epoch(), make_epoch()], "cold": [make_epoch(epoch_s=9.0)]})
-    with pytest.raises(ValueError, match="same pictures"):
+    with pytest.raises(ValueError, match="same images"):
         check_same_samples({"local": [make_epoch()], "cold": [make_epoch(**change)]})

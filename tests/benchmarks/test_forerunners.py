@@ -1,4 +1,4 @@
-"""The forerunners' benchmark, with a few pictures: that all sides bring the same ones, and what is made of it."""
+"""The forerunners' benchmark, with a few images: that all sides bring the same ones, and what is made of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_PHOTOS = 12
 
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory) -> Where:
-    """Pictures on the local drive only."""
+    """Images on the local drive only."""
     folder = tmp_path_factory.mktemp("forerunners")
     photos = make_photos(folder, count=NUM_PHOTOS)
     paths = photos.paths()
@@ -50,7 +50,7 @@ LOCAL = next(case for case in CASES if case.place == "local" and case.layer == "
 
 @pytest.mark.processes
 @pytest.mark.parametrize("case", [LOCAL, Case("local", "training", "threads")], ids=str)
-def test_a_layer_brings_every_picture_from_the_local_drive(where, case):
+def test_a_layer_brings_every_image_from_the_local_drive(where, case):
     epoch = measured(measure_layer, case, where, None, 4, 1, 4)
     check_same_samples({"files": [_expected(where, None, raw=case.is_raw)], "side": [epoch]})
     assert 0 < epoch.first_batch_s <= epoch.epoch_s
@@ -61,7 +61,7 @@ def test_a_layer_brings_every_picture_from_the_local_drive(where, case):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", list(READERS)[:1])
-def test_a_reader_brings_every_picture(where, name):
+def test_a_reader_brings_every_image(where, name):
     reading = measured(measure_reading, name, where, 0.01)
     check_same_samples({"files": [_expected(where, None, raw=True)], "reader": [reading]})
     assert reading.timed_samples % NUM_PHOTOS == 0
@@ -70,7 +70,7 @@ def test_a_reader_brings_every_picture(where, name):
 
 @pytest.fixture
 def far(where, s3_server, s3_bucket) -> Where:
-    """The same pictures in a bucket."""
+    """The same images in a bucket."""
     options = s3_server.storage_options()
     far = Where(where.root, where.names, where.labels, where.local_shards, s3_bucket.name, options)
     put_objects(PhotoFolder(Path(where.root), NUM_PHOTOS, 0, 0, ""), far.objects_url, options)
@@ -82,8 +82,8 @@ FROM_S3 = next(case for case in CASES if case.place == "s3" and case.is_slow)
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("case", [FROM_S3, Case("s3", "data set", "shards")], ids=str)
-def test_a_layer_brings_every_picture_from_a_bucket(far, case):
+@pytest.mark.parametrize("case", [FROM_S3, Case("s3", "dataset", "shards")], ids=str)
+def test_a_layer_brings_every_image_from_a_bucket(far, case):
     limit = 8 if case.is_slow else None
     epoch = measured(measure_layer, case, far, limit, 4, 1, 4)
     check_same_samples({"files": [_expected(far, limit, raw=case.is_raw)], str(case): [epoch]})

@@ -24,19 +24,19 @@ from benchmarks.peers.figures import (
     check,
     expected_digest,
     headline,
+    image_digest,
     is_slow,
     make_row,
-    picture_digest,
     shuffle_distance,
     with_earlier,
     without_paths,
 )
-from benchmarks.peers.measuring import FULL, QUICK, Measuring, _Pictures
+from benchmarks.peers.measuring import FULL, QUICK, Measuring, _Images
 from benchmarks.peers.messages import Job, Outcome
 from benchmarks.photos import PhotoFolder
 
-PICTURES = [f"picture {number}".encode() for number in range(8)]
-DIGESTS = [picture_digest(data, number) for number, data in enumerate(PICTURES)]
+IMAGES = [f"image {number}".encode() for number in range(8)]
+DIGESTS = [image_digest(data, number) for number, data in enumerate(IMAGES)]
 CELL = Cell("raw", 30, 2)
 
 
@@ -55,27 +55,25 @@ def outcome(numbers: list[int], *, epoch_s: float = 1.0, complete: bool = True, 
 
 
 class TestCheck:
-    def test_each_picture_once_in_any_order(self) -> None:
+    def test_each_image_once_in_any_order(self) -> None:
         assert check(outcome([3, 1, 2, 0, 7, 6, 5, 4]), DIGESTS, decoded=False) == ""
 
     def test_missing_and_repeated(self) -> None:
-        assert check(outcome([0, 0, 2, 3, 4, 5, 6, 7]), DIGESTS, decoded=False) == (
-            "1 pictures again, 1 pictures missing"
-        )
+        assert check(outcome([0, 0, 2, 3, 4, 5, 6, 7]), DIGESTS, decoded=False) == ("1 images again, 1 images missing")
 
     def test_an_epoch_that_was_cut_short_may_lack_some(self) -> None:
         assert check(outcome([0, 1], complete=False), DIGESTS, decoded=False) == ""
-        assert check(outcome([0, 0], complete=False), DIGESTS, decoded=False) == "1 pictures again"
+        assert check(outcome([0, 0], complete=False), DIGESTS, decoded=False) == "1 images again"
 
     def test_wrong_bytes(self) -> None:
         assert check(outcome(list(range(8)), digest="0" * 32), DIGESTS, decoded=False) == "wrong bytes"
 
-    def test_bytes_of_another_picture(self) -> None:
-        swapped = sum(picture_digest(PICTURES[number ^ 1], number) for number in range(8)) % 2**128
+    def test_bytes_of_another_image(self) -> None:
+        swapped = sum(image_digest(IMAGES[number ^ 1], number) for number in range(8)) % 2**128
         assert check(outcome(list(range(8)), digest=f"{swapped:032x}"), DIGESTS, decoded=False) == "wrong bytes"
 
-    def test_pictures_that_do_not_exist(self) -> None:
-        assert "1 pictures that do not exist" in check(outcome([*range(7), 9]), DIGESTS, decoded=True)
+    def test_images_that_do_not_exist(self) -> None:
+        assert "1 images that do not exist" in check(outcome([*range(7), 9]), DIGESTS, decoded=True)
 
 
 def test_a_row_has_medians_and_extremes() -> None:
@@ -124,7 +122,7 @@ def test_where_cold_epochs_are_cut_short_one_whole_epoch_fills_the_cache_for_all
     monkeypatch.setattr("benchmarks.peers.measuring.run_job", run_job)
     measuring = Measuring(FULL, [peer], tmp_path, Console(quiet=True))
     photos = PhotoFolder(tmp_path, count=8, seed=0, num_bytes=64, digest="")
-    measuring._pictures["raw"] = _Pictures(photos, list(range(8)), DIGESTS, {})
+    measuring._images["raw"] = _Images(photos, list(range(8)), DIGESTS, {})
     measuring._pythons[peer.name] = sys.executable
     options = {"access_key_id": "name", "secret_access_key": "secret"}
     measuring._measure(CELL, Way(endpoint_url="http://localhost", options=options))
@@ -251,7 +249,7 @@ def test_the_headline_compares_with_the_best_within_a_round() -> None:
             (OURS, CELL, "cold"): runs(1, 2, 1),
             ("litdata", CELL, "cold"): runs(3, 6, 3),
             ("webdataset", CELL, "cold"): runs(9, 9, 9),
-            ("torch_boto3", CELL, "cold"): [Run(outcome([0], epoch_s=0.1), 0, "7 pictures missing")],
+            ("torch_boto3", CELL, "cold"): [Run(outcome([0], epoch_s=0.1), 0, "7 images missing")],
             ("ours_objects", CELL, "cold"): runs(0.1, 0.1, 0.1),
             ("local_files", CELL, "cold"): runs(0.1, 0.1, 0.1),
             (OURS, CELL, "warm"): runs(1, 1, 1),
@@ -271,7 +269,7 @@ def test_who_fails_in_one_cell_leaves_what_is_known_of_others(tmp_path: Path) ->
     measured = FULL.cells()[0]
     measuring = Measuring(replace(FULL, only=(measured,)), [find("mosaicml")], tmp_path, Console(quiet=True))
     photos = PhotoFolder(tmp_path, count=8, seed=0, num_bytes=64, digest="")
-    measuring._pictures["raw"] = _Pictures(photos, list(range(8)), DIGESTS, {})
+    measuring._images["raw"] = _Images(photos, list(range(8)), DIGESTS, {})
     with measuring._told(find("mosaicml"), "raw"):
         raise CommandError("IndexError")
     rows: Any = measuring.figures("minio")["rows"]
@@ -369,11 +367,11 @@ def test_a_peer_that_is_slow_beside_the_headline_keeps_its_turns() -> None:
     assert measuring._has_turns(peer, side_cell)
 
 
-def test_pictures_that_do_not_exist_say_nothing_of_shuffling() -> None:
+def test_images_that_do_not_exist_say_nothing_of_shuffling() -> None:
     assert shuffle_distance(Outcome(numbers=[0, 99], batch_sizes=[2]), range(10)) is None
 
 
-def test_shuffling_is_looked_at_where_pictures_lie() -> None:
+def test_shuffling_is_looked_at_where_images_lie() -> None:
     order = random.Random(1).sample(range(1000), 1000)
     sorted_run = Outcome(numbers=order, batch_sizes=[100] * 10)
     mixed = Outcome(numbers=random.Random(2).sample(range(1000), 1000), batch_sizes=[100] * 10)

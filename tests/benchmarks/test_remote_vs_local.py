@@ -131,7 +131,7 @@ def test_without_latency_the_figures_say_so(tmp_path: Path, sides: FakeSides) ->
 
 def test_other_bytes_than_the_files_are_an_error(tmp_path: Path, sides: FakeSides) -> None:
     sides.wrong_digest = "wrong"
-    with pytest.raises(ValueError, match="same pictures"):
+    with pytest.raises(ValueError, match="same images"):
         run_benchmark(parse_options(arguments(tmp_path, "--step", "none")), Console(quiet=True))
 
 

@@ -20,16 +20,14 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from torch.utils.data import DataLoader
 
+from benchmarks.peers.images import Treat, collate, written
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat, collate, written
-
-__all__ = ["open_loader", "write"]
 
 _SCHEMA = pa.schema({"image": pa.binary(), "number": pa.int64()})
 
 
 def write(job: Job) -> None:
-    """Parquet files of ``file_bytes``, in groups of ``row_group`` rows; uncompressed, for pictures do not shrink."""
+    """Parquet files of ``file_bytes``, in groups of ``row_group`` rows; uncompressed, for images do not shrink."""
     filesystem = fsspec.filesystem("s3", **_storage_options(job))
     rows: list[tuple[int, bytes]] = []
     num_bytes = num_files = 0
@@ -71,7 +69,7 @@ class _Item:
 
 
 def open_loader(job: Job) -> _Loader:
-    """Data set and loader."""
+    """Dataset and loader."""
     return _Loader(job)
 
 
@@ -116,7 +114,7 @@ class _Loader:
         return iter(self._loader)
 
     def state(self) -> str:
-        """What the data set's buffer held is not in it: those pictures are lost."""
+        """What the dataset's buffer held is not in it: those images are lost."""
         return base64.b64encode(pickle.dumps(self._loader.state_dict())).decode()
 
     def close(self) -> None:

@@ -12,14 +12,12 @@ from typing import Any
 import litdata
 from litdata.streaming import downloader
 
+from benchmarks.peers.images import Treat, collate, paths
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat, collate, paths
-
-__all__ = ["open_loader", "permit_http", "write"]
 
 
 class _Read:
-    """Picture of a number; a class, for it is pickled."""
+    """Image of a number; a class, for it is pickled."""
 
     def __init__(self, job: Job) -> None:
         self._paths = paths(job.photos)
@@ -51,7 +49,7 @@ def write(job: Job) -> None:
 
 
 def open_loader(job: Job) -> _Loader:
-    """Data set and loader, as its README combines them."""
+    """Dataset and loader, as its README combines them."""
     return _Loader(job)
 
 

@@ -1,4 +1,4 @@
-"""LitData's StreamingRawDataset: one object a picture, no conversion, many downloads at once in each worker.
+"""LitData's StreamingRawDataset: one object per image, no conversion, many downloads at once in each worker.
 
 https://github.com/Lightning-AI/litData, "Stream raw datasets": torch's DataLoader around it.
 """
@@ -12,12 +12,10 @@ from typing import Any
 
 import litdata
 
+from benchmarks.peers.images import Treat, collate
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat, collate
 from benchmarks.peers.programs.litdata_chunks import permit_http
 from benchmarks.peers.torch_loader import TorchLoader
-
-__all__ = ["open_loader"]
 
 
 class _Numbered(litdata.StreamingRawDataset):  # type: ignore[misc]
@@ -28,7 +26,7 @@ class _Numbered(litdata.StreamingRawDataset):  # type: ignore[misc]
 
 
 def open_loader(job: Job) -> TorchLoader:
-    """The data set in torch's DataLoader."""
+    """The dataset in torch's DataLoader."""
     permit_http()
     # It lists by s3fs and reads by boto3's options, which call the keys otherwise: both find them here.
     os.environ |= {

@@ -6,11 +6,9 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from benchmarks.peers.images import Treat, paths
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat, paths
 from benchmarks.peers.torch_loader import TorchLoader
-
-__all__ = ["open_loader"]
 
 
 class _Files(Dataset[Any]):
@@ -27,5 +25,5 @@ class _Files(Dataset[Any]):
 
 
 def open_loader(job: Job) -> TorchLoader:
-    """The data set in torch's DataLoader."""
+    """The dataset in torch's DataLoader."""
     return TorchLoader(_Files(job), job)

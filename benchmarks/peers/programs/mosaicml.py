@@ -3,7 +3,7 @@
 Settings from https://docs.mosaicml.com/projects/streaming/en/latest/distributed_training/performance_tuning.html and
 https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shuffling.html: shards of 64 MB, the
 recommended shuffle py1e, ``predownload`` of 8 batches, which is its default where the batch size is told. Its block of
-shuffling, 262,144 samples at least by default, is larger than the benchmark's data set: the first batch waits for all
+shuffling, 262,144 samples at least by default, is larger than the benchmark's dataset: the first batch waits for all
 shards then. ``shuffle_block_size`` is the knob, and py1s the algorithm that its documentation offers instead.
 """
 
@@ -20,14 +20,12 @@ from typing import Any
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 
+from benchmarks.peers.images import Treat, collate, written
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat, collate, written
-
-__all__ = ["open_loader", "write"]
 
 
 def write(job: Job) -> None:
-    """Shards of ``shard_bytes``; neither compressed nor hashed, for pictures do not shrink and hashing costs time."""
+    """Shards of ``shard_bytes``; neither compressed nor hashed, for images do not shrink and hashing costs time."""
     _connect(job)
     with MDSWriter(
         out=_url(job),
@@ -39,12 +37,12 @@ def write(job: Job) -> None:
 
 
 def open_loader(job: Job) -> _Loader:
-    """Data set and loader."""
+    """Dataset and loader."""
     _connect(job)
     return _Loader(job)
 
 
-class _Pictures(StreamingDataset):  # type: ignore[misc]
+class _Images(StreamingDataset):  # type: ignore[misc]
     def __init__(self, treat: Treat, **settings: Any) -> None:
         super().__init__(**settings)
         self._treat = treat
@@ -61,7 +59,7 @@ class _Loader:
         self._locks = tempfile.mkdtemp(prefix="mds-")  # its lock files stay; a later run would take them for another's
         tempfile.tempdir = self._locks
         self._loader: Any = StreamingDataLoader(
-            _Pictures(
+            _Images(
                 Treat(job),
                 remote=_url(job),
                 local=str(Path(job.cache_dir) / "mds"),

@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from benchmarks.peers.images import SIZE, written
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import SIZE, written
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, RandomResizedCrop, ShardDataset
 from concurrent_loader.storage import ShardWriter
-
-__all__ = ["open_loader", "write"]
 
 
 def write(job: Job) -> None:
@@ -23,7 +21,7 @@ def write(job: Job) -> None:
 
 
 def open_loader(job: Job) -> _Loader:
-    """Data set and loader."""
+    """Dataset and loader."""
     return _Loader(job)
 
 

@@ -2,7 +2,7 @@
 
 Settings from https://docs.ray.io/en/latest/data/performance-tips.html and
 https://docs.ray.io/en/latest/data/shuffling-data.html: files shuffled, a local buffer of rows shuffled, a few batches
-fetched ahead; blocks of 16 MB in place of 128 MB, so that a small data set has enough of them to be streamed.
+fetched ahead; blocks of 16 MB in place of 128 MB, so that a small dataset has enough of them to be streamed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ import ray
 import torch
 from torch import Tensor
 
+from benchmarks.peers.images import Treat, written
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat, written
-
-__all__ = ["open_loader", "prepare", "write"]
 
 _SCHEMA = pyarrow.schema({"image": pyarrow.binary(), "number": pyarrow.int64()})
 
 
 def write(job: Job) -> None:
-    """Parquet files of ``file_bytes``: uncompressed, for pictures do not shrink."""
+    """Parquet files of ``file_bytes``: uncompressed, for images do not shrink."""
     filesystem = _filesystem(job)
     rows: list[tuple[int, bytes]] = []
     num_files = 0
@@ -94,7 +92,7 @@ def prepare(job: Job) -> None:
 
 
 def open_loader(job: Job) -> _Loader:
-    """A data set in the cluster."""
+    """A dataset in the cluster."""
     return _Loader(job)
 
 

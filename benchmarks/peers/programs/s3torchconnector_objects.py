@@ -1,4 +1,4 @@
-"""s3torchconnector's S3MapDataset: one object a picture, by AWS's own native client, in torch's DataLoader.
+"""s3torchconnector's S3MapDataset: one object per image, by AWS's own native client, in torch's DataLoader.
 
 https://github.com/awslabs/s3-connector-for-pytorch: `from_prefix`, a transform that reads, path style for an endpoint
 that is not AWS's.
@@ -12,11 +12,9 @@ from typing import Any
 
 from s3torchconnector import S3ClientConfig, S3IterableDataset, S3MapDataset, S3ReaderConstructor
 
+from benchmarks.peers.images import Treat
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat
 from benchmarks.peers.torch_loader import TorchLoader
-
-__all__ = ["open_loader"]
 
 
 class _Read:
@@ -28,7 +26,7 @@ class _Read:
 
 
 def open_loader(job: Job) -> TorchLoader:
-    """The data set in torch's DataLoader; ``iterable`` takes S3IterableDataset, whose order is the bucket's."""
+    """The dataset in torch's DataLoader; ``iterable`` takes S3IterableDataset, whose order is the bucket's."""
     os.environ["AWS_ACCESS_KEY_ID"] = job.access_key_id  # it takes keys from the environment only
     os.environ["AWS_SECRET_ACCESS_KEY"] = job.secret_access_key
     options: dict[str, Any] = {

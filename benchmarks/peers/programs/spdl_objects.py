@@ -1,4 +1,4 @@
-"""SPDL: a pipeline of threads over one object a picture, fetched by boto3 and decoded without the interpreter's lock.
+"""SPDL: a pipeline of threads over one object per image, fetched by boto3 and decoded without the interpreter's lock.
 
 Settings from https://facebookresearch.github.io/spdl/latest/getting_started/concurrency.html and its guide to building
 data loaders: waiting (fetching, in a pool of its own) is kept apart from computing (decoding, as many threads as there
@@ -18,10 +18,8 @@ import boto3
 from botocore.config import Config
 from spdl.pipeline import Pipeline, PipelineBuilder
 
+from benchmarks.peers.images import SIZE, Treat, collate
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import SIZE, Treat, collate
-
-__all__ = ["open_loader"]
 
 _Sample = tuple[Any, int]
 

@@ -1,4 +1,4 @@
-"""torch's DataLoader over one object a picture, fetched by boto3 when its turn comes: what tutorials show."""
+"""torch's DataLoader over one object per image, fetched by boto3 when its turn comes: what tutorials show."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import boto3
 from botocore.config import Config
 from torch.utils.data import Dataset
 
+from benchmarks.peers.images import Treat
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat
 from benchmarks.peers.torch_loader import TorchLoader
-
-__all__ = ["open_loader"]
 
 
 class _Objects(Dataset[Any]):
@@ -53,5 +51,5 @@ class _Objects(Dataset[Any]):
 
 
 def open_loader(job: Job) -> TorchLoader:
-    """The data set in torch's DataLoader."""
+    """The dataset in torch's DataLoader."""
     return TorchLoader(_Objects(job), job)

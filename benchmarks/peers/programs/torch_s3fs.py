@@ -1,4 +1,4 @@
-"""torch's DataLoader over one object a picture, read through s3fs, as fsspec's users do."""
+"""torch's DataLoader over one object per image, read through s3fs, as fsspec's users do."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 import s3fs
 from torch.utils.data import Dataset
 
+from benchmarks.peers.images import Treat
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat
 from benchmarks.peers.torch_loader import TorchLoader
-
-__all__ = ["open_loader"]
 
 
 class _Objects(Dataset[Any]):
@@ -49,5 +47,5 @@ class _Objects(Dataset[Any]):
 
 
 def open_loader(job: Job) -> TorchLoader:
-    """The data set in torch's DataLoader."""
+    """The dataset in torch's DataLoader."""
     return TorchLoader(_Objects(job), job)

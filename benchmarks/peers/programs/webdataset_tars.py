@@ -12,10 +12,8 @@ from typing import Any
 
 import webdataset
 
+from benchmarks.peers.images import Treat, collate, written
 from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat, collate, written
-
-__all__ = ["open_loader", "write"]
 
 _SHUFFLE_BUFFER = 1000  # samples; what its examples have
 

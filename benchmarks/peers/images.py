@@ -1,4 +1,4 @@
-"""What every peer does to its pictures, so that only where they come from differs."""
+"""What every peer does to its images, so that only where they come from differs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from torchvision.transforms import v2
 
 from benchmarks.peers.messages import Job
 
-__all__ = ["SIZE", "Treat", "collate", "paths", "written"]
-
 SIZE = 224
 
 
 def paths(folder: str) -> list[Path]:
-    """All pictures; a picture's number is its place here."""
+    """All images; an image's number is its place here."""
     return sorted(Path(folder).glob("*/*.jpg"))
 
 
 def written(job: Job) -> Iterator[tuple[int, bytes]]:
-    """Number and file of each picture, in the order in which every format gets them."""
+    """Number and file of each image, in the order in which every format gets them."""
     found = paths(job.photos)
     for number in job.order:
         yield number, found[number].read_bytes()
@@ -46,11 +44,11 @@ class Treat:
         encoded = torch.frombuffer(
             bytearray(data), dtype=torch.uint8
         )  # a copy of 3 µs: read-only buffers are warned of
-        picture: Tensor = self._augment(decode_jpeg(encoded, mode=ImageReadMode.RGB))
-        return picture
+        image: Tensor = self._augment(decode_jpeg(encoded, mode=ImageReadMode.RGB))
+        return image
 
 
 def collate(samples: list[tuple[Tensor | bytes, int]]) -> tuple[Tensor | list[Tensor | bytes], Tensor]:
-    """A list of pictures and numbers → a batch."""
+    """A list of images and numbers → a batch."""
     images, numbers = zip(*samples, strict=True)
     return torch.stack(images) if isinstance(images[0], Tensor) else list(images), torch.tensor(numbers)
