@@ -9,7 +9,6 @@ said to be missing where not.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import io
 import random
@@ -19,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +28,7 @@ from rich.console import Console
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as v2
 
-from benchmarks.console import bar, ends_with_one_line
-from benchmarks.machine import Bystanders, describe_machine, versions
-from benchmarks.output import present
+from benchmarks.command import bar, run_one_of
 from benchmarks.photos import CLASSES, open_photograph
 from concurrent_loader.augment import RandomResizedCrop, uniforms
 from concurrent_loader.decode import Decoder, available_backends, has_native_crop, make_crop_decoder, make_decoder
@@ -256,7 +252,6 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
     torch.set_num_threads(1)
     sets = make_sets(load)
     recipes = {**training_recipes(), **decoding_recipes()}
-    others = Bystanders()
     rows: list[dict[str, object]] = []
     ratios: dict[str, float] = {}
     best = "ours, native" if has_native_crop() else "ours, library"
@@ -278,8 +273,6 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
                 for name in missing_recipes()
             ]
     return {
-        "machine": describe_machine(),
-        "versions": versions(),
         "native": has_native_crop(),
         "mean_bytes": {photos.name: round(photos.mean_bytes) for photos in sets},
         "rounds": load.num_rounds,
@@ -289,23 +282,12 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
         "ratio_large": round(ratios["large"], 3),
         "two_thread_scaling": round(scaling(sets[0], load.num_rounds), 3),
         "mean_error": round(max(mean_error(photos) for photos in sets), 3),
-        "other_programs_share": round(others.share(), 3),
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="a few images, to see that it works")
-    options = parser.parse_args(arguments)
-
-    def run() -> None:
-        console = Console()
-        figures = run_benchmark(QUICK if options.quick else FULL, console)
-        present("decode", figures, console, options.json)
-
-    return ends_with_one_line(run)
+    return run_one_of("decode", __doc__, run_benchmark, FULL, QUICK, arguments)
 
 
 if __name__ == "__main__":

@@ -166,18 +166,18 @@ def epoch_times(
     for number in range(-1, num_rounds):  # the first round warms caches up and does not count
         for side in SIDES:  # ours between torch's two turns, so that a drift of the machine's pace cancels out
             gc.collect()
-            cpu_before, began = _cpu_s(), perf_counter()
+            cpu_before_s, began = cpu_s(), perf_counter()
             loader: Any = SIDES[side](dataset, batch_size=batch_size, num_workers=num_workers)
             num_batches = sum(1 for _ in loader)
-            took_s, cpu_s = perf_counter() - began, _cpu_s() - cpu_before
+            took_s, used_s = perf_counter() - began, cpu_s() - cpu_before_s
             if num_batches != -(-length // batch_size):
                 raise AssertionError(f"{side} gave {num_batches} batches of {length} items")
             if number >= 0:
-                taken[side].append((took_s, cpu_s))
+                taken[side].append((took_s, used_s))
     return taken
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
     """Returns the processor time of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)  # `os.times` counts ticks of 10 ms

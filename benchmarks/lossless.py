@@ -7,7 +7,6 @@ is our own writing of it, in numpy: its size is what counts, its rate is numpy's
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import io
 import statistics
@@ -15,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +23,9 @@ import zstandard
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.console import bar, ends_with_one_line
+from benchmarks.command import bar, run_one_of
 from benchmarks.l3_scheme import decode_l3, encode_l3
 from benchmarks.lossless_gpu import GPU_KEYS, measure_on_gpu
-from benchmarks.machine import Bystanders, describe_machine, versions
-from benchmarks.output import present
 from benchmarks.photos import CLASSES, open_photograph
 from concurrent_loader.decode import Backend, make_decoder
 from concurrent_loader.storage.lossless import decode, encode, has_native_lossless
@@ -257,7 +253,6 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
     for images in sets.values():
         check(images)
     codecs, missing = make_codecs()
-    others = Bystanders()
     with bar(console, "Rounds", len(sets) * (load.num_rounds + 1)) as progress:
         facts = {name: measure_set(images, codecs, load.num_rounds, progress.advance) for name, images in sets.items()}
     rows: list[dict[str, object]] = [
@@ -276,8 +271,6 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
         return statistics.geometric_mean(facts[name][codec]["decode_mpix_s"] / best_png(name) for name in sets)
 
     return {
-        "machine": describe_machine(),
-        "versions": versions(),
         "native": has_native_lossless(),
         "rounds": load.num_rounds,
         "rows": rows,
@@ -292,23 +285,12 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
         "crop_vs_full": round(crop_share(sets["mosaics"][0], load.num_rounds), 4),
         "encode_mpix_s": round(min(facts[name]["ours"]["encode_mpix_s"] for name in sets), 2),
         **(measure_on_gpu(sets["mosaics"], load.num_rounds) if torch.cuda.is_available() else dict.fromkeys(GPU_KEYS)),
-        "other_programs_share": round(others.share(), 3),
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.lossless", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="two photographs, to see that it works")
-    options = parser.parse_args(arguments)
-
-    def run() -> None:
-        console = Console()
-        figures = run_benchmark(QUICK if options.quick else FULL, console)
-        present("lossless", figures, console, options.json)
-
-    return ends_with_one_line(run)
+    return run_one_of("lossless", __doc__, run_benchmark, FULL, QUICK, arguments)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import tempfile
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -74,6 +75,38 @@ def cpu_of_tree_s() -> float:
         + ended.ru_stime
         + sum(times.user + times.system + times.children_user + times.children_system for times in live)
     )
+
+
+def start_peak_rss() -> int:
+    """Forgets the highest resident memory so far where the system can; returns the present one, in bytes."""
+    clear_refs = Path("/proc/self/clear_refs")
+    if clear_refs.exists():
+        clear_refs.write_text("5")
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_rss_bytes() -> int:
+    """Returns the highest resident memory of this process, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(fields["VmHWM"].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+def resident_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Returns the resident memory of processes; pages that several share count once (PSS)."""
+    num_bytes = 0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            info = process.memory_full_info()
+            num_bytes += int(getattr(info, "pss", info.rss))
+    return num_bytes
+
+
+def workers_rss() -> int:
+    """Returns the resident memory of all processes below this one, in bytes."""
+    return resident_bytes(psutil.Process().children(recursive=True))
 
 
 def make_memory_resident(folder: Path, num_bytes: int) -> float:

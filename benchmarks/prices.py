@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.bucket_requests import Requests
+from benchmarks.access import Requests
 
 PRICES_AS_OF = "2026-11-22"
 _GIB = 1 << 30

@@ -21,7 +21,7 @@ from jinja2 import TemplateError
 from rich.console import Console
 
 from benchmarks.catalogue import BENCHMARKS, Benchmark, missing_keys
-from benchmarks.console import ends_with_one_line
+from benchmarks.command import ends_with_one_line
 from benchmarks.machine import num_cores
 from benchmarks.program import run_program
 from benchmarks.report_page import Results, write

@@ -8,27 +8,26 @@ still delivered exactly once. Anything else (a wrong sample, one too many, anoth
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
-import json
 import shutil
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import psutil
 import xxhash
 from rich.console import Console
 
-from benchmarks.console import bar, ends_with_one_line
-from benchmarks.machine import describe_machine, versions
+from benchmarks.command import bar, command_line, publish
 from benchmarks.weather import Weather, forecast
 from concurrent_loader import Batch, ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
@@ -47,18 +46,6 @@ _HANG_S = 300.0
 _POLICY = RetryPolicy(
     max_attempts=40, max_delay_s=2.0, first_byte_s=2.0, min_bytes_per_s=256 * 1024, stall_window_s=2.0, deadline_s=90.0
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line says."""
-
-    json: Path | None  # file for the figures, or None
-    minutes: float  # how long
-    num_samples: int  # of the dataset
-    spell_s: tuple[float, float]  # shortest and longest spell of weather
-    seed: int  # of samples, order and weather
-    client: str  # as for `concurrent_loader.storage.open_store`
 
 
 @dataclass(slots=True)
@@ -89,9 +76,8 @@ class _Record:
         self.rss_mb.append(round(process.memory_info().rss / 1e6, 1))
 
 
-def run_soak(options: Options, console: Console) -> dict[str, object]:
+def run_soak(options: Namespace, record: _Record, console: Console) -> dict[str, Any]:
     """Runs epochs in bad weather until the time is over."""
-    record = _Record()
     began = time.monotonic()
     with ExitStack() as stack:
         stack.callback(faulthandler.cancel_dump_traceback_later)
@@ -105,7 +91,7 @@ def run_soak(options: Options, console: Console) -> dict[str, object]:
         record.look()
         before = record.descriptors[0]
         progress = stack.enter_context(bar(console, "Seconds", round(options.minutes * 60)))
-        spells = forecast(options.seed, shortest_s=options.spell_s[0], longest_s=options.spell_s[1])
+        spells = forecast(options.seed, shortest_s=options.shortest, longest_s=options.longest)
         with Weather(spells, faults=faults, network=network, mortal=mortal, cache=cache) as weather:
             until = began + options.minutes * 60
 
@@ -127,19 +113,13 @@ def run_soak(options: Options, console: Console) -> dict[str, object]:
                     look_out=look_out,
                 )
         record.look()
-        figures = {
+        return {
             **_figures(options, record, weather.counts, faults.counts(), before, time.monotonic() - began),
             "proxy_restarts": weather.num_restarts,
         }
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    console.print_json(json.dumps({name: value for name, value in figures.items() if name not in ("machine", "ends")}))
-    if record.wrong_samples:
-        raise AssertionError(f"{record.wrong_samples} wrong samples")
-    return figures
 
 
-def _fill(server: LocalS3, options: Options) -> tuple[list[int], int]:
+def _fill(server: LocalS3, options: Namespace) -> tuple[list[int], int]:
     """Makes the dataset; returns each sample's digest, and the bytes of all."""
     server.make_bucket("soak")
     dice = np.random.default_rng(options.seed)
@@ -151,7 +131,7 @@ def _fill(server: LocalS3, options: Options) -> tuple[list[int], int]:
         shard_size=_SHARD_SIZE,
         storage_options=server.storage_options(),
     ) as writer:
-        for label in range(options.num_samples):
+        for label in range(options.samples):
             data = dice.bytes(1 + int(dice.exponential(_MEAN_BYTES)))
             truth.append(xxhash.xxh3_64_intdigest(data))
             num_bytes += len(data)
@@ -161,7 +141,7 @@ def _fill(server: LocalS3, options: Options) -> tuple[list[int], int]:
 
 def _open_and_read(
     server: LocalS3,
-    options: Options,
+    options: Namespace,
     *,
     truth: list[int],
     cache: Path,
@@ -235,18 +215,16 @@ def _check(batch: Batch, truth: list[int], record: _Record) -> list[int]:
 
 
 def _figures(
-    options: Options,
+    options: Namespace,
     record: _Record,
     spells: Counter[str],
     faults: dict[str, int],
     descriptors_before: int,
     took_s: float,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     third = max(1, len(record.rss_mb) // 3)
     return {
-        "machine": describe_machine(),
-        "versions": versions(),
-        "options": {**asdict(options), "json": None},
+        "options": {**vars(options), "json": None, "spell_s": [options.shortest, options.longest]},
         "seconds": round(took_s),
         "epochs": record.num_epochs,
         "samples": record.num_samples,
@@ -273,36 +251,32 @@ def _figures(
     }
 
 
-def parse_options(arguments: Sequence[str]) -> Options:
+def parse_options(arguments: Sequence[str] | None) -> Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long (default 30)")
-    parser.add_argument("--samples", type=int, default=3000, help="of the dataset (default 3000, 36 MB)")
-    parser.add_argument("--shortest", type=float, default=2.0, help="seconds, of a spell of weather (default 2)")
-    parser.add_argument("--longest", type=float, default=6.0, help="seconds, of a spell of weather (default 6)")
-    parser.add_argument("--seed", type=int, default=0, help="of samples, order and weather (default 0)")
-    parser.add_argument("--client", default="auto", help="auto, native, aiobotocore")
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
-    parsed = parser.parse_args(arguments)
-    if parsed.quick:
-        parsed.minutes, parsed.samples, parsed.shortest, parsed.longest = 0.1, 300, 0.1, 0.3
-    if parsed.minutes <= 0 or parsed.samples < 1 or not 0 < parsed.shortest <= parsed.longest:
+    parser = command_line("soak", __doc__)
+    add = parser.add_argument
+    add("--minutes", type=float, default=30.0, help="how long (default 30)")
+    add("--samples", type=int, default=3000, help="of the dataset (default 3000, 36 MB)")
+    add("--shortest", type=float, default=2.0, help="seconds, of a spell of weather (default 2)")
+    add("--longest", type=float, default=6.0, help="seconds, of a spell of weather (default 6)")
+    add("--seed", type=int, default=0, help="of samples, order and weather (default 0)")
+    add("--client", default="auto", help="auto, native, aiobotocore")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.minutes, options.samples, options.shortest, options.longest = 0.1, 300, 0.1, 0.3
+    if options.minutes <= 0 or options.samples < 1 or not 0 < options.shortest <= options.longest:
         parser.error("--minutes and --samples are positive, --shortest is not longer than --longest")
-    return Options(
-        json=parsed.json,
-        minutes=parsed.minutes,
-        num_samples=parsed.samples,
-        spell_s=(parsed.shortest, parsed.longest),
-        seed=parsed.seed,
-        client=parsed.client,
-    )
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the soak test; returns the exit status."""
-    options = parse_options(sys.argv[1:] if arguments is None else arguments)
-    return ends_with_one_line(lambda: run_soak(options, Console()))
+    options = parse_options(arguments)
+    record = _Record()
+    status = publish("soak", lambda console: run_soak(options, record, console), options.json)
+    if record.wrong_samples:
+        raise AssertionError(f"{record.wrong_samples} wrong samples")
+    return status
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from benchmarks import report_page
 from benchmarks.catalogue import BENCHMARKS, Benchmark, chosen
-from benchmarks.console import ends_with_one_line
+from benchmarks.command import ends_with_one_line
 from benchmarks.machine import Bystanders
 from benchmarks.program import ROOT, run_program
 from benchmarks.report_page import Failure, Results

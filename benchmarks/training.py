@@ -24,8 +24,8 @@ _decode_jpeg = (
     if DECODER == "torchcodec"
     else partial(importlib.import_module("torchvision.io").decode_jpeg, mode=ImageReadMode.RGB)
 )
-_MEAN = (0.485, 0.456, 0.406)  # ImageNet's, as most recipes use them
-_STD = (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)  # ImageNet's, as most recipes use them
+STD = (0.229, 0.224, 0.225)
 
 
 def augmentation() -> Callable[[Tensor], Tensor]:
@@ -87,8 +87,8 @@ class Trainer:
         self._network = network.to(self._device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._optimizer = torch.optim.AdamW(self._network.parameters(), lr=2e-3)
         self._loss = nn.CrossEntropyLoss()
-        self._mean = torch.tensor(_MEAN, device=self._device).mul(255).view(1, 3, 1, 1)
-        self._std = torch.tensor(_STD, device=self._device).mul(255).view(1, 3, 1, 1)
+        self._mean = torch.tensor(MEAN, device=self._device).mul(255).view(1, 3, 1, 1)
+        self._std = torch.tensor(STD, device=self._device).mul(255).view(1, 3, 1, 1)
         self._history = _History()
 
     def step(self, images: Tensor, labels: Tensor) -> float:

@@ -31,50 +31,44 @@ other_programs_share``. A peer that fails a turn gets another chance, and has th
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 
-from benchmarks.console import ends_with_one_line
+from benchmarks.command import command_line, ends_with_one_line
 from benchmarks.peers.catalog import PEERS, find
-from benchmarks.peers.figures import Cell, with_earlier
-from benchmarks.peers.measuring import FULL, QUICK, Load, Measuring
-from benchmarks.peers.showing import show
+from benchmarks.peers.cells import FULL, QUICK, Cell, Load
+from benchmarks.peers.figures import with_earlier
+from benchmarks.peers.measuring import Measuring
+from benchmarks.report_page import section
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark from the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--keep", action="store_true", help="rows that are not measured now stay in the file")
-    parser.add_argument(
-        "--peer", action="append", metavar="NAME", help="only this one; may be repeated (--peer ours to compare)"
-    )
-    parser.add_argument("--rounds", type=int, help=f"of each cell (default {FULL.num_rounds})")
-    parser.add_argument(
-        "--cell", action="append", metavar="KIND:MS:WORKERS", help="only this cell (raw:130:2); may be repeated"
-    )
-    parser.add_argument("--latency", type=int, action="append", help="ms; may be repeated (default 30, 5, 130)")
-    parser.add_argument("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; no figures to quote")
-    parsed = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    try:
-        peers = [find(name) for name in parsed.peer] if parsed.peer else list(PEERS)
-    except ValueError as error:
-        parser.error(str(error))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit status."""
+    parser = command_line("peers", __doc__)
+    add = parser.add_argument
+    add("--keep", action="store_true", help="rows that are not measured now stay in the file")
+    add("--peer", action="append", metavar="NAME", help="only this one; may be repeated (--peer ours to compare)")
+    add("--rounds", type=int, help=f"of each cell (default {FULL.num_rounds})")
+    add("--cell", action="append", metavar="KIND:MS:WORKERS", help="only this cell (raw:130:2); may be repeated")
+    add("--latency", type=int, action="append", help="ms; may be repeated (default 30, 5, 130)")
+    add("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
+    parsed = parser.parse_args(arguments)
     if parsed.keep and parsed.json is None:
         parser.error("--keep needs --json")
     load = QUICK if parsed.quick else FULL
-    load = load.changed(num_rounds=parsed.rounds, latencies_ms=parsed.latency)
+    if parsed.rounds is not None:
+        load = replace(load, num_rounds=parsed.rounds)
+    if parsed.latency:
+        load = replace(load, latencies_ms=tuple(parsed.latency))
     try:
+        peers = [find(name) for name in parsed.peer] if parsed.peer else list(PEERS)
         load = replace(load, only=tuple(_cell(name, load) for name in parsed.cell or ()))
     except ValueError as error:
         parser.error(str(error))
@@ -84,19 +78,19 @@ def main(arguments: list[str] | None = None) -> int:
         earlier = json.loads(parsed.json.read_text(encoding="utf-8")) if parsed.keep and parsed.json.exists() else None
         measuring = Measuring(load, peers, parsed.data, console)
         figures = measuring.run(on_figures=lambda found: _write(parsed.json, found, earlier))
-        show(figures, console)
+        console.print(Markdown(section("peers", json.loads(json.dumps(figures)))))
 
     return ends_with_one_line(run)
 
 
 def _cell(name: str, load: Load) -> Cell:
-    cells = {f"{cell.kind}:{cell.latency_ms}:{cell.workers}": cell for cell in load.cells()}
+    cells = {str(cell): cell for cell in load.cells()}
     if name not in cells:
         raise ValueError(f"there is no cell {name!r}; there are {', '.join(cells)}")
     return cells[name]
 
 
-def _write(file: Path | None, figures: dict[str, object], earlier: dict[str, object] | None) -> None:
+def _write(file: Path | None, figures: dict[str, Any], earlier: dict[str, Any] | None) -> None:
     if file is not None:
         if earlier is not None:
             figures = with_earlier(figures, earlier)
@@ -104,4 +98,4 @@ def _write(file: Path | None, figures: dict[str, object], earlier: dict[str, obj
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -32,6 +32,11 @@ class Peer:
         """Whether it is what the others are compared with."""
         return self.program == "ours"
 
+    @property
+    def reads_files(self) -> bool:
+        """Whether it reads the photographs themselves, on the local drive."""
+        return self.options.get("client") == "files"
+
 
 OURS = "ours"
 PEERS = (
@@ -40,15 +45,16 @@ PEERS = (
          resumes=True),
     Peer("ours_local", "concurrent-loader", "shards on the local drive", "local", "ours", None, False,
          {"layout": "local"}, "read where they lie, value by value, checked", resumes=True),
-    Peer("local_files", "torch DataLoader", "files on the local drive", "local", "local_files", None),
-    Peer("litdata", "LitData", "chunks, 64 MB", "shards", "litdata_chunks", "litdata", True, {},
+    Peer("local_files", "torch DataLoader", "files on the local drive", "local", "torch_items", None, False,
+         {"client": "files"}),
+    Peer("litdata", "LitData", "chunks, 64 MB", "shards", "litdata_peer", "litdata", True, {},
          "allow_http is set for its client obstore, or it would refuse the endpoint and fall back to boto3",
          resumes=True),
-    Peer("litdata_8mb", "LitData", "chunks, 8 MB", "shards", "litdata_chunks", "litdata", True,
+    Peer("litdata_8mb", "LitData", "chunks, 8 MB", "shards", "litdata_peer", "litdata", True,
          {"chunk_bytes": "8MB", "max_pre_download": 8}, "not its default: chunks as small as our shards, 8 ahead",
          resumes=True),
-    Peer("litdata_raw", "LitData StreamingRawDataset", "objects", "objects", "litdata_raw", "litdata",
-         writes_beside=True),
+    Peer("litdata_raw", "LitData StreamingRawDataset", "objects", "objects", "litdata_peer", "litdata", False,
+         {"raw": True}, writes_beside=True),
     Peer("mosaicml", "MosaicML Streaming", "MDS shards, 64 MiB", "shards", "mosaicml", "mosaicml", True, resumes=True),
     Peer("mosaicml_8mb", "MosaicML Streaming", "MDS shards, 8 MiB", "shards", "mosaicml", "mosaicml", True,
          {"shard_bytes": 8 << 20, "shuffle_block_size": 2000},
@@ -58,8 +64,10 @@ PEERS = (
          "s3torchconnector"),
     Peer("s3torchconnector_iterable", "s3torchconnector, iterable", "objects", "objects", "s3torchconnector_objects",
          "s3torchconnector", False, {"iterable": True}, "the bucket's order: it does not shuffle"),
-    Peer("torch_boto3", "torch DataLoader + boto3", "objects", "objects", "torch_boto3", "boto3"),
-    Peer("torch_s3fs", "torch DataLoader + s3fs", "objects", "objects", "torch_s3fs", "s3fs"),
+    Peer("torch_boto3", "torch DataLoader + boto3", "objects", "objects", "torch_items", "boto3", False,
+         {"client": "boto3"}),
+    Peer("torch_s3fs", "torch DataLoader + s3fs", "objects", "objects", "torch_items", "s3fs", False,
+         {"client": "s3fs"}),
     Peer("hf_datasets", "Hugging Face datasets", "Parquet", "shards", "hf_datasets", "datasets", resumes=True),
     Peer("ray_data", "Ray Data", "Parquet", "shards", "ray_data", "ray"),
     Peer("spdl", "SPDL + boto3", "objects", "objects", "spdl_objects", "spdl"),
@@ -67,7 +75,7 @@ PEERS = (
 
 
 def find(name: str) -> Peer:
-    """The peer of that name."""
+    """Returns the peer of that name, or raises ValueError."""
     for peer in PEERS:
         if peer.name == name:
             return peer

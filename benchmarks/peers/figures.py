@@ -12,22 +12,18 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from benchmarks.figures import spread
+from benchmarks.figures import four_digits, with_spread
 from benchmarks.peers.catalog import OURS, PEERS, Peer
-from benchmarks.peers.messages import Outcome
+from benchmarks.peers.cells import Cell
+from benchmarks.peers.job import Outcome
 from benchmarks.shuffle_quality import class_distances
 
 _SLOW = 0.25
+_MEASURED = (
+    "samples", "samples_s", "cpu_s_per_1000", "peak_rss_mb", "build_s", "first_batch_s", "half_s", "gets",
+    "bytes_ratio", "shuffle_distance", "resume_s", "resume", "complete", "fault",
+)  # fmt: skip
 _CLASSES = 100  # made up, of images that lie side by side in the bucket
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What is measured together: every peer does this, in turn."""
-
-    kind: str  # ``raw`` or ``decoded``
-    latency_ms: int  # to the first byte
-    workers: int  # worker processes, or threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,40 +101,28 @@ def make_row(
         "workers": cell.workers,
         "rounds": len(runs),
         "of_samples": len(order),
-        "samples": None,
-        "samples_s": None,
-        "cpu_s_per_1000": None,
-        "peak_rss_mb": None,
-        "build_s": None,
-        "first_batch_s": None,
-        "half_s": None,
-        "gets": None,
-        "bytes_ratio": None,
-        "shuffle_distance": None,
-        "resume_s": None,
-        "resume": None,
-        "complete": None,
-        "fault": None,
+        **dict.fromkeys(_MEASURED),
         "note": peer.note,
         "error": error,
     }
     if not runs:
         return row
-    values = {
-        "samples_s": [_rate(run.outcome) for run in runs],
-        "cpu_s_per_1000": [_cpu_per_1000(run.outcome) for run in runs],
-        "build_s": [run.outcome.build_s for run in runs],
-        "first_batch_s": [run.outcome.first_batch_s for run in runs],
-        "half_s": [run.outcome.half_s for run in runs],
-    }
-    spreads = {key: spread(found) for key, found in values.items()}
+    outcomes = [run.outcome for run in runs]
     return row | {
-        **{key: _short(found.median) for key, found in spreads.items()},
-        "samples": round(statistics.median(len(run.outcome.numbers) for run in runs)),
-        "shuffle_distance": shuffle_distance(runs[0].outcome, order),
-        "complete": all(run.outcome.complete for run in runs),
+        **with_spread(
+            {
+                "samples_s": [_rate(outcome) for outcome in outcomes],
+                "cpu_s_per_1000": [1000 * outcome.cpu_s / len(outcome.numbers) for outcome in outcomes],
+                "build_s": [outcome.build_s for outcome in outcomes],
+                "first_batch_s": [outcome.first_batch_s for outcome in outcomes],
+                "half_s": [outcome.half_s for outcome in outcomes],
+            },
+            four_digits,
+        ),
+        "samples": round(statistics.median(len(outcome.numbers) for outcome in outcomes)),
+        "shuffle_distance": shuffle_distance(outcomes[0], order),
+        "complete": all(outcome.complete for outcome in outcomes),
         "fault": "; ".join(sorted({run.fault for run in runs if run.fault})) or None,
-        "spread": {key: [_short(found.low), _short(found.high)] for key, found in spreads.items()},
     }
 
 
@@ -173,7 +157,7 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
         best = (max if more_is_better else min)(medians, key=medians.__getitem__)
         theirs = {run.round: figure(run.outcome) for run in rivals[best]}
         ratios = [figure(run.outcome) / theirs[run.round] for run in ours if run.round in theirs]
-        found[key] = _short(statistics.median(ratios))
+        found[key] = four_digits(statistics.median(ratios))
         found["best"][key] = best
     return found
 
@@ -235,13 +219,5 @@ def _rate(outcome: Outcome) -> float:
     return len(outcome.numbers) / outcome.epoch_s
 
 
-def _cpu_per_1000(outcome: Outcome) -> float:
-    return 1000 * outcome.cpu_s / len(outcome.numbers)
-
-
 def _per_cpu_s(outcome: Outcome) -> float:
     return len(outcome.numbers) / outcome.cpu_s
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.harness import CommandError, run_command, run_epoch
-from benchmarks.measurement import Request
+from benchmarks.harness import CommandError, Request, run_command, run_epoch
 from benchmarks.photos import PhotoFolder, make_photos
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]
@@ -51,7 +50,7 @@ def test_an_epoch_of_the_folder_delivers_every_file_once(photos: PhotoFolder) ->
         assert [done for _, done in epoch.timeline] == [16, 32, 40, 40]
         assert (epoch.num_gets, epoch.num_bytes, epoch.client, epoch.accuracy) == (0, 0, None, None)
     assert epochs[0].digest == epochs[1].digest
-    assert all(0 < done <= 40 for done in seen)
+    assert all(0 <= done <= 40 for done in seen)
 
 
 def test_a_side_that_fails_says_why(tmp_path: Path) -> None:
@@ -80,8 +79,7 @@ def test_a_side_keeps_compiled_modules_whatever_this_process_does(
 def test_no_process_outlives_the_one_that_asked(photos: PhotoFolder, ending: signal.Signals) -> None:
     script = textwrap.dedent("""
         import sys
-        from benchmarks.harness import run_epoch
-        from benchmarks.measurement import Request
+        from benchmarks.harness import Request, run_epoch
         request = Request(side="folder", step="decoded", location=sys.argv[1], num_classes=10, batch_size=1)
         while True:
             run_epoch(request, on_progress=lambda done: print(done, flush=True))

@@ -15,11 +15,9 @@ from rich.console import Console
 from benchmarks.harness import CommandError
 from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.__main__ import main
-from benchmarks.peers.bucket import Way
 from benchmarks.peers.catalog import OURS, PEERS, find
-from benchmarks.peers.environments import EnvironmentFailed, python_of, requirements_file
+from benchmarks.peers.cells import FULL, QUICK, Cell
 from benchmarks.peers.figures import (
-    Cell,
     Run,
     check,
     expected_digest,
@@ -31,8 +29,9 @@ from benchmarks.peers.figures import (
     with_earlier,
     without_paths,
 )
-from benchmarks.peers.measuring import FULL, QUICK, Measuring, _Images
-from benchmarks.peers.messages import Job, Outcome
+from benchmarks.peers.job import Job, Outcome
+from benchmarks.peers.measuring import Measuring, _Images
+from benchmarks.peers.processes import EnvironmentFailed, python_of, requirements_file
 from benchmarks.photos import PhotoFolder
 
 IMAGES = [f"image {number}".encode() for number in range(8)]
@@ -52,6 +51,13 @@ def outcome(numbers: list[int], *, epoch_s: float = 1.0, complete: bool = True, 
         cpu_s=epoch_s / 10,
         complete=complete,
     )
+
+
+class FakeServer:
+    """Stands in for a server: has a way to it, which nobody goes."""
+
+    def storage_options(self) -> dict[str, str]:
+        return {"endpoint_url": "http://localhost", "access_key_id": "name", "secret_access_key": "secret"}
 
 
 class TestCheck:
@@ -124,8 +130,7 @@ def test_where_cold_epochs_are_cut_short_one_whole_epoch_fills_the_cache_for_all
     photos = PhotoFolder(tmp_path, count=8, seed=0, num_bytes=64, digest="")
     measuring._images["raw"] = _Images(photos, list(range(8)), DIGESTS, {})
     measuring._pythons[peer.name] = sys.executable
-    options = {"access_key_id": "name", "secret_access_key": "secret"}
-    measuring._measure(CELL, Way(endpoint_url="http://localhost", options=options))
+    measuring._measure(CELL, FakeServer())
     cold, warm = (measuring._runs[peer.name, CELL, epoch] for epoch in ("cold", "warm"))
     assert [run.outcome.complete for run in cold] == [False] * 5
     assert [run.outcome.complete for run in warm] == [True] * 4  # all but the turn in which filling failed
@@ -307,7 +312,7 @@ def test_an_unknown_peer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_packages_that_cannot_be_installed_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = tmp_path / "pinned.txt"
     pinned.write_text("no-such-package-at-all @ file:///nowhere\n")
-    monkeypatch.setattr("benchmarks.peers.environments.requirements_file", lambda _: pinned)
+    monkeypatch.setattr("benchmarks.peers.processes.requirements_file", lambda _: pinned)
     with pytest.raises(EnvironmentFailed, match="ended with status"):
         python_of("broken", tmp_path / "environments")
 

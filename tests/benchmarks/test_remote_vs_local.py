@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks import remote_vs_local
 from benchmarks.bucket import Bucket
-from benchmarks.measurement import Epoch, Request
+from benchmarks.harness import Epoch, Request
 from benchmarks.remote_vs_local import main, parse_options, run_benchmark
 
 PROMISED_KEYS = {

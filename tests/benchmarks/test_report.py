@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.measurement import Epoch
+from benchmarks.harness import Epoch
 from benchmarks.report import Row, headline, table, write_report
 
 

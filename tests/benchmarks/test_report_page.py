@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import RAW_TARGETS, TRAINING_TARGETS
 from benchmarks.report_page import (
     RESULTS,
     Results,
@@ -91,12 +90,6 @@ def test_a_part_is_put_between_its_marks() -> None:
 def test_a_target_is_met_at_its_bound(value: float | None, at_least: bool, verdict: str) -> None:
     found = Target("x", "what", 2.0, at_least, "", value)
     assert (found.verdict, found.bounded) == (verdict, "≥ 2" if at_least else "≤ 2")
-
-
-def test_remote_against_local_has_the_targets_of_its_benchmark() -> None:
-    found = {(target.benchmark, target.bound) for target in targets(COMMITTED)}
-    assert {("remote_vs_local.train", target.bound) for target in TRAINING_TARGETS} <= found
-    assert {("remote_vs_local.none", target.bound) for target in RAW_TARGETS} <= found
 
 
 def test_the_worst_latency_counts(tmp_path: Path) -> None:

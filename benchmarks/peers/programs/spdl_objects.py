@@ -18,65 +18,51 @@ import boto3
 from botocore.config import Config
 from spdl.pipeline import Pipeline, PipelineBuilder
 
-from benchmarks.peers.images import SIZE, Treat, collate
-from benchmarks.peers.messages import Job
+from benchmarks.peers.job import SIZE, Job, Loader, Treat, collate
 
 _Sample = tuple[Any, int]
 
 
-def open_loader(job: Job) -> _Loader:
-    """The pipeline; threads start with the first batch."""
-    return _Loader(job)
+def open_loader(job: Job) -> Loader:
+    """Makes the pipeline; threads start with the first batch."""
+    num_fetchers: int = job.options.get("num_fetchers", 32)
+    client = boto3.client(
+        "s3",
+        endpoint_url=job.endpoint_url,
+        region_name=job.region,
+        aws_access_key_id=job.access_key_id,
+        aws_secret_access_key=job.secret_access_key,
+        config=Config(s3={"addressing_style": "path"}, retries={"mode": "standard"}, max_pool_connections=num_fetchers),
+    )
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=job.bucket, Prefix=f"{job.prefix}/")
+    keys = sorted(entry["Key"] for page in pages for entry in page.get("Contents", []))
+
+    def fetch(number: int) -> _Sample:
+        return client.get_object(Bucket=job.bucket, Key=keys[number])["Body"].read(), number
+
+    numbers = list(range(len(keys)))
+    random.Random(job.seed).shuffle(numbers)
+    fetchers = ThreadPoolExecutor(num_fetchers, thread_name_prefix="fetch")
+    builder = PipelineBuilder().add_source(numbers).pipe(fetch, concurrency=num_fetchers, executor=fetchers)
+    if job.decoded:
+        builder = builder.pipe(_decoder(job), concurrency=job.num_workers)
+    pipeline = builder.aggregate(job.batch_size).pipe(collate).add_sink(4).build(num_threads=job.num_workers)
+    return _Loader(pipeline, fetchers, client)
 
 
-class _Loader:
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._num_fetchers: int = job.options.get("num_fetchers", 32)
-        self._client = boto3.client(
-            "s3",
-            endpoint_url=job.endpoint_url,
-            region_name=job.region,
-            aws_access_key_id=job.access_key_id,
-            aws_secret_access_key=job.secret_access_key,
-            config=Config(
-                s3={"addressing_style": "path"},
-                retries={"mode": "standard"},
-                max_pool_connections=self._num_fetchers,
-            ),
-        )
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=job.bucket, Prefix=f"{job.prefix}/")
-        self._keys = sorted(entry["Key"] for page in pages for entry in page.get("Contents", []))
-        self._fetchers = ThreadPoolExecutor(self._num_fetchers, thread_name_prefix="fetch")
-        self._decode = _decoder(job)
-        self._pipeline = self._build()
-
-    def _build(self) -> Pipeline[Any]:
-        job = self._job
-        numbers = list(range(len(self._keys)))
-        random.Random(job.seed).shuffle(numbers)
-        builder = (
-            PipelineBuilder()
-            .add_source(numbers)
-            .pipe(self._fetch, concurrency=self._num_fetchers, executor=self._fetchers)
-        )
-        if job.decoded:
-            builder = builder.pipe(self._decode, concurrency=job.num_workers)
-        return builder.aggregate(job.batch_size).pipe(collate).add_sink(4).build(num_threads=job.num_workers)
-
-    def _fetch(self, number: int) -> _Sample:
-        return self._client.get_object(Bucket=self._job.bucket, Key=self._keys[number])["Body"].read(), number
+class _Loader(Loader):
+    def __init__(self, pipeline: Pipeline[Any], fetchers: ThreadPoolExecutor, client: Any) -> None:
+        super().__init__(pipeline)
+        self._fetchers = fetchers
+        self._client = client
 
     def __iter__(self) -> Iterator[Any]:
-        with self._pipeline.auto_stop():
-            yield from self._pipeline
-
-    def state(self) -> None:
-        """Has none: an interrupted epoch is begun again."""
+        with self._loader.auto_stop():
+            yield from self._loader
 
     def close(self) -> None:
-        """Threads and connections."""
-        self._pipeline.stop()
+        """Ends threads and connections."""
+        self._loader.stop()
         self._fetchers.shutdown()
         self._client.close()
 
