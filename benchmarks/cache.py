@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.command import bar, run_one_of
+from benchmarks.command import bar, program
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.cache import DiskShardCache, UseSchedule
@@ -162,10 +162,7 @@ def optimum(trace: Sequence[Sequence[int]], sizes: Sequence[int], *, budget_byte
     return [hits[end - len(row) : end] for row, end in zip(trace, ends, strict=True)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    return run_one_of("cache", __doc__, run_benchmark, FULL, QUICK, arguments)
-
+main = program("cache", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 
 from benchmarks.bucket import put_all
-from benchmarks.command import bar, run_one_of
+from benchmarks.command import bar, program
 from benchmarks.single_objects import obstore_client
 from concurrent_loader.storage.stores import Store, open_store
 from concurrent_loader.storage.testing import local_s3
@@ -257,10 +257,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     return {"clients": figures, "load": asdict(load) | sizes | counts, "server": server.kind}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    return run_one_of("clients", __doc__, run_benchmark, FULL, QUICK, arguments)
-
+main = program("clients", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -35,17 +35,16 @@ def command_line(name: str, description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def run_one_of(
-    name: str,
-    description: str | None,
-    measure: Callable[[Load, Console], Mapping[str, Any]],
-    full: Load,
-    quick: Load,
-    arguments: Sequence[str] | None,
-) -> int:
-    """Runs a benchmark that has two sizes and no other options; returns the exit status."""
-    options = command_line(name, description).parse_args(arguments)
-    return publish(name, lambda console: measure(quick if options.quick else full, console), options.json)
+def program(
+    name: str, description: str | None, measure: Callable[[Load, Console], Mapping[str, Any]], full: Load, quick: Load
+) -> Callable[[Sequence[str] | None], int]:
+    """Makes the main function of a benchmark that has two sizes and no other options; it returns the exit status."""
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        options = command_line(name, description).parse_args(arguments)
+        return publish(name, lambda console: measure(quick if options.quick else full, console), options.json)
+
+    return main
 
 
 def publish(name: str, measure: Callable[[Console], Mapping[str, Any]], file: Path | None) -> int:

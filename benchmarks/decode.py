@@ -16,9 +16,9 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from rich.console import Console
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as v2
 
-from benchmarks.command import bar, run_one_of
+from benchmarks.command import bar, program
 from benchmarks.photos import CLASSES, open_photograph
 from concurrent_loader.augment import RandomResizedCrop, uniforms
 from concurrent_loader.decode import Decoder, available_backends, has_native_crop, make_crop_decoder, make_decoder
@@ -37,8 +37,7 @@ from concurrent_loader.decode.crop import Box, CropDecoder
 SIDE = 224
 
 
-@dataclass(frozen=True, slots=True)
-class PhotoSet:
+class PhotoSet(NamedTuple):
     """Images of one size and about one length, and the boxes that are cut out of them."""
 
     name: str
@@ -51,8 +50,7 @@ class PhotoSet:
         return statistics.mean(map(len, self.jpegs))
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """How much is measured."""
 
     num_images: int
@@ -68,28 +66,27 @@ Recipe = Callable[[bytes, Box], object]
 
 def make_sets(load: Load) -> list[PhotoSet]:
     """Cuts and encodes the three sets, the same every time."""
-    wanted = [("110kb", 500, 375, 110_000, load.num_images), ("35kb", 500, 375, 35_000, load.num_images)]
-    made = [
-        _make_set(name, width, height, [_encoded_near(_cut(number, width, height), size) for number in range(count)])
-        for name, width, height, size, count in wanted
-    ]
-    large = [_encoded(_cut(number, 2000, 1500), 90) for number in range(load.num_large)]
-    return [*made, _make_set("large", 2000, 1500, large)]
-
-
-def _make_set(name: str, width: int, height: int, jpegs: list[bytes]) -> PhotoSet:
     crop = RandomResizedCrop(SIDE)
-    draws = uniforms(0, 0, np.arange(len(jpegs)), crop.num_draws).tolist()
-    return PhotoSet(name, jpegs, [crop.box(height, width, row) for row in draws])
+    made = []
+    for name, width, height, num_bytes, count in (
+        ("110kb", 500, 375, 110_000, load.num_images),
+        ("35kb", 500, 375, 35_000, load.num_images),
+        ("large", 2000, 1500, None, load.num_large),
+    ):
+        cuts = [_cut(number, width, height) for number in range(count)]
+        jpegs = [_encoded(cut, 90) if num_bytes is None else _encoded_near(cut, num_bytes) for cut in cuts]
+        draws = uniforms(0, 0, np.arange(count), crop.num_draws).tolist()
+        made.append(PhotoSet(name, jpegs, [crop.box(height, width, row) for row in draws]))
+    return made
 
 
 def _cut(number: int, width: int, height: int) -> Image.Image:
-    """A part of a photograph of the wanted shape, resized to the wanted size."""
-    dice = random.Random(number)
+    """Returns a part of a photograph of the wanted shape, resized to the wanted size."""
+    rng = random.Random(number)
     photograph = open_photograph(CLASSES[number % len(CLASSES)])
-    scale = dice.uniform(0.6, 1.0) * min(photograph.width / width, photograph.height / height)
+    scale = rng.uniform(0.6, 1.0) * min(photograph.width / width, photograph.height / height)
     part_width, part_height = scale * width, scale * height
-    left, top = dice.uniform(0, photograph.width - part_width), dice.uniform(0, photograph.height - part_height)
+    left, top = rng.uniform(0, photograph.width - part_width), rng.uniform(0, photograph.height - part_height)
     part = (left, top, left + part_width, top + part_height)
     return photograph.resize((width, height), Image.Resampling.LANCZOS, box=part)
 
@@ -101,15 +98,9 @@ def _encoded(image: Image.Image, quality: int) -> bytes:
 
 
 def _encoded_near(image: Image.Image, num_bytes: int) -> bytes:
-    """At the quality that comes nearest to a length."""
-    low, high = 20, 98
-    while low < high:
-        middle = (low + high) // 2
-        if len(_encoded(image, middle)) < num_bytes:
-            low = middle + 1
-        else:
-            high = middle
-    return _encoded(image, low)
+    """Encodes at the lowest quality that gives at least a length."""
+    qualities = range(20, 98)
+    return _encoded(image, 20 + bisect_left(qualities, num_bytes, key=lambda quality: len(_encoded(image, quality))))
 
 
 # -- recipes -----------------------------------------------------------------------------------------------------------
@@ -285,10 +276,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    return run_one_of("decode", __doc__, run_benchmark, FULL, QUICK, arguments)
-
+main = program("decode", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -29,11 +29,7 @@ def photos_in(folder: Path | str, count: int, console: Console, *, seed: int = 0
 
 
 def put_objects(
-    photos: PhotoFolder,
-    url: str,
-    options: Mapping[str, str],
-    *,
-    on_object: Callable[[], object] = lambda: None,
+    photos: PhotoFolder, url: str, options: Mapping[str, str], *, on_object: Callable[[], object] = lambda: None
 ) -> int:
     """Puts every photograph into the bucket as ``class/file.jpg``, unless it is there; returns how many were put."""
     files: dict[str, bytes | Path] = {f"{path.parent.name}/{path.name}": path for path in photos.paths()}

@@ -47,21 +47,18 @@ from benchmarks.bucket import BANDWIDTH_MB_S, Bucket, open_bucket
 from benchmarks.command import bar, command_line, in_turns, publish
 from benchmarks.figures import check_same_samples
 from benchmarks.filling import photos_in, put_objects, write_shards
-from benchmarks.forerunners_figures import compared, heat_map, layer_rows, remote_share, sequential_rows, speedups
-from benchmarks.fresh_process import in_fresh_process
-from benchmarks.layers import (
-    CASES,
-    READERS,
-    Case,
-    Cell,
-    Epoch,
-    Settings,
-    measure_cell,
-    measure_layer,
-    measure_reading,
+from benchmarks.forerunners_figures import (
+    DIFFERENCES,
+    compared,
+    heat_map,
+    layer_rows,
+    remote_share,
+    sequential_rows,
+    speedups,
 )
+from benchmarks.fresh_process import in_fresh_process
+from benchmarks.layers import CASES, READERS, Case, Cell, Epoch, Settings, measure_cell, measure_layer, measure_reading
 from benchmarks.photos import CLASSES, PhotoFolder
-from benchmarks.published import DIFFERENCES
 from benchmarks.timed_photos import Where, digest_of, order_of
 from concurrent_loader.storage.fetch import InFlight
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import statistics
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import extremes, median, rounded
 from benchmarks.layers import Case, Cell, Epoch
-from benchmarks.published import PUBLISHED
 
 Figures = Mapping[str, Any]
+_TOML = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+PUBLISHED: list[dict[str, str]] = _TOML["published"]
+DIFFERENCES: dict[str, list[str]] = _TOML["differences"]
 
 
 def _common(epochs: Sequence[Epoch]) -> dict[str, Any]:
@@ -115,11 +119,11 @@ def compared(figures: Figures) -> list[dict[str, str]]:
     ours = {**_of_concurrent(figures), **_of_others(figures), **_of_l3(figures["lossless"])}
     return [
         {
-            "forerunner": each.forerunner,
-            "what": each.what,
-            "theirs": each.figure,
-            "ours": ours[each.key],
-            "source": each.source,
+            "forerunner": each["forerunner"],
+            "what": each["what"],
+            "theirs": each["figure"],
+            "ours": ours[each["key"]],
+            "source": each["source"],
         }
         for each in PUBLISHED
     ]

@@ -35,7 +35,7 @@ from torchvision.models import resnet50
 from torchvision.transforms import v2
 
 from benchmarks.bucket import open_bucket
-from benchmarks.command import bar, run_one_of
+from benchmarks.command import bar, program
 from benchmarks.filling import ingest, photos_in
 from benchmarks.machine import cpu_of_tree_s, num_cores
 from benchmarks.photos import CLASSES, PhotoFolder, replicate_photos
@@ -326,13 +326,16 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
         }
 
 
+_measure = program("gpu", __doc__, run_benchmark, FULL, QUICK)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     if not torch.cuda.is_available():
         told = "benchmarks.gpu: no CUDA device can be used here; nothing was measured"
         Console(stderr=True).print(told, soft_wrap=True)
         return NO_GPU
-    return run_one_of("gpu", __doc__, run_benchmark, FULL, QUICK, arguments)
+    return _measure(arguments)
 
 
 if __name__ == "__main__":

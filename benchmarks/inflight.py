@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.bucket import BANDWIDTH_MB_S, put_all
-from benchmarks.command import bar, in_turns, run_one_of
+from benchmarks.command import bar, in_turns, program
 from benchmarks.inflight_figures import (
     Cell,
     Cycles,
@@ -230,13 +230,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Runs all rounds."""
     with _endpoints(load) as (kind, url, endpoints):
         figures = asyncio.run(_measure(url, endpoints, load, console))
-    return {
-        **figures,
-        "server": kind,
-        "bandwidth_mb_s": BANDWIDTH_MB_S,
-        "num_bytes": NUM_BYTES,
-        "load": asdict(load),
-    }
+    return {**figures, "server": kind, "bandwidth_mb_s": BANDWIDTH_MB_S, "num_bytes": NUM_BYTES, "load": asdict(load)}
 
 
 async def _measure(url: str, endpoints: Endpoints, load: Load, console: Console) -> dict[str, Any]:
@@ -328,10 +322,7 @@ def _figures(
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    return run_one_of("inflight", __doc__, run_benchmark, FULL, QUICK, arguments)
-
+main = program("inflight", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

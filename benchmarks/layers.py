@@ -94,10 +94,7 @@ class Case(NamedTuple):
         return self.layer == "store"
 
 
-_SIDES = {
-    "local": ("vanilla", "threads", "shards"),
-    "s3": ("vanilla", "threads", "coroutines", "objects", "shards"),
-}
+_SIDES = {"local": ("vanilla", "threads", "shards"), "s3": ("vanilla", "threads", "coroutines", "objects", "shards")}
 _TRAINED = ("vanilla", "threads", "shards")  # a step takes so long that the others add nothing new
 CASES = tuple(
     Case(place, layer, side)

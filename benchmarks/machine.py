@@ -20,11 +20,12 @@ _PACKAGES = ("concurrent-loader", "torch", "torchvision", "torchcodec", "numpy",
 
 def describe_machine() -> dict[str, object]:
     """Processor, cores, memory, operating system, the load of the last minute, and what time it is."""
+    libc = "".join(platform.libc_ver())  # as platform.platform() has it, which starts a process
     return {
         "cpu": cpu_name(),
         "num_cores": num_cores(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "system": platform.platform(terse=True),
+        "system": f"{platform.system()}-{platform.release()}-{platform.machine()}-with-{libc}",
         "load_before": load_before(),
         "measured_at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }

@@ -26,7 +26,7 @@ if __name__ == "__main__":
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -39,7 +39,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from benchmarks.command import bar, run_one_of
+from benchmarks.command import bar, program
 from benchmarks.filling import photos_in, write_shards
 from benchmarks.machine import num_cores
 from benchmarks.photos import CLASSES, PhotoFolder
@@ -209,10 +209,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    return run_one_of("pipelines", __doc__, run_benchmark, FULL, QUICK, arguments)
-
+main = program("pipelines", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -14,7 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
-from benchmarks.report_page import number, peer_rows
+from benchmarks.report_peers import peer_rows
+from benchmarks.report_text import number
 
 Figures = Mapping[str, Any]
 _OURS, _OURS_PALE, _OURS_DARK = "#0072B2", "#56B4E9", "#003A5D"

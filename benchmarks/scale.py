@@ -41,7 +41,7 @@ from typing import Any, TypeVar
 import numpy as np
 from rich.console import Console
 
-from benchmarks.command import bar, run_one_of
+from benchmarks.command import bar, program
 from benchmarks.figures import four_digits
 from benchmarks.scale_points import measure_opening, measure_reading
 from benchmarks.simulated_nodes import simulate_nodes
@@ -256,10 +256,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     return {**found, "slopes": fit(found), "load": asdict(load)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    return run_one_of("scale", __doc__, run_benchmark, FULL, QUICK, arguments)
-
+main = program("scale", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -30,7 +29,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks.command import bar, in_turns, run_one_of
+from benchmarks.command import bar, in_turns, program
 from benchmarks.machine import cpu_of_tree_s, num_cores, resident_bytes
 from benchmarks.photos import make_photos
 from benchmarks.training import augmentation
@@ -160,10 +159,7 @@ def ratios(found: dict[Side, list[dict[str, float]]]) -> dict[str, float]:
     return made
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    return run_one_of("scaling", __doc__, run_benchmark, FULL, QUICK, arguments)
-
+main = program("scaling", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -17,13 +17,7 @@ import xxhash
 from torch import Tensor
 
 from benchmarks.harness import Epoch, Message, Request, take_task
-from benchmarks.machine import (
-    cpu_of_tree_s,
-    make_memory_resident,
-    peak_rss_bytes,
-    start_peak_rss,
-    workers_rss,
-)
+from benchmarks.machine import cpu_of_tree_s, make_memory_resident, peak_rss_bytes, start_peak_rss, workers_rss
 from benchmarks.training import Trainer
 
 _PROGRESS_S = 0.2

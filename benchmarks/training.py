@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -69,13 +69,6 @@ class Lesson:
     accuracy: float
 
 
-@dataclass(slots=True)
-class _History:
-    losses: list[float] = field(default_factory=list)
-    right: list[int] = field(default_factory=list)
-    seen: list[int] = field(default_factory=list)
-
-
 class Trainer:
     """Trains the network step by step on the CPU, or on the GPU where there is one."""
 
@@ -89,7 +82,7 @@ class Trainer:
         self._loss = nn.CrossEntropyLoss()
         self._mean = torch.tensor(MEAN, device=self._device).mul(255).view(1, 3, 1, 1)
         self._std = torch.tensor(STD, device=self._device).mul(255).view(1, 3, 1, 1)
-        self._history = _History()
+        self._steps: list[tuple[float, int, int]] = []  # loss, images in the right class, images
 
     def step(self, images: Tensor, labels: Tensor) -> float:
         """One step of gradient descent."""
@@ -101,18 +94,13 @@ class Trainer:
         loss.backward()
         self._optimizer.step()
         value = float(loss.detach())
-        self._history.losses.append(value)
-        self._history.right.append(int((logits.detach().argmax(1) == labels).sum()))
-        self._history.seen.append(len(labels))
+        self._steps.append((value, int((logits.detach().argmax(1) == labels).sum()), len(labels)))
         return value
 
     def lesson(self) -> Lesson:
         """What was learnt so far; at least one step must have been made."""
-        losses, right, seen = self._history.losses, self._history.right, self._history.seen
+        losses, right, seen = zip(*self._steps, strict=True)
         tenth = max(1, len(losses) // 10)
         quarter = max(1, len(losses) // 4)
-        return Lesson(
-            first_loss=sum(losses[:tenth]) / tenth,
-            last_loss=sum(losses[-tenth:]) / tenth,
-            accuracy=sum(right[-quarter:]) / sum(seen[-quarter:]),
-        )
+        accuracy = sum(right[-quarter:]) / sum(seen[-quarter:])
+        return Lesson(sum(losses[:tenth]) / tenth, sum(losses[-tenth:]) / tenth, accuracy)

@@ -67,13 +67,7 @@ class Weather:
     """Makes the weather on a thread of its own for as long as the ``with`` block lasts; the sky is clear afterwards."""
 
     def __init__(
-        self,
-        spells: Iterator[Spell],
-        *,
-        faults: HttpFaultsProcess,
-        network: Toxiproxy,
-        mortal: MortalS3,
-        cache: Path,
+        self, spells: Iterator[Spell], *, faults: HttpFaultsProcess, network: Toxiproxy, mortal: MortalS3, cache: Path
     ) -> None:
         self._spells = spells
         self._faults = faults

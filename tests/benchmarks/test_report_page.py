@@ -12,19 +12,17 @@ from benchmarks.report_page import (
     Results,
     Target,
     anchor,
-    by_cell,
     circumstances,
     headline,
-    number,
     pages,
-    peer_rows,
     report,
-    table,
     targets,
     with_part,
     write,
 )
+from benchmarks.report_peers import by_cell, peer_rows
 from benchmarks.report_plots import PLOTS
+from benchmarks.report_text import number, table
 
 COMMITTED = Results(RESULTS)
 

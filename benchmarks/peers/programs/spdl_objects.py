@@ -2,13 +2,12 @@
 
 Settings from https://facebookresearch.github.io/spdl/latest/getting_started/concurrency.html and its guide to building
 data loaders: waiting (fetching, in a pool of its own) is kept apart from computing (decoding, as many threads as there
-are to be), the sink holds a few batches. ``decoder`` is "torchvision", which every peer has, or "spdl": its own, which
-needs FFmpeg's shared libraries from the system.
+are to be), the sink holds a few batches. torchvision decodes, as for every peer: SPDL's own decoder needs FFmpeg's
+shared libraries from the system.
 """
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import boto3
 from botocore.config import Config
 from spdl.pipeline import Pipeline, PipelineBuilder
 
-from benchmarks.peers.job import SIZE, Job, Loader, Treat, collate
+from benchmarks.peers.job import Job, Loader, Treat, collate
 
 _Sample = tuple[Any, int]
 
@@ -44,8 +43,9 @@ def open_loader(job: Job) -> Loader:
     random.Random(job.seed).shuffle(numbers)
     fetchers = ThreadPoolExecutor(num_fetchers, thread_name_prefix="fetch")
     builder = PipelineBuilder().add_source(numbers).pipe(fetch, concurrency=num_fetchers, executor=fetchers)
+    treat = Treat(job)
     if job.decoded:
-        builder = builder.pipe(_decoder(job), concurrency=job.num_workers)
+        builder = builder.pipe(lambda sample: (treat(sample[0]), sample[1]), concurrency=job.num_workers)
     pipeline = builder.aggregate(job.batch_size).pipe(collate).add_sink(4).build(num_threads=job.num_workers)
     return _Loader(pipeline, fetchers, client)
 
@@ -65,38 +65,3 @@ class _Loader(Loader):
         self._loader.stop()
         self._fetchers.shutdown()
         self._client.close()
-
-
-def _decoder(job: Job) -> Any:
-    """What decodes a sample: ``decoder`` is spdl's own, or torchvision's, which the other peers have."""
-    if job.options.get("decoder", "torchvision") == "spdl":
-        return _spdl_decode
-    treat = Treat(job)
-    return lambda sample: (treat(sample[0]), sample[1])
-
-
-def _spdl_decode(sample: _Sample) -> _Sample:
-    """A random crop of 8 to 100 % of the area, at 3:4 to 4:3, scaled, and flipped every other time, all by FFmpeg."""
-    import spdl.io  # without FFmpeg not even this succeeds
-
-    data, number = sample
-    packets = spdl.io.demux_image(data)
-    left, top, width, height = _crop(packets.width, packets.height)
-    flip = ",hflip" if random.random() < 0.5 else ""
-    frames = spdl.io.decode_packets(
-        packets,
-        filter_desc=f"crop={width}:{height}:{left}:{top}:exact=1,scale={SIZE}:{SIZE}:flags=bilinear{flip},format=rgb24",
-    )
-    return spdl.io.to_torch(spdl.io.convert_frames(frames)).permute(2, 0, 1), number
-
-
-def _crop(width: int, height: int) -> tuple[int, int, int, int]:
-    """What torchvision's RandomResizedCrop draws."""
-    for _ in range(10):
-        area = width * height * random.uniform(0.08, 1.0)
-        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
-        wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < wide <= width and 0 < high <= height:
-            return random.randint(0, width - wide), random.randint(0, height - high), wide, high
-    side = min(width, height)
-    return (width - side) // 2, (height - side) // 2, side, side
