@@ -138,7 +138,7 @@ def _with(crop: CropDecoder) -> Recipe:
 
 
 def training_recipes() -> dict[str, Recipe]:
-    """Decode, crop, resize, flip: those that can be used here, by name."""
+    """Returns the recipes to decode, crop, resize and flip that can be used here, by name."""
     found: dict[str, Recipe] = {
         "PIL + v2": _pil,
         "torchvision.io + v2": _torchvision,
@@ -173,7 +173,7 @@ def _simplejpeg() -> Recipe:
 
 
 def decoding_recipes() -> dict[str, Recipe]:
-    """Decoding alone, of the whole image."""
+    """Returns the recipes that only decode the whole image."""
     return {f"decode: {name}": _whole(make_decoder("rgb", "jpeg", backend=name)) for name in available_backends()}
 
 
@@ -193,7 +193,7 @@ def _whole(decoder: Decoder) -> Recipe:
 def measure(
     photos: PhotoSet, recipes: dict[str, Recipe], num_rounds: int, tick: Callable[[], object]
 ) -> dict[str, float]:
-    """Processor seconds of one image by recipe: the sum over images of each one's median."""
+    """Returns the processor seconds of one image by recipe: the sum over images of each one's median."""
     took: dict[str, list[list[float]]] = {name: [[] for _ in photos.jpegs] for name in recipes}
     names = list(recipes)
     for turn in range(num_rounds):
@@ -208,7 +208,7 @@ def measure(
 
 
 def scaling(photos: PhotoSet, num_rounds: int) -> float:
-    """Images a second of two threads over one, by the fastest recipe of ours; the median of the turns."""
+    """Divides the images per second of two threads by those of one, by our fastest recipe; median of the turns."""
     native = has_native_crop()
 
     def work() -> None:
@@ -229,7 +229,7 @@ def scaling(photos: PhotoSet, num_rounds: int) -> float:
 
 
 def mean_error(photos: PhotoSet) -> float:
-    """Mean absolute difference of ours from the image decoded whole, cropped and resized, in gray levels."""
+    """Returns the mean difference of ours from the image decoded whole, cropped and resized, in gray levels."""
     ours = _with(make_crop_decoder("jpeg"))
     errors = []
     for jpeg, box in zip(photos.jpegs, photos.boxes, strict=True):

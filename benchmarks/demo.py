@@ -86,7 +86,7 @@ def _fill(photos: PhotoFolder, prefix: str, bucket: Bucket, console: Console) ->
 
 
 def _train(options: Namespace, photos: PhotoFolder, prefix: str, bucket: Bucket, console: Console) -> list[Row]:
-    """One epoch from each side, in processes of their own."""
+    """Trains an epoch from each side and round, in processes of their own."""
     cache = options.data / "cache"
     sides = _sides(options, photos, prefix, bucket, cache)
     epochs: dict[str, list[Epoch]] = {name: [] for name, _, _ in sides}
@@ -105,14 +105,14 @@ def _train(options: Namespace, photos: PhotoFolder, prefix: str, bucket: Bucket,
 
 
 def _median(epochs: Sequence[Epoch]) -> Epoch:
-    """The epoch of median speed (the slower one of two)."""
+    """Returns the epoch of median speed (the slower one of two)."""
     return sorted(epochs, key=lambda epoch: epoch.samples_per_s)[(len(epochs) - 1) // 2]
 
 
 def _sides(
     options: Namespace, photos: PhotoFolder, prefix: str, bucket: Bucket, cache: Path
 ) -> list[tuple[str, Request, str]]:
-    """Name, request and note of each side, in order of appearance."""
+    """Returns name, request and note of each side, in order of appearance."""
     folder = Request(
         side="folder",
         step="train",

@@ -48,7 +48,7 @@ def in_fresh_process(
 
 
 def cpu_of_fresh_processes_s() -> float:
-    """Processor seconds of all of them so far, workers included: the server's children are not this process's."""
+    """Returns the processor seconds of all of them so far: the server's children are not this process's."""
     return _cpu_s
 
 

@@ -109,8 +109,9 @@ def run_epoch(request: Request, *, on_progress: Callable[[int], object] = lambda
     command = [sys.executable, "-m", "benchmarks.side"]
     for line in converse(command, msgspec.json.encode(request), what=what):
         message = msgspec.json.decode(line, type=Message)
-        epoch = message.epoch or epoch
-        on_progress(message.num_samples)
+        if message.epoch is None:
+            on_progress(message.num_samples)
+        epoch = message.epoch
     assert epoch is not None
     return epoch
 

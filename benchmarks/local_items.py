@@ -11,11 +11,10 @@ import resource
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -92,7 +91,7 @@ def spin(loops: int) -> int:
 
 
 def is_installed(kind: str) -> bool:
-    """Says whether the packages of a kind of items are there."""
+    """Returns whether the packages of a kind of items are there."""
     return kind != HUGGING_FACE or find_spec("datasets") is not None
 
 
@@ -129,14 +128,12 @@ def _hugging_face(folder: Path) -> Callable[[int], Dataset[Any]]:
     return make
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """Items of one kind."""
 
-    # gets a folder for files; returns what makes a dataset of a given length
-    make: Callable[[Path], Callable[[int], Dataset[Any]]]
-    length: int  # number of items of an epoch in the loader's own process
-    length_in_workers: int  # number of items of an epoch with worker processes
+    make: Callable[[Path], Callable[[int], Dataset[Any]]]  # folder for files → what makes a dataset of a length
+    length: int  # of an epoch in the loader's own process
+    length_in_workers: int  # of an epoch with worker processes
 
 
 KINDS: dict[str, Kind] = {

@@ -1,5 +1,4 @@
-"""What a GPU makes of lossless images, for `benchmarks.lossless`: decoding, preparing data, a step of training, an
-epoch of the loader.
+"""Lossless images on a GPU, for `benchmarks.lossless`: decoding, preparing data, a step of training, an epoch.
 
 All of it against PNG, decoded by torchcodec on every core and copied. Wall time, medians, the device waited for.
 """
@@ -87,7 +86,7 @@ def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 
 def _training_step() -> Callable[[torch.Tensor], object]:
-    """A few convolutions, a label for each pixel."""
+    """Returns a few convolutions, a label for each pixel."""
     layers = torch.nn.Sequential(
         torch.nn.Conv2d(3, 32, 3, stride=2, padding=1), torch.nn.ReLU(),
         torch.nn.Conv2d(32, 64, 3, stride=2, padding=1), torch.nn.ReLU(),
@@ -107,7 +106,7 @@ def _training_step() -> Callable[[torch.Tensor], object]:
 
 
 def _in_turns(sides: tuple[Callable[[], object], ...], num_rounds: int) -> list[float]:
-    """Median seconds of each, after a first turn that is not counted."""
+    """Returns the median seconds of each, after a first turn that is not counted."""
     took: list[list[float]] = [[] for _ in sides]
     for turn in range(num_rounds + 1):
         for at, side in enumerate(sides):

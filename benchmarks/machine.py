@@ -19,7 +19,7 @@ _PACKAGES = ("concurrent-loader", "torch", "torchvision", "torchcodec", "numpy",
 
 
 def describe_machine() -> dict[str, object]:
-    """Processor, cores, memory, operating system, the load of the last minute, and what time it is."""
+    """Returns processor, cores, memory, operating system, the load of the last minute, and the time."""
     libc = "".join(platform.libc_ver())  # as platform.platform() has it, which starts a process
     return {
         "cpu": cpu_name(),
@@ -32,7 +32,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def cpu_name() -> str:
-    """As the processor calls itself."""
+    """Returns the name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -42,7 +42,7 @@ def cpu_name() -> str:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -52,7 +52,7 @@ def load_before() -> float:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of all packages that a figure depends on; those not installed are left out."""
+    """Returns the versions of Python and of all installed packages that a figure depends on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -63,7 +63,7 @@ def versions() -> dict[str, str]:
 
 
 def cpu_of_tree_s() -> float:
-    """Processor seconds of this process, its live descendants, and those that have ended and were waited for."""
+    """Returns the processor seconds of this process, its live descendants, and those that ended and were waited for."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     live = []
     for child in psutil.Process().children(recursive=True):
@@ -138,7 +138,7 @@ def read_into_page_cache(folder: Path) -> int:
 
 
 class Bystanders:
-    """Says how much of the machine other programs have taken since this was made; more than a little is noise."""
+    """Measures how much of the machine other programs take from now on; more than a little is noise."""
 
     def __init__(self) -> None:
         self._wall_s = perf_counter()
@@ -146,7 +146,7 @@ class Bystanders:
         self._own_s = cpu_of_tree_s()
 
     def share(self, *, also_own_s: float = 0.0) -> float:
-        """Their share of all cores, 0 … 1."""
+        """Returns the others' share of all cores, 0 … 1."""
         others_s = (_busy_s() - self._busy_s) - (cpu_of_tree_s() - self._own_s) - also_own_s
         return max(0.0, others_s / ((perf_counter() - self._wall_s) * num_cores()))
 

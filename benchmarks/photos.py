@@ -64,7 +64,7 @@ class PhotoFolder:
         return self.num_bytes / self.count
 
     def paths(self) -> list[Path]:
-        """All images, sorted by class and name."""
+        """Returns all images, sorted by class and name."""
         return sorted(self.root.glob("*/*.jpg"))
 
 
@@ -119,7 +119,7 @@ def replicate_photos(
 
 @cache
 def open_photograph(name: str) -> Image.Image:
-    """One of the photographs that everything is cut from, in full size, RGB; ``name`` is one of `CLASSES`."""
+    """Returns one of the photographs that everything is cut from, in full size, RGB; ``name`` is one of `CLASSES`."""
     package, file = _SOURCES[name]
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
@@ -142,7 +142,7 @@ def _draw(index: int, seed: int) -> bytes:
 
 
 def _cut(photograph: Image.Image, rng: random.Random) -> bytes:
-    """A random box of the photograph, scaled to about 500×375 (sometimes upright), as JPEG."""
+    """Returns a random box of the photograph, scaled to about 500×375 (sometimes upright), as JPEG."""
     long_side = round(500 * rng.uniform(0.9, 1.15))
     short_side = round(long_side * rng.uniform(0.68, 0.8))
     width, height = (long_side, short_side) if rng.random() < 0.8 else (short_side, long_side)
@@ -191,7 +191,7 @@ def _write(
 
 
 def _finished(final: Path, *, count: int, seed: int) -> PhotoFolder | None:
-    """The folder, if it says that it is what is wanted and still holds that many bytes."""
+    """Returns the folder, if it says that it is what is wanted and still holds that many bytes."""
     try:
         facts = json.loads((final / _FACTS).read_text())
     except (FileNotFoundError, json.JSONDecodeError):

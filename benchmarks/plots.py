@@ -13,7 +13,7 @@ _LEFT, _TOP, _BOTTOM = 60, 14, 44
 
 
 def bars(values: Sequence[tuple[str, float, float]], *, unit: str) -> str:
-    """Horizontal bars, the lost part of each pale."""
+    """Draws horizontal bars, the lost part of each pale."""
     longest = max(value for _, value, _ in values)
     scale = (_WIDTH - _LABEL - 130) / longest
     rows = []
@@ -64,7 +64,7 @@ def _rect(kind: str, x: float, y: float, width: float, height: float) -> str:
 
 
 def _ticks(highest: float) -> list[float]:
-    """Four to eight round numbers from 0 to at least ``highest``."""
+    """Returns four to eight round numbers from 0 to at least ``highest``."""
     raw = max(highest, 1e-9) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw)

@@ -106,13 +106,13 @@ class Target:
 
 
 def _worst(value: object, at_least: bool = True) -> float | None:
-    """The worst of a ratio that may be one number, or one for each latency."""
+    """Returns the worst of a ratio that may be one number, or one for each latency."""
     values = [value] if isinstance(value, int | float) else list(value.values()) if isinstance(value, dict) else []
     return (min if at_least else max)((each for each in values if each is not None), default=None)
 
 
 def _below_optimum(rows: object) -> float | None:
-    """How far the hit rate is below that of the best possible eviction, at the worst cache size."""
+    """Returns how far the hit rate is below that of the best possible eviction, at the worst cache size."""
     if not isinstance(rows, list):
         return None
     rates = pd.DataFrame(rows).pivot(index="budget", columns="policy", values="hit_rate")

@@ -22,7 +22,7 @@ def unfinished(row: Figures, load: Figures) -> str | None:
 
 
 def peer_rows(figures: Figures) -> list[dict[str, Any]]:
-    """The measured rows of `benchmarks.peers` with a name, the cell's words, and the rate as it may be shown."""
+    """Returns the measured rows of `benchmarks.peers` with a name, the cell's words, and the rate that may be shown."""
     found = []
     for row in figures["rows"]:
         if row["samples_s"] is None:

@@ -37,7 +37,7 @@ def _canvas(count: int = 1, height: float = 3.0, num_rows: int = 1) -> tuple[Fig
 def _bars(
     axes: Axes, bars: Sequence[tuple[str, Sequence[tuple[float | None, str, str]]]], title: str, unit: str
 ) -> None:
-    """Horizontal bars from zero: name and, for each bar of the group, its length, colour and the text behind it."""
+    """Draws horizontal bars from zero: name and, for each bar of a group, length, colour and the text behind it."""
     highest = max([value for _, group in bars for value, _, _ in group if value] or [1.0])
     for place, (_, group) in enumerate(bars):
         thickness = 0.8 / len(group)

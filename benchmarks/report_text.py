@@ -47,7 +47,7 @@ def size(num_bytes: float) -> str:
 
 
 def _cell(row: Figures, spec: str) -> str:
-    """A cell: ``key``, ``key %``, ``key ±`` (extremes in ``spread``), ``key ± extremes``, or a format of the row."""
+    """Writes a cell by ``key``, ``key %``, ``key ±`` (extremes in ``spread``), ``key ± extremes``, or a format."""
     if "{" in spec:
         return spec.format(**row)
     key, _, mark = spec.partition(" ")

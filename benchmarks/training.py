@@ -29,7 +29,7 @@ STD = (0.229, 0.224, 0.225)
 
 
 def augmentation() -> Callable[[Tensor], Tensor]:
-    """The usual recipe for training: a random box scaled to the input size, mirrored half of the time."""
+    """Returns the usual recipe for training: a random box scaled to the input size, mirrored half of the time."""
     transform: Callable[[Tensor], Tensor] = v2.Compose(
         [v2.RandomResizedCrop(INPUT_SIZE, scale=(0.35, 1.0), antialias=True), v2.RandomHorizontalFlip()]
     )
@@ -60,7 +60,7 @@ def _network(num_classes: int) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What an epoch has taught."""
+    """What an epoch taught."""
 
     first_loss: float  # mean cross-entropy over the first tenth of the steps
     last_loss: float  # mean over the last tenth
@@ -85,7 +85,7 @@ class Trainer:
         self._steps: list[tuple[float, int, int]] = []  # loss, images in the right class, images
 
     def step(self, images: Tensor, labels: Tensor) -> float:
-        """One step of gradient descent."""
+        """Does one step of gradient descent; returns the loss before it."""
         images = images.to(self._device, torch.float32, memory_format=torch.channels_last)
         labels = labels.to(self._device)
         logits = self._network((images - self._mean) / self._std)
@@ -98,7 +98,7 @@ class Trainer:
         return value
 
     def lesson(self) -> Lesson:
-        """What was learnt so far; at least one step must have been made."""
+        """Returns what was learnt so far, from at least one step."""
         losses, right, seen = zip(*self._steps, strict=True)
         tenth = max(1, len(losses) // 10)
         quarter = max(1, len(losses) // 4)

@@ -56,11 +56,11 @@ class Spell:
 
 
 def forecast(seed: int, *, shortest_s: float, longest_s: float) -> Iterator[Spell]:
-    """Says what comes, for ever: every kind once, in an order of the seed's, then again in another."""
-    dice = random.Random(seed)
+    """Yields spells for ever: every kind once, in an order of the seed's, then again in another."""
+    rng = random.Random(seed)
     while True:
-        for kind in dice.sample(KINDS, len(KINDS)):
-            yield Spell(kind, dice.uniform(shortest_s, longest_s), dice.randrange(1 << 31))
+        for kind in rng.sample(KINDS, len(KINDS)):
+            yield Spell(kind, rng.uniform(shortest_s, longest_s), rng.randrange(1 << 31))
 
 
 class Weather:
@@ -150,34 +150,34 @@ def _cleanse(network: Toxiproxy) -> None:
         network.remove_toxic("weather")
 
 
-def _spoil(cache: Path, kind: str, dice: random.Random) -> None:
+def _spoil(cache: Path, kind: str, rng: random.Random) -> None:
     """Does to a cache folder what drives and people do."""
     if kind == "cache_deleted":
         shutil.rmtree(cache, ignore_errors=True)
         return
     change = _flip if kind == "cache_flipped" else _truncate
-    for path in _some(sorted(cache.rglob("*")), dice):
+    for path in _some(sorted(cache.rglob("*")), rng):
         # Evicted meanwhile, or one that is not ours to write.
         with contextlib.suppress(OSError):
-            change(path, dice)
+            change(path, rng)
 
 
-def _some(paths: Sequence[Path], dice: random.Random) -> Sequence[Path]:
+def _some(paths: Sequence[Path], rng: random.Random) -> Sequence[Path]:
     files = [path for path in paths if path.is_file() and not path.is_symlink()]
-    return dice.sample(files, min(len(files), 3))
+    return rng.sample(files, min(len(files), 3))
 
 
-def _flip(path: Path, dice: random.Random) -> None:
+def _flip(path: Path, rng: random.Random) -> None:
     with path.open("r+b") as file:
         size = path.stat().st_size
         for _ in range(min(size, 64)):
-            place = dice.randrange(size)
+            place = rng.randrange(size)
             file.seek(place)
             byte = file.read(1)
             file.seek(place)
             file.write(bytes(value ^ 0xFF for value in byte))
 
 
-def _truncate(path: Path, dice: random.Random) -> None:
+def _truncate(path: Path, rng: random.Random) -> None:
     with path.open("r+b") as file:
-        file.truncate(dice.randrange(path.stat().st_size + 1))
+        file.truncate(rng.randrange(path.stat().st_size + 1))

@@ -36,17 +36,17 @@ class Run:
 
 
 def expected_digest(numbers: Sequence[int], digests: Sequence[int]) -> str:
-    """What `Outcome.digest` must be for these images."""
+    """Returns what `Outcome.digest` must be for these images."""
     return f"{sum(digests[number] for number in numbers) % 2**128:032x}"
 
 
 def image_digest(data: bytes, number: int) -> int:
-    """One image's part of `Outcome.digest`."""
+    """Returns one image's part of `Outcome.digest`."""
     return xxhash.xxh3_128_intdigest(data, seed=number)
 
 
 def check(outcome: Outcome, digests: Sequence[int], *, decoded: bool) -> str:
-    """Says in words what is wrong with what was delivered; an empty string if each image came once, as it is.
+    """Describes what is wrong with what was delivered; an empty string if each image came once, as it is.
 
     An epoch that was cut short may lack images, but must have no other and none twice.
     """
@@ -68,7 +68,7 @@ def check(outcome: Outcome, digests: Sequence[int], *, decoded: bool) -> str:
 
 
 def shuffle_distance(outcome: Outcome, order: Sequence[int]) -> float | None:
-    """How far batches are from the whole, if a hundred classes lay sorted in the bucket.
+    """Returns how far batches are from the whole, if a hundred classes lay sorted in the bucket.
 
     Mean over the batches of the total variation distance between their classes and the dataset's; see
     `benchmarks.shuffle_quality`. A permutation has some, too: 0.25 for batches of 256.
@@ -90,7 +90,7 @@ def shuffle_distance(outcome: Outcome, order: Sequence[int]) -> float | None:
 def make_row(
     peer: Peer, cell: Cell, epoch: str, runs: Sequence[Run], order: Sequence[int], error: str | None
 ) -> dict[str, Any]:
-    """A row of the JSON: medians over the rounds, extremes under ``spread``."""
+    """Returns a row of the JSON: medians over the rounds, extremes under ``spread``."""
     row: dict[str, Any] = {
         "peer": peer.name,
         "title": peer.title,
@@ -163,7 +163,7 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
 
 
 def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's figures, and those rows of an earlier run that it did not measure again.
+    """Returns a run's figures, and those rows of an earlier run that it did not measure again.
 
     Ratios, and whatever else is said of the whole, are of the later run that had ours in both of the headline's cells;
     a row of the other run says when it was measured (``measured``), and its latencies that the main one has not stay.
@@ -194,7 +194,7 @@ def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _has_headline(figures: Mapping[str, Any]) -> bool:
-    """Whether a run measured ours in the first of its cells, raw and decoded: all ratios are of one run."""
+    """Returns whether a run measured ours in the first of its cells, raw and decoded: ratios are of one run."""
     ours = [row for row in figures["rows"] if row["peer"] == OURS]
     load = figures.get("load")
     if load is None:
@@ -204,14 +204,14 @@ def _has_headline(figures: Mapping[str, Any]) -> bool:
 
 
 def without_paths(error: str, *folders: str) -> str:
-    """What a peer said, without the places of this machine: figures go to other machines."""
+    """Returns a peer's message without the places of this machine: figures go to other machines."""
     for folder in folders:
         error = error.replace(f"{folder}/", "")
     return re.sub(r"(?<![\w.-])/[^\s\"']*/(?=(?:site-packages|python3\.\d+)/)", "…/", error)
 
 
 def is_slow(outcome: Outcome, ours: Outcome) -> bool:
-    """Whether an epoch came to less than a quarter of our pace."""
+    """Returns whether an epoch came to less than a quarter of our pace."""
     return _rate(outcome) < _SLOW * _rate(ours)
 
 
