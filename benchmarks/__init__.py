@@ -2,5 +2,3 @@
 
 Nothing here is imported by `storage` or `concurrent_loader`, and none of it is in the wheel.
 """
-
-__all__: list[str] = []

@@ -21,7 +21,6 @@ format. ``errors``: what failed. ``first_byte_ms, load, machine, versions, other
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -43,17 +42,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.console import ends_with_one_line
-from benchmarks.figures import spread
+from benchmarks.bucket import far_away
+from benchmarks.command import command_line, ends_with_one_line
+from benchmarks.figures import four_digits, with_spread
 from benchmarks.harness import CommandError
 from benchmarks.machine import Bystanders, describe_machine, read_into_page_cache, versions
-from benchmarks.peers.bucket import BUCKET, Way, far_away, put_files, signed_urls
+from benchmarks.peers.bucket import BUCKET, led_to, put_files, signed_urls
 from benchmarks.peers.catalog import Peer, find
-from benchmarks.peers.environments import EnvironmentFailed, python_of
-from benchmarks.peers.figures import check, picture_digest, without_paths
-from benchmarks.peers.messages import Job, Outcome
-from benchmarks.peers.pictures import paths, written
-from benchmarks.peers.processes import run_job
+from benchmarks.peers.figures import check, image_digest, without_paths
+from benchmarks.peers.job import Job, Outcome, paths, written
+from benchmarks.peers.processes import EnvironmentFailed, python_of, run_job
 from benchmarks.photos import make_photos, replicate_photos
 from benchmarks.program import ROOT
 from concurrent_loader.storage.adopt.formats import FORMATS
@@ -170,7 +168,7 @@ class _Measuring:
         self._data.mkdir(parents=True, exist_ok=True)
         photos = replicate_photos(make_photos(self._data, count=self._load.num_photos), min_bytes=self._load.raw_bytes)
         found = paths(str(photos.root))
-        self._digests = [picture_digest(path.read_bytes(), number) for number, path in enumerate(found)]
+        self._digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(found)]
         self._job = Job(
             peer="ours",
             task="epoch",
@@ -184,25 +182,24 @@ class _Measuring:
         self._order = random.Random(0).sample(range(len(found)), len(found))
         with local_s3(data_dir=self._data / "run" / "s3") as server:
             server.make_bucket(BUCKET)
-            direct = Way(endpoint_url=server.endpoint_url, options=server.storage_options())
-            self._write_native(direct)
+            self._write_native(server)
             for contest in self._contests:
-                self._prepare(contest, server, direct)
-            with far_away(server, self._load.latency_ms) as way:
-                self._first_byte_ms = way.first_byte_ms
-                self._take_turns(way, on_figures)
+                self._prepare(contest, server)
+            with far_away(server, self._load.latency_ms) as (far, self._first_byte_ms):
+                self._take_turns(far, on_figures)
         shutil.rmtree(self._data / "run", ignore_errors=True)
         return self._figures()
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
-    def _write_native(self, direct: Way) -> None:
+    def _write_native(self, server: LocalS3) -> None:
         self._tell("native shards are written")
         job = structs.replace(self._job, prefix=_NATIVE)
-        run_job(sys.executable, direct.lead(structs.replace(job, task="write", order=self._order)), deadline_s=_WRITE_S)
+        writing = led_to(structs.replace(job, task="write", order=self._order), server)
+        run_job(sys.executable, writing, deadline_s=_WRITE_S)
         self._sides.append(_Side(_NATIVE, _NATIVE, sys.executable, job, caches=True))
 
-    def _prepare(self, contest: Contest, server: LocalS3, direct: Way) -> None:
+    def _prepare(self, contest: Contest, server: LocalS3) -> None:
         """Has the rival write its format, and adopts that."""
         peer = find(contest.rival)
         prefix = contest.format
@@ -214,13 +211,13 @@ class _Measuring:
         folder.mkdir(parents=True)
         writing = structs.replace(job, task="write", folder=str(folder), order=self._order)
         try:
-            keys = self._write(peer, direct.lead(writing), server)
+            keys = self._write(peer, led_to(writing, server), server)
         except (CommandError, EnvironmentFailed, subprocess.TimeoutExpired, OSError) as error:
             self._fail(contest.rival, error)
             return
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        self._scans[contest.format] = self._scan(contest, direct)
+        self._scans[contest.format] = self._scan(contest, server)
         columns = {"layout": "shards", "columns": contest.columns}
         ours = structs.replace(self._job, prefix=f"{prefix}-index-0", options=columns)
         self._sides.append(_Side(contest.format, "in_place", sys.executable, ours, caches=True))
@@ -236,12 +233,12 @@ class _Measuring:
             _write_tars(job)
         return put_files(server, job.prefix, Path(job.folder))
 
-    def _scan(self, contest: Contest, direct: Way) -> dict[str, Any]:
+    def _scan(self, contest: Contest, server: LocalS3) -> dict[str, Any]:
         """Adopts a format several times, each in a fresh process; returns medians."""
         task = {
             "format": contest.format,
             "source": f"s3://{BUCKET}/{contest.format}",
-            "options": dict(direct.options),
+            "options": dict(server.storage_options()),
         }
         scans: list[dict[str, Any]] = []
         for number in range(self._load.num_rounds):
@@ -259,14 +256,14 @@ class _Measuring:
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
-    def _take_turns(self, way: Way, on_figures: Callable[[dict[str, Any]], object]) -> None:
+    def _take_turns(self, far: LocalS3, on_figures: Callable[[dict[str, Any]], object]) -> None:
         for number in range(self._load.num_rounds):
             turn = number * len(self._sides) // self._load.num_rounds
             for side in (*self._sides[turn:], *self._sides[:turn])[:: -1 if number % 2 else 1]:
                 self._tell(f"round {number + 1}: {side.format}, {side.name}")
                 with self._told(side), self._cache() as cache:
                     for epoch in ("cold", "warm") if side.caches else ("cold",):
-                        outcome, _ = self._epoch(side, way, cache if side.caches else None)
+                        outcome, _ = self._epoch(side, far, cache if side.caches else None)
                         side.outcomes[epoch][number] = outcome
                         if not outcome.complete:
                             break
@@ -274,16 +271,18 @@ class _Measuring:
         for side in self._sides:
             self._tell(f"memory: {side.format}, {side.name}")
             with self._told(side), self._cache() as cache:
-                _, side.peak_bytes = self._epoch(side, way, cache if side.caches else None, watch_memory=True)
+                _, side.peak_bytes = self._epoch(side, far, cache if side.caches else None, watch_memory=True)
 
-    def _epoch(self, side: _Side, way: Way, cache: str | None, *, watch_memory: bool = False) -> tuple[Outcome, int]:
+    def _epoch(
+        self, side: _Side, far: LocalS3, cache: str | None, *, watch_memory: bool = False
+    ) -> tuple[Outcome, int]:
         read_into_page_cache(self._data / "run" / "s3" / BUCKET / side.format)
         keys = side.job.options.get("keys", [])
         job = structs.replace(
-            way.lead(side.job),
+            led_to(side.job, far),
             cache_dir=cache,
             limit_s=self._load.limit_s,
-            urls=signed_urls(way, keys) if side.job.peer == "webdataset_tars" else [],
+            urls=signed_urls(far, keys) if side.job.peer == "webdataset_tars" else [],
             options={name: value for name, value in side.job.options.items() if name != "keys"},
         )
         outcome, peak_bytes = run_job(side.python, job, deadline_s=_DEADLINE_S, watch_memory=watch_memory)
@@ -359,7 +358,7 @@ def _ratio(ours: _Side | None, theirs: _Side | None, epoch: str) -> float | None
         for at in ours.outcomes[epoch]
         if at in theirs.outcomes[epoch]
     ]
-    return _short(statistics.median(_rate(one) / _rate(other) for one, other in pairs)) if pairs else None
+    return four_digits(statistics.median(_rate(one) / _rate(other) for one, other in pairs)) if pairs else None
 
 
 def _row(side: _Side, epoch: str) -> dict[str, Any]:
@@ -369,27 +368,21 @@ def _row(side: _Side, epoch: str) -> dict[str, Any]:
         "cpu_s_per_1000": [1000 * outcome.cpu_s / len(outcome.numbers) for outcome in outcomes],
         "first_batch_s": [outcome.first_batch_s for outcome in outcomes],
     }
-    spreads = {name: spread(found) for name, found in values.items()}
     return {
         "format": side.format,
         "side": side.name,
         "epoch": epoch,
         "rounds": len(outcomes),
-        **{name: _short(found.median) for name, found in spreads.items()},
+        **with_spread(values, four_digits),
         "peak_rss_mb": round(side.peak_bytes / 1e6, 1),
         "complete": all(outcome.complete for outcome in outcomes),
         "fault": "; ".join(sorted(side.faults)) or None,
         "error": side.error,
-        "spread": {name: [_short(found.low), _short(found.high)] for name, found in spreads.items()},
     }
 
 
 def _rate(outcome: Outcome) -> float:
     return len(outcome.numbers) / outcome.epoch_s
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def _write_tars(job: Job) -> None:
@@ -411,18 +404,12 @@ def _write_tars(job: Job) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark from the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.adopt",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("adopt", __doc__)
     names = [contest.format for contest in CONTESTS]
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--format", action="append", choices=names, help="only this one; may be repeated")
     parser.add_argument("--rounds", type=int, help=f"of all sides (default {Load().num_rounds})")
     parser.add_argument("--without-rivals", action="store_true", help="tar files only, in place and native")
     parser.add_argument("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; no figures to quote")
     parsed = parser.parse_args(arguments)
     load = _QUICK if parsed.quick else Load()
     if parsed.rounds is not None:

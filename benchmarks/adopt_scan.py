@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.memory import peak_rss_bytes
+from benchmarks.machine import peak_rss_bytes
 from concurrent_loader.storage.adopt import adopt
 from concurrent_loader.storage.stores import open_store
 

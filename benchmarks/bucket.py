@@ -2,99 +2,130 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import botocore.session
 import psutil
+from botocore.config import Config
 
+from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import LocalS3, ToolUnavailable, local_s3, measure_latency, toxiproxy
 
-__all__ = ["Bucket", "open_bucket"]
-
+BANDWIDTH_MB_S = 90  # of one connection to S3, as AWS's guide says
 _LOG = logging.getLogger(__name__)
 _NAME = "demo"
 _NUM_PROBES = 31
 _JITTER_PART = 3  # latency is uniform in median ± a third of it
-_BANDWIDTH_MB_S = 90  # of one connection to S3, as AWS's guide says
+_PUTS_IN_FLIGHT = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Where a bucket is reached, directly and as if it were far away.
-
-    Attributes:
-        name: The bucket's.
-        direct: Options for `concurrent_loader.storage.open_store` that lead straight to the server, for set-up.
-        remote: Options that lead through the latency; the same as ``direct`` where none is applied.
-        server: What the server is.
-        latency: What was applied and what was measured, in words.
-        latency_ms: Measured by way of ``remote``: median to the first byte of a small request over a warm connection.
-        latency_applied: Whether there is a proxy in between.
-        processes: The server's and the proxy's.
-    """
+    """Where a bucket is reached, directly and as if it were far away."""
 
     name: str
-    direct: Mapping[str, str] = field(repr=False)  # has the secret key
-    remote: Mapping[str, str] = field(repr=False)
-    server: str
-    latency: str
-    latency_ms: float
+    direct: Mapping[str, str] = field(repr=False)  # options of a store, straight to the server; has the secret key
+    remote: Mapping[str, str] = field(repr=False)  # options through the latency; ``direct`` where none is applied
+    server: str  # in words
+    latency: str  # applied and measured, in words
+    latency_ms: float  # measured: median to the first byte of a small request over a warm connection
     latency_applied: bool
-    processes: tuple[psutil.Process, ...]
+    processes: tuple[psutil.Process, ...] = ()  # the server's and the proxy's
 
     def server_cpu_s(self) -> float:
-        """Processor seconds of server and proxy so far; 0 for a server that is not ours."""
+        """Returns the processor seconds of server and proxy so far; 0 for an external server."""
         times = [process.cpu_times() for process in self.processes]
         return sum(one.user + one.system for one in times)
 
 
 @contextlib.contextmanager
-def open_bucket(data_dir: Path, *, latency_ms: int) -> Iterator[Bucket]:
-    """Starts a server with a bucket; all of it stops with the block.
+def far_away(server: LocalS3, latency_ms: int) -> Iterator[tuple[LocalS3, float]]:
+    """Puts a latency ± a third and 90 MB/s per connection before a server; yields it and the measured ms."""
+    jitter_ms = latency_ms // _JITTER_PART
+    with toxiproxy(server, latency_ms=latency_ms, jitter_ms=jitter_ms, bandwidth_mb_s=BANDWIDTH_MB_S) as proxy:
+        far = server.through(proxy)
+        yield far, round(measure_latency(far.endpoint_url, num_requests=_NUM_PROBES), 2)
 
-    Args:
-        data_dir: The server's objects; found again by the next run.
-        latency_ms: Median time to the first byte to apply, with 90 MB/s a connection; 0 for none.
-    """
+
+@contextlib.contextmanager
+def open_bucket(data_dir: Path, *, latency_ms: int) -> Iterator[Bucket]:
+    """Starts a server with a bucket, at ``latency_ms`` (0 for none); the next run finds the objects in ``data_dir``."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(local_s3(data_dir=data_dir))
         server.make_bucket(_NAME)
-        far, applied = server, f"no latency applied (--latency {latency_ms})"
+        far, applied, measured_ms = server, f"no latency applied (--latency {latency_ms})", 0.0
         if latency_ms:
             try:
-                proxy = stack.enter_context(
-                    toxiproxy(
-                        server,
-                        latency_ms=latency_ms,
-                        jitter_ms=latency_ms // _JITTER_PART,
-                        bandwidth_mb_s=_BANDWIDTH_MB_S,
-                    )
-                )
+                far, measured_ms = stack.enter_context(far_away(server, latency_ms))
             except ToolUnavailable as error:
                 _LOG.warning("toxiproxy is not available: %s", error)
                 applied = "no latency applied (toxiproxy is not available)"
             else:
-                far = server.through(proxy)
-                applied = (
-                    f"{latency_ms} ± {latency_ms // _JITTER_PART} ms and {_BANDWIDTH_MB_S} MB/s a connection "
-                    "by toxiproxy"
-                )
-        measured_ms = measure_latency(far.endpoint_url, num_requests=_NUM_PROBES)
+                jitter_ms = latency_ms // _JITTER_PART
+                applied = f"{latency_ms} ± {jitter_ms} ms and {BANDWIDTH_MB_S} MB/s a connection by toxiproxy"
+        if far is server:
+            measured_ms = round(measure_latency(server.endpoint_url, num_requests=_NUM_PROBES), 2)
+        names = {"minio": "MinIO", "moto": "moto (slow: figures mean nothing)", "external": "the user's own server"}
         yield Bucket(
             name=_NAME,
             direct=server.storage_options(),
             remote=far.storage_options(),
-            server=_describe(server),
+            server=names[server.kind],
             latency=f"{applied}; measured: {measured_ms:.1f} ms to the first byte (median of {_NUM_PROBES})",
-            latency_ms=round(measured_ms, 2),
+            latency_ms=measured_ms,
             latency_applied=far is not server,
             processes=tuple(psutil.Process().children(recursive=True)),
         )
 
 
-def _describe(server: LocalS3) -> str:
-    names = {"minio": "MinIO", "moto": "moto (slow: figures mean nothing)", "external": "a server that the user named"}
-    return names[server.kind]
+def put_all(
+    url: str,
+    options: Mapping[str, str],
+    values: Mapping[str, bytes | Path],
+    *,
+    on_object: Callable[[], object] = lambda: None,
+) -> int:
+    """Puts values or files below a URL, unless they are there with the same size; returns how many were put."""
+
+    async def run() -> int:
+        async with open_store(url, **options) as store:
+            present = {meta.key: meta.size async for meta in store.list("")}
+            missing = {key: value for key, value in values.items() if present.get(key) != _size(value)}
+            slots = asyncio.Semaphore(_PUTS_IN_FLIGHT)
+
+            async def put(key: str, value: bytes | Path) -> None:
+                async with slots:
+                    data = value if isinstance(value, bytes) else await asyncio.to_thread(value.read_bytes)
+                    await store.put(key, data)
+                on_object()
+
+            async with asyncio.TaskGroup() as group:
+                for key, value in missing.items():
+                    group.create_task(put(key, value))
+            for _ in range(len(values) - len(missing)):
+                on_object()
+            return len(missing)
+
+    return asyncio.run(run())
+
+
+def _size(value: bytes | Path) -> int:
+    return len(value) if isinstance(value, bytes) else value.stat().st_size
+
+
+def botocore_client(options: Mapping[str, str], **config: Any) -> Any:
+    """Makes the client that boto3 is made of, from the options of a store."""
+    return botocore.session.get_session().create_client(
+        "s3",
+        endpoint_url=options["endpoint_url"],
+        region_name=options.get("region", "us-east-1"),
+        aws_access_key_id=options["access_key_id"],
+        aws_secret_access_key=options["secret_access_key"],
+        config=Config(s3={"addressing_style": "path"}, **config),
+    )

@@ -1,40 +1,37 @@
-"""How much of a data set that is larger than its cache comes from the cache: by next use, by LRU, and at best.
+"""How much of a dataset that is larger than its cache comes from the cache: by next use, by LRU, and at best.
 
     python -m benchmarks.cache [--json FILE] [--quick]
 
-The data set lies on the local drive; what counts here are shards and bytes, not seconds. Three epochs are read by the
-real loader through the real cache, shuffled anew each time, for every budget and policy:
+The dataset lies on the local drive: shards and bytes count, not seconds. The real loader reads three epochs through the
+real cache, shuffled differently each time, for every budget and policy:
 
 - ``ours``: the cache evicts by the plan, as it always does;
-- ``lru``: the same cache, but the plan is kept from it, so that the least recently used file goes;
+- ``lru``: the same cache without the plan, so that it evicts the least recently used file;
 - ``optimum``: Belady's offline rule (evict what is used last, do not keep what is used later still), simulated on the
   same sequence of shards and sizes. No cache of that size does better.
 
-``hit_rate`` is over the second and third epochs, since in the first all are misses; ``bytes_ratio`` is the bytes
-fetched in all three over three times the bytes of the data set. Window and prefetch are small parts of the data set, as
-they are of one that needs a cache: 1 % each.
+``hit_rate`` is over the second and third epochs, because the first has only misses. ``bytes_ratio`` is the bytes
+fetched in all three over three times the bytes of the dataset. Window and prefetch are 1 % of the dataset each.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from benchmarks.console import bar, ends_with_one_line
-from benchmarks.machine import describe_machine, versions
-from benchmarks.output import present
+from benchmarks.command import bar, program
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.cache import DiskShardCache, UseSchedule
-
-__all__ = ["FULL", "QUICK", "Load", "Row", "main", "measure", "optimum"]
 
 BUDGETS = (0.10, 0.25, 0.50, 1.00)
 POLICIES = ("ours", "lru", "optimum")
@@ -42,18 +39,10 @@ POLICIES = ("ours", "lru", "optimum")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is read.
+    """What is read."""
 
-    Attributes:
-        num_shards: About so many.
-        samples_per_shard: About so many.
-        sample_bytes: Of each.
-        num_epochs: Read one after the other.
-        batch_size: Of the loader.
-    """
-
-    num_shards: int
-    samples_per_shard: int
+    num_shards: int  # approximately
+    samples_per_shard: int  # approximately
     sample_bytes: int
     num_epochs: int = 3
     batch_size: int = 32
@@ -63,49 +52,35 @@ FULL = Load(num_shards=400, samples_per_shard=16, sample_bytes=2048)
 QUICK = Load(num_shards=40, samples_per_shard=4, sample_bytes=1200, batch_size=8)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The outcome for one budget, as a part of the data set, and one policy."""
-
-    budget: float
-    policy: str
-    hit_rate: float
-    bytes_ratio: float
-
-
 class _UnscheduledCache(DiskShardCache):
-    """Does not listen to the plan; without it the least recently used file is evicted."""
+    """Ignores the plan, and so evicts the least recently used file."""
 
     async def set_schedule(self, make_schedule: Callable[[], UseSchedule]) -> None:
         await asyncio.sleep(0)
 
 
-def measure(load: Load, folder: Path, *, on_round: Callable[[], object] = lambda: None) -> list[Row]:
-    """Writes the data set and reads it for every budget and policy.
-
-    Args:
-        load: How much.
-        folder: For the data set and the caches; what is put there is left there.
-        on_round: Called after each row.
-    """
-    url = str(folder / "data")
-    _write(load, url)
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
+    """Reads with every budget and policy."""
     rows = []
-    for budget in BUDGETS:
-        for policy in POLICIES:
-            if policy == "optimum":
-                rows.append(_simulated(load, url, budget))
-            else:
-                rows.append(_read(load, url, folder / f"{policy}-{budget}", budget, policy))
-            on_round()
-    return rows
+    with (
+        tempfile.TemporaryDirectory(prefix="cache-benchmark-") as folder,
+        bar(console, "cache", len(BUDGETS) * len(POLICIES)) as progress,
+    ):
+        url = str(Path(folder) / "data")
+        _write(load, url)
+        for budget in BUDGETS:
+            for policy in POLICIES:
+                cache_dir = Path(folder) / f"{policy}-{budget}"
+                rates = _simulated(load, url, budget) if policy == "optimum" else _read(load, url, cache_dir, budget)
+                rows.append({"budget": budget, "policy": policy, "hit_rate": rates[0], "bytes_ratio": rates[1]})
+                progress.advance()
+    return {"rows": rows, "load": asdict(load)}
 
 
 def _write(load: Load, url: str) -> None:
     draw = np.random.default_rng(0)
-    with ShardWriter(
-        url, columns={"data": "bytes"}, shard_size=load.samples_per_shard * (load.sample_bytes + 16)
-    ) as writer:
+    shard_size = load.samples_per_shard * (load.sample_bytes + 16)
+    with ShardWriter(url, columns={"data": "bytes"}, shard_size=shard_size) as writer:
         for _ in range(load.num_shards * load.samples_per_shard):
             writer.write({"data": draw.bytes(load.sample_bytes)})
 
@@ -122,11 +97,11 @@ def _loader(load: Load, dataset: ShardDataset) -> ConcurrentDataLoader:
     )
 
 
-def _read(load: Load, url: str, cache_dir: Path, budget: float, policy: str) -> Row:
-    """Three epochs by the real loader."""
+def _read(load: Load, url: str, cache_dir: Path, budget: float) -> tuple[float, float]:
+    """Returns hit rate and bytes ratio of the real loader."""
+    kind = DiskShardCache if cache_dir.name.startswith("ours") else _UnscheduledCache
     with ShardDataset(url) as dataset:
         total_bytes = dataset.manifest.num_bytes
-        kind = DiskShardCache if policy == "ours" else _UnscheduledCache
         cache = kind(dataset.reader.engine, cache_dir, budget_bytes=int(budget * total_bytes))
         dataset.reader.cache = cache
         loader = _loader(load, dataset)
@@ -142,39 +117,29 @@ def _read(load: Load, url: str, cache_dir: Path, budget: float, policy: str) -> 
         assert first.num_hits == before.num_hits, "the first epoch began with a warm cache"
         num_hits, num_misses = last.num_hits - first.num_hits, last.num_misses - first.num_misses
         dataset.loop.run(cache.close())
-    return Row(budget, policy, num_hits / (num_hits + num_misses), fetched_bytes / (total_bytes * load.num_epochs))
+    return num_hits / (num_hits + num_misses), fetched_bytes / (total_bytes * load.num_epochs)
 
 
-def _simulated(load: Load, url: str, budget: float) -> Row:
-    """The same epochs by Belady's rule, on the order in which the plan needs the shards."""
+def _simulated(load: Load, url: str, budget: float) -> tuple[float, float]:
+    """Returns the same by Belady's rule, on the order in which the plan needs the shards."""
     with ShardDataset(url) as dataset:
         shards = dataset.manifest.shards
         loader = _loader(load, dataset)
-        trace = [_order(loader, epoch) for epoch in range(load.num_epochs)]
+        plans = [loader._plan(epoch) for epoch in range(load.num_epochs)]
+        trace = [[shard for _, shard in plan.upcoming() if shard is not None] for plan in plans]
     sizes = [entry.size for entry in shards]
     hits = optimum(trace, sizes, budget_bytes=int(budget * sum(sizes)))
     later = [hit for epoch in hits[1:] for hit in epoch]
-    uses = [shard for row in trace for shard in row]
-    missed = [not hit for epoch in hits for hit in epoch]
-    fetched_bytes = sum(sizes[shard] for shard, miss in zip(uses, missed, strict=True) if miss)
-    return Row(budget, "optimum", sum(later) / len(later), fetched_bytes / (sum(sizes) * load.num_epochs))
-
-
-def _order(loader: ConcurrentDataLoader, epoch: int) -> list[int]:
-    return [shard for _, shard in loader._plan(epoch).upcoming() if shard is not None]
+    uses = zip(chain.from_iterable(trace), chain.from_iterable(hits), strict=True)
+    fetched_bytes = sum(sizes[shard] for shard, hit in uses if not hit)
+    return sum(later) / len(later), fetched_bytes / (sum(sizes) * load.num_epochs)
 
 
 def optimum(trace: Sequence[Sequence[int]], sizes: Sequence[int], *, budget_bytes: int) -> list[list[bool]]:
-    """Says which uses an offline cache hits that keeps what is used soonest, newcomers included.
+    """Tells which uses are hits in an offline cache that keeps what is used soonest, newcomers included.
 
-    Args:
-        trace: The shards that are used, epoch by epoch.
-        sizes: Of each shard, in bytes.
-        budget_bytes: Of the cache.
-
-    Returns:
-        For each use whether it is a hit. L. A. Belady, "A study of replacement algorithms for a virtual-storage
-        computer", IBM Systems Journal 5(2), 1966; optimal for equal sizes.
+    ``trace`` has the shards that are used, epoch by epoch. L. A. Belady, "A study of replacement algorithms for a
+    virtual-storage computer", IBM Systems Journal 5(2), 1966; optimal for equal sizes.
     """
     flat = [shard for row in trace for shard in row]
     following = [len(flat)] * len(flat)
@@ -197,30 +162,7 @@ def optimum(trace: Sequence[Sequence[int]], sizes: Sequence[int], *, budget_byte
     return [hits[end - len(row) : end] for row, end in zip(trace, ends, strict=True)]
 
 
-def _run(load: Load, file: Path | None) -> None:
-    console = Console()
-    with (
-        tempfile.TemporaryDirectory(prefix="cache-benchmark-") as folder,
-        bar(console, "cache", len(BUDGETS) * len(POLICIES)) as progress,
-    ):
-        rows = measure(load, Path(folder), on_round=progress.advance)
-    report = {
-        "rows": [asdict(row) for row in rows],
-        "load": asdict(load),
-        "machine": describe_machine(),
-        "versions": versions(),
-    }
-    present("cache", report, console, file)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cache", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="a tiny data set, to see that it works")
-    options = parser.parse_args(arguments)
-    return ends_with_one_line(lambda: _run(QUICK if options.quick else FULL, options.json))
-
+main = program("cache", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main(sys.argv[1:]))

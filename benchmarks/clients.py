@@ -1,43 +1,40 @@
-"""Which S3 client should `concurrent_loader.storage.open_store` take? Every client, through our own stores, against one
-local server.
+"""Which S3 client should `open_store` take? Every client, through our own stores, against one local server.
 
     python -m benchmarks.clients [--json FILE] [--quick]
 
-Small objects at 32 in flight and 8 MiB ranges at 16 in flight, the ranges over ``https://`` as well; rounds alternate
-between the clients, so that a busy machine is busy for all of them; medians, and the CPU time that the client cost this
-process (the server is another). No store of ours speaks S3 by obstore: it is measured bare, without the checks and the
-renewal of credentials that a store adds.
+Small objects at 32 in flight and 8 MiB ranges at 16 in flight, the ranges over ``https://`` as well. Rounds alternate
+between the clients, so that a busy machine is busy for all of them. Figures are medians, and the CPU time that the
+client cost this process (the server is another). No store of ours reads S3 by obstore: it is measured bare, without the
+checks and the renewal of credentials that a store adds.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import secrets
 import ssl
 import statistics
+import sys
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import obstore
-import obstore.store
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 
-from benchmarks.console import bar
-from benchmarks.machine import describe_machine, versions
-from benchmarks.output import present
+from benchmarks.bucket import put_all
+from benchmarks.command import bar, program
+from benchmarks.single_objects import obstore_client
 from concurrent_loader.storage.stores import Store, open_store
 from concurrent_loader.storage.testing import local_s3
 from concurrent_loader.storage.testing.servers.errors import ServerFailed
@@ -46,99 +43,63 @@ from concurrent_loader.storage.testing.servers.processes import SupervisedProces
 from concurrent_loader.storage.testing.servers.programs import find_program
 from concurrent_loader.storage.testing.servers.startup import free_port
 
-__all__ = ["Cost", "Figures", "main", "measure", "measure_https", "summarise"]
-
 CLIENTS = {"native": "native", "obstore": None, "aiobotocore": "aiobotocore", "s3fs": "fsspec"}
 HTTPS_CLIENTS = ("native", "obstore", "aiobotocore")
 SMALL_BYTES = 58_000
 RANGE_BYTES = 8 << 20
 SMALL_IN_FLIGHT = 32
 RANGES_IN_FLIGHT = 16
+_RANGE_KEYS = ("gb_per_s", "cpu_s_per_gb")
+
+Readers = tuple[Callable[[str], Awaitable[int]], Callable[[str, int], Awaitable[int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is asked for in a round: ``small`` so that a test can run it, `FULL` for figures."""
+    """How much is fetched in a round."""
 
     num_keys: int
     num_small: int
     num_ranges: int
     num_rounds: int
 
+    @property
+    def num_blocks(self) -> int:
+        """Ranges that the large object has."""
+        return min(self.num_ranges, 16)
+
 
 FULL = Load(num_keys=500, num_small=2000, num_ranges=64, num_rounds=5)
 QUICK = Load(num_keys=3, num_small=6, num_ranges=2, num_rounds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """One round of one client: wall time, and CPU time of this process."""
 
     wall_s: float
     cpu_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Medians of a client's rounds.
-
-    Attributes:
-        small_per_s: Objects of 58 KB a second.
-        small_cpu_ms: CPU time of one of them.
-        ranges_gb_per_s: GB a second in ranges of 8 MiB.
-        ranges_cpu_s_per_gb: CPU time of a GB.
-        https_gb_per_s: The same ranges over ``https://``; None where they were not measured.
-        https_cpu_s_per_gb: CPU time of a GB over ``https://``.
-    """
-
-    small_per_s: float
-    small_cpu_ms: float
-    ranges_gb_per_s: float
-    ranges_cpu_s_per_gb: float
-    https_gb_per_s: float | None = None
-    https_cpu_s_per_gb: float | None = None
-
-
-def summarise(small: list[Cost], ranges: list[Cost], load: Load) -> Figures:
-    """Medians over rounds, per request and per GB."""
+def summarise(small: Sequence[Cost], ranges: Sequence[Cost], load: Load) -> dict[str, float]:
+    """Returns medians over the rounds, per request and per GB."""
     num_gb = load.num_ranges * RANGE_BYTES / 1e9
-    return Figures(
-        small_per_s=load.num_small / statistics.median(cost.wall_s for cost in small),
-        small_cpu_ms=1000 * statistics.median(cost.cpu_s for cost in small) / load.num_small,
-        ranges_gb_per_s=num_gb / statistics.median(cost.wall_s for cost in ranges),
-        ranges_cpu_s_per_gb=statistics.median(cost.cpu_s for cost in ranges) / num_gb,
-    )
+    return {
+        "small_per_s": load.num_small / statistics.median(cost.wall_s for cost in small),
+        "small_cpu_ms": 1000 * statistics.median(cost.cpu_s for cost in small) / load.num_small,
+        "ranges_gb_per_s": num_gb / statistics.median(cost.wall_s for cost in ranges),
+        "ranges_cpu_s_per_gb": statistics.median(cost.cpu_s for cost in ranges) / num_gb,
+    }
 
 
 async def measure(
-    url: str, options: Mapping[str, str], load: Load, *, on_round: Callable[[], object] = lambda: None
-) -> dict[str, Figures]:
-    """Fills a bucket, lets every client read it in turn, and sums up."""
-    async with open_store(url, client="native", **options) as store:
-        data = secrets.token_bytes(SMALL_BYTES)
-        await asyncio.gather(*(store.put(f"small/{number:05d}", data) for number in range(load.num_keys)))
-        await store.put("large", secrets.token_bytes(_num_blocks(load) * RANGE_BYTES))
-    small, ranges = await _rounds(url, options, load, tuple(CLIENTS), load.num_small, on_round)
-    return {name: summarise(small[name], ranges[name], load) for name in CLIENTS}
-
-
-async def measure_https(
-    url: str, options: Mapping[str, str], load: Load, *, on_round: Callable[[], object] = lambda: None
-) -> dict[str, tuple[float, float]]:
-    """Reads the ranges of a bucket that `measure` has filled; returns GB a second and CPU s a GB of each client."""
-    _, ranges = await _rounds(url, {**options, "verify_tls": False}, load, HTTPS_CLIENTS, 1, on_round)
-    found = {name: summarise(ranges[name], ranges[name], load) for name in HTTPS_CLIENTS}
-    return {name: (each.ranges_gb_per_s, each.ranges_cpu_s_per_gb) for name, each in found.items()}
-
-
-async def _rounds(
     url: str,
     options: Mapping[str, Any],
     load: Load,
-    clients: tuple[str, ...],
-    num_small: int,
-    on_round: Callable[[], object],
-) -> tuple[dict[str, list[Cost]], dict[str, list[Cost]]]:
+    clients: Sequence[str] = tuple(CLIENTS),
+    *,
+    on_round: Callable[[], object] = lambda: None,
+) -> dict[str, dict[str, float]]:
+    """Lets every client read a filled bucket in turn, and sums up."""
     small: dict[str, list[Cost]] = {name: [] for name in clients}
     ranges: dict[str, list[Cost]] = {name: [] for name in clients}
     async with AsyncExitStack() as stack:
@@ -149,31 +110,26 @@ async def _rounds(
             for name in clients
         }
         for number in range(load.num_rounds + 1):
-            for name in _rotated(list(clients), number):
-                read, read_range = readers[name]
-                small_cost = await _timed(partial(_small, read, load), num_small, SMALL_IN_FLIGHT)
-                range_cost = await _timed(partial(_large, read_range, load), load.num_ranges, RANGES_IN_FLIGHT)
+            first = number % len(clients)
+            for name in (*clients[first:], *clients[:first]):
+                small_cost, range_cost = await _read(readers[name], load)
                 if number:  # the first round makes clients and connections
                     small[name].append(small_cost)
                     ranges[name].append(range_cost)
                 on_round()
-    return small, ranges
+    return {name: summarise(small[name], ranges[name], load) for name in clients}
 
 
-def _num_blocks(load: Load) -> int:
-    """How many ranges the large object has."""
-    return min(load.num_ranges, 16)
+async def _read(readers: Readers, load: Load) -> tuple[Cost, Cost]:
+    read, read_range = readers
 
+    def small(number: int) -> Awaitable[int]:
+        return read(f"small/{number % load.num_keys:05d}")
 
-def _small(read: Callable[[str], Awaitable[int]], load: Load, number: int) -> Awaitable[int]:
-    return read(f"small/{number % load.num_keys:05d}")
+    def large(number: int) -> Awaitable[int]:
+        return read_range("large", number % load.num_blocks * RANGE_BYTES)
 
-
-def _large(read: Callable[[str, int], Awaitable[int]], load: Load, number: int) -> Awaitable[int]:
-    return read("large", number % _num_blocks(load) * RANGE_BYTES)
-
-
-Readers = tuple[Callable[[str], Awaitable[int]], Callable[[str, int], Awaitable[int]]]
+    return await _timed(small, load.num_small, SMALL_IN_FLIGHT), await _timed(large, load.num_ranges, RANGES_IN_FLIGHT)
 
 
 def _readers(store: Store) -> Readers:
@@ -187,19 +143,7 @@ def _readers(store: Store) -> Readers:
 
 
 def _obstore_readers(url: str, options: Mapping[str, Any]) -> Readers:
-    endpoint_url = options["endpoint_url"]
-    client = obstore.store.S3Store(
-        url.removeprefix("s3://"),
-        endpoint=endpoint_url,
-        region=options["region"],
-        access_key_id=options["access_key_id"],
-        secret_access_key=options["secret_access_key"],
-        virtual_hosted_style_request=False,
-        client_options={
-            "allow_http": endpoint_url.startswith("http://"),
-            "allow_invalid_certificates": not options.get("verify_tls", True),
-        },
-    )
+    client = obstore_client(url.removeprefix("s3://"), options)
 
     async def read(key: str) -> int:
         return len(memoryview(await (await obstore.get_async(client, key)).bytes_async()))
@@ -224,18 +168,9 @@ async def _timed(read: Callable[[int], Awaitable[int]], num_requests: int, in_fl
     return Cost(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def _rotated(names: list[str], by: int) -> list[str]:
-    by %= len(names)
-    return names[by:] + names[:by]
-
-
 @contextmanager
 def _https_server(data_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
-    """Starts MinIO over TLS, with a certificate of its own, on the data of another one that has ended.
-
-    Returns:
-        The options of a store.
-    """
+    """Starts MinIO over TLS on the data of another one that has ended; yields the options of a store."""
     keys = new_credentials()
     _write_certificate(folder / "certs")
     program = find_program(
@@ -248,9 +183,8 @@ def _https_server(data_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
         progress=None,
     )
     port = free_port()
-    process = SupervisedProcess(
-        program.command(port), environment=program.environment, log=folder / "server.log", remove=folder
-    )
+    command, log = program.command(port), folder / "server.log"
+    process = SupervisedProcess(command, environment=program.environment, log=log, remove=folder)
     try:
         deadline_s = time.monotonic() + 30
         while not _accepts(port):
@@ -294,37 +228,36 @@ def _write_certificate(folder: Path) -> None:
     (folder / "public.crt").write_bytes(signed.public_bytes(pem))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Runs the benchmark from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.clients", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="a few requests, to see that it works")
-    options = parser.parse_args(arguments)
-    file: Path | None = options.json
-    load = QUICK if options.quick else FULL
-    console = Console()
-    machine = describe_machine()
+def fill(url: str, options: Mapping[str, str], load: Load) -> None:
+    """Puts the objects that the clients read into a bucket."""
+    small = secrets.token_bytes(SMALL_BYTES)
+    values = {f"small/{number:05d}": small for number in range(load.num_keys)}
+    put_all(url, options, values | {"large": secrets.token_bytes(load.num_blocks * RANGE_BYTES)})
+
+
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
+    """Measures over ``http://``, and ranges over ``https://``."""
     num_measured = (load.num_rounds + 1) * (len(CLIENTS) + len(HTTPS_CLIENTS))
     with TemporaryDirectory() as folder, bar(console, "clients", num_measured) as progress:
-        data_dir, url = Path(folder) / "data", f"s3://clients-{secrets.token_hex(6)}"
+        data_dir, name = Path(folder) / "data", f"clients-{secrets.token_hex(6)}"
         with local_s3(kinds=("minio",), data_dir=data_dir) as server:
-            server.make_bucket(url.removeprefix("s3://"))
-            figures = asyncio.run(measure(url, server.storage_options(), load, on_round=progress.advance))
+            url, options = server.make_bucket(name), server.storage_options()
+            fill(url, options, load)
+            over_http = asyncio.run(measure(url, options, load, on_round=progress.advance))
         with _https_server(data_dir, Path(folder) / "https") as tls_options:
-            over_https = asyncio.run(measure_https(url, tls_options, load, on_round=progress.advance))
-    for name, (gb_per_s, cpu_s_per_gb) in over_https.items():
-        figures[name] = replace(figures[name], https_gb_per_s=gb_per_s, https_cpu_s_per_gb=cpu_s_per_gb)
-    report = {
-        "clients": {name: asdict(found) for name, found in figures.items()},
-        "load": asdict(load)
-        | {"small_bytes": SMALL_BYTES, "range_bytes": RANGE_BYTES}
-        | {"small_in_flight": SMALL_IN_FLIGHT, "ranges_in_flight": RANGES_IN_FLIGHT},
-        "server": server.kind,
-        "machine": machine,
-        "versions": versions(),
+            tls: dict[str, Any] = {**tls_options, "verify_tls": False}
+            ranges = replace(load, num_small=1)
+            over_https = asyncio.run(measure(url, tls, ranges, HTTPS_CLIENTS, on_round=progress.advance))
+    figures = {
+        name: {**row, **{f"https_{key}": over_https.get(name, {}).get(f"ranges_{key}") for key in _RANGE_KEYS}}
+        for name, row in over_http.items()
     }
-    present("clients", report, console, file)
+    sizes = {"small_bytes": SMALL_BYTES, "range_bytes": RANGE_BYTES}
+    counts = {"small_in_flight": SMALL_IN_FLIGHT, "ranges_in_flight": RANGES_IN_FLIGHT}
+    return {"clients": figures, "load": asdict(load) | sizes | counts, "server": server.kind}
 
+
+main = program("clients", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

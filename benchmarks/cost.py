@@ -2,15 +2,13 @@
 
     python -m benchmarks.cost [--json FILE] [--quick] [--samples N] [--sample-bytes SIZE] [--epochs N] [--peers FILE]
 
-Ours: a data set of noise with samples of the size asked for is read by the real loader from a local S3 server, through
-a proxy that counts every request and byte on the wire; two epochs, as shards and as an object a sample, without a cache
-and with one that holds everything. What was counted is scaled to the number of samples asked for (by default
-ImageNet's: 1,281,167 of 110 KB, 90 epochs). Late requests are not doubled here (``hedge=None``): that adds 5 % of the
-requests at most.
+Ours: the real loader reads a dataset of noise with samples of the size asked for from a local S3 server, through a
+proxy that counts every request and byte on the wire; two epochs, as shards and as one object per sample, without a
+cache and with one that holds everything. The counts are scaled to the number of samples asked for (by default
+ImageNet's: 1,281,167 of 110 KB, 90 epochs). Requests are not hedged here, which would add 5 % of them at most.
 
-Others: by their documentation, at the least; see `benchmarks.access.computed`. Nothing of theirs is run here. With
-``--peers`` and the JSON file of the benchmark that runs them, what they were seen to ask for comes as well, scaled
-likewise; see `benchmarks.peer_access`.
+Others: by their documentation, at the least; see `benchmarks.access.computed`. With ``--peers`` and the JSON file of
+the benchmark that runs them, what they were seen to ask for is added, scaled likewise.
 
 One node reads; several with caches of their own and groups to match ask for about the same in all (see
 `benchmarks.scale`), without them each for its part again. Prices are in `benchmarks.prices`, with their day and their
@@ -19,17 +17,15 @@ sources: **check them**. Storage is not counted, nor is the drive that a cache n
 JSON: ``workload`` (``num_samples, sample_bytes, num_epochs``); ``measured``, what was counted (``system, num_samples,
 opening, first_epoch, later_epoch``, each of these three ``gets, heads, lists, bytes``); ``rows`` (``system, kind``:
 measured or computed, ``note, opening, first_epoch, later_epoch, run``, the same four numbers each, and ``usd``: store →
-``first_epoch``, opening included, ``later_epoch, run``); ``prices_as_of``, ``prices``, ``chunk_sizes``, ``server``,
-``machine``, ``versions``.
+``first_epoch``, opening included, ``later_epoch, run``); ``prices_as_of``, ``prices``, ``chunk_sizes``, ``server``.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import json
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -37,32 +33,24 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.access import Access, ChunkSizes, Measured, Workload, computed, scaled
-from benchmarks.bucket_requests import Requests
-from benchmarks.console import bar, ends_with_one_line
-from benchmarks.machine import describe_machine, versions
-from benchmarks.output import present
-from benchmarks.peer_access import peer_accesses
+from benchmarks.access import Access, ChunkSizes, Measured, Requests, Workload, computed, peer_accesses, scaled
+from benchmarks.bucket import put_all
+from benchmarks.command import bar, command_line, publish
 from benchmarks.prices import PRICES, PRICES_AS_OF
 from benchmarks.synthetic import noise, write_noise
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, ShardDataset
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.sizes import parse_size
-from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import HttpFaults, LocalS3, http_faults, local_s3
 
-__all__ = ["FULL", "QUICK", "Load", "main", "measure"]
-
 _BATCH = 64
-_PUTS_IN_FLIGHT = 16
 _SYSTEMS = (
     ("ours, shards, no cache", "shards", False),
     ("ours, shards, cache", "shards", True),
     ("ours, objects, no cache", "objects", False),
     ("ours, objects, cache", "objects", True),
 )
-
 _OPENERS: dict[str, Callable[..., ShardDataset | ObjectDataset]] = {
     "shards": ShardDataset,
     "objects": partial(ObjectDataset, column="data", column_type="bytes"),
@@ -71,16 +59,10 @@ _OPENERS: dict[str, Callable[..., ShardDataset | ObjectDataset]] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is really read.
+    """How much is really read."""
 
-    Attributes:
-        num_shards: About so many full ones.
-        most_samples: In shards, beyond one full shard.
-        num_objects: Samples that are an object each.
-    """
-
-    num_shards: int
-    most_samples: int
+    num_shards: int  # full ones, approximately
+    most_samples: int  # in shards, beyond one full shard
     num_objects: int
 
 
@@ -91,21 +73,15 @@ QUICK = Load(num_shards=2, most_samples=1_000, num_objects=32)
 def measure(
     load: Load, sample_bytes: int, server: LocalS3, folder: Path, *, on_side: Callable[[], object]
 ) -> list[Measured]:
-    """Reads every way and counts on the wire.
-
-    Args:
-        load: How much.
-        sample_bytes: Of each sample.
-        server: With nothing in it yet.
-        folder: For caches; what is put there is left there.
-        on_side: Called after each way.
-    """
-    bucket = server.make_bucket("cost")
-    per_shard = _samples_of_a_shard(sample_bytes, str(folder / "one-shard"))
+    """Reads in every way from a server with nothing in it yet, and counts on the wire."""
+    bucket, options = server.make_bucket("cost"), server.storage_options()
+    # A whole number of samples that fill a shard scales without a remainder.
+    one = write_noise(str(folder / "one"), num_samples=CHUNK_BYTES // sample_bytes + 1, sample_bytes=sample_bytes)
+    per_shard = one.shards[0].num_samples
     num_samples = per_shard * max(1, min(load.num_shards, load.most_samples // per_shard))
-    options = server.storage_options()
     write_noise(f"{bucket}/shards", num_samples=num_samples, sample_bytes=sample_bytes, storage_options=options)
-    asyncio.run(_put_objects(f"{bucket}/objects", options, load.num_objects, sample_bytes))
+    objects = {f"{number:08d}": noise(number, sample_bytes) for number in range(load.num_objects)}
+    put_all(f"{bucket}/objects", options, objects)
     found = []
     for system, layout, cached in _SYSTEMS:
         with http_faults(server) as proxy:
@@ -121,26 +97,6 @@ def measure(
     return found
 
 
-def _samples_of_a_shard(sample_bytes: int, url: str) -> int:
-    """How many the writer puts into a shard of the default size: a whole number of those scales without a remainder."""
-    return (
-        write_noise(url, num_samples=CHUNK_BYTES // sample_bytes + 1, sample_bytes=sample_bytes).shards[0].num_samples
-    )
-
-
-async def _put_objects(url: str, options: dict[str, str], num_objects: int, sample_bytes: int) -> None:
-    async with open_store(url, **options) as store:
-        slots = asyncio.Semaphore(_PUTS_IN_FLIGHT)
-
-        async def put(number: int) -> None:
-            async with slots:
-                await store.put(f"{number:08d}", noise(number, sample_bytes))
-
-        async with asyncio.TaskGroup() as group:
-            for number in range(num_objects):
-                group.create_task(put(number))
-
-
 def _count(system: str, proxy: HttpFaults, make: Callable[[], ShardDataset | ObjectDataset]) -> Measured:
     def counted() -> Requests:
         requests = Requests.on_the_wire(proxy.exchanges)
@@ -154,27 +110,24 @@ def _count(system: str, proxy: HttpFaults, make: Callable[[], ShardDataset | Obj
         for _ in range(2):
             num_samples = sum(len(batch["data"]) for batch in loader)
             if num_samples != len(dataset):
-                raise AssertionError("an epoch did not bring every sample once")
+                raise AssertionError("an epoch did not deliver every sample once")
             epochs.append(counted())
         return Measured(system, len(dataset), opening, *epochs)
 
 
 def priced(access: Access, num_epochs: int) -> dict[str, Any]:
-    """A row of the JSON file."""
+    """Returns a row of the JSON file."""
     first, run = access.opening + access.first_epoch, access.run(num_epochs)
     parts = {"first_epoch": first, "later_epoch": access.later_epoch, "run": run}
     usd = {price.store: {name: round(price.dollars(part), 6) for name, part in parts.items()} for price in PRICES}
     return {**asdict(access), "run": asdict(run), "usd": usd}
 
 
-def _dollars(value: float) -> str:
-    return f"{value:,.2f}" if value >= 1 else f"{value:.4f}"
-
-
-def _run(load: Load, workload: Workload, sizes: ChunkSizes, peers: Path | None, file: Path | None) -> None:
-    console = Console()
+def run_benchmark(
+    load: Load, workload: Workload, sizes: ChunkSizes, peers: Path | None, console: Console
+) -> dict[str, Any]:
+    """Measures ours, and prices all systems."""
     seen = peer_accesses(json.loads(peers.read_text(encoding="utf-8")), workload) if peers is not None else []
-    machine = describe_machine()
     with (
         tempfile.TemporaryDirectory(prefix="cost-benchmark-") as folder,
         local_s3(kinds=("minio", "moto")) as server,  # its own: nothing is left in anybody's bucket
@@ -182,56 +135,43 @@ def _run(load: Load, workload: Workload, sizes: ChunkSizes, peers: Path | None, 
     ):
         measured = measure(load, workload.sample_bytes, server, Path(folder), on_side=progress.advance)
     ours = [scaled(one, workload, per_object="object" in one.system) for one in measured]
-    rows = [priced(access, workload.num_epochs) for access in (*ours, *seen, *computed(workload, sizes))]
-    report = {
+    return {
         "workload": asdict(workload),
         "measured": [asdict(one) for one in measured],
-        "rows": rows,
+        "rows": [priced(access, workload.num_epochs) for access in (*ours, *seen, *computed(workload, sizes))],
         "prices_as_of": PRICES_AS_OF,
         "prices": [asdict(price) for price in PRICES],
         "chunk_sizes": asdict(sizes),
         "server": server.kind,
-        "machine": machine,
-        "versions": versions(),
     }
-    present("cost", report, console, file)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cost", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="measures tiny data sets, to see that it runs")
-    parser.add_argument("--samples", type=int, default=1_281_167, help="of the data set; default ImageNet's")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit status."""
+    parser = command_line("cost", __doc__)
+    parser.add_argument("--samples", type=int, default=1_281_167, help="of the dataset; default ImageNet's")
     parser.add_argument("--sample-bytes", default="110KB", help="of each, default 110KB")
     parser.add_argument("--epochs", type=int, default=90, help="of a run, default 90")
     parser.add_argument("--peers", type=Path, metavar="FILE", help="figures of benchmarks.peers, to be counted as well")
-    defaults = ChunkSizes()
-    for name in ("webdataset", "mds", "litdata"):
-        default = str(getattr(defaults, f"{name}_bytes"))
-        parser.add_argument(f"--{name}-bytes", default=default, help=f"of a file of theirs, default {default}")
+    for name, default in asdict(ChunkSizes()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", default=str(default), help=f"of a file, default {default}")
     options = parser.parse_args(arguments)
     try:
         sample_bytes, *chunks = (
-            parse_size(value, name=f"--{name}-bytes")
-            for name, value in (
-                ("sample", options.sample_bytes),
-                ("webdataset", options.webdataset_bytes),
-                ("mds", options.mds_bytes),
-                ("litdata", options.litdata_bytes),
-            )
+            parse_size(getattr(options, name), name=f"--{name.replace('_', '-')}")
+            for name in ("sample_bytes", *asdict(ChunkSizes()))
         )
     except ConfigurationError as error:
         parser.error(str(error))
     if min(options.samples, options.epochs, sample_bytes, *chunks) < 1:
-        parser.error("all numbers are at least 1")
+        parser.error("all numbers must be at least 1")
     if options.peers is not None and not options.peers.is_file():
         Console(stderr=True).print(f"no figures of peers: there is no file {options.peers}", highlight=False)
         options.peers = None
-    workload = Workload(options.samples, sample_bytes, options.epochs)
+    workload, sizes = Workload(options.samples, sample_bytes, options.epochs), ChunkSizes(*chunks)
     load = QUICK if options.quick else FULL
-    return ends_with_one_line(lambda: _run(load, workload, ChunkSizes(*chunks), options.peers, options.json))
+    return publish("cost", lambda console: run_benchmark(load, workload, sizes, options.peers, console), options.json)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

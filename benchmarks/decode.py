@@ -2,14 +2,13 @@
 
 Real photographs, cut from those that scikit-image and scikit-learn carry, in three sets: 500×375 of about 110 KB and of
 about 35 KB, and 2000×1500. Decoding alone; and decoding, random resized crop to 224×224 and flip, every recipe with the
-same boxes. One thread each, processor time, picture by picture in turns, so that whatever else the machine does befalls
+same boxes. One thread each, processor time, image by image in turns, so that whatever else the machine does befalls
 all alike; the two-thread figure alone is wall time. simplejpeg with OpenCV takes part where both are installed, and is
 said to be missing where not.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import io
 import random
@@ -17,10 +16,9 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,22 +28,17 @@ from rich.console import Console
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as v2
 
-from benchmarks.console import bar, ends_with_one_line
-from benchmarks.machine import Bystanders, describe_machine, versions
-from benchmarks.output import present
+from benchmarks.command import bar, program
 from benchmarks.photos import CLASSES, open_photograph
 from concurrent_loader.augment import RandomResizedCrop, uniforms
 from concurrent_loader.decode import Decoder, available_backends, has_native_crop, make_crop_decoder, make_decoder
 from concurrent_loader.decode.crop import Box, CropDecoder
 
-__all__ = ["main", "run_benchmark"]
-
 SIDE = 224
 
 
-@dataclass(frozen=True, slots=True)
-class PhotoSet:
-    """Pictures of one size and about one length, and the boxes that are cut out of them."""
+class PhotoSet(NamedTuple):
+    """Images of one size and about one length, and the boxes that are cut out of them."""
 
     name: str
     jpegs: list[bytes]
@@ -57,11 +50,10 @@ class PhotoSet:
         return statistics.mean(map(len, self.jpegs))
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """How much is measured."""
 
-    num_pictures: int
+    num_images: int
     num_large: int
     num_rounds: int
 
@@ -74,28 +66,27 @@ Recipe = Callable[[bytes, Box], object]
 
 def make_sets(load: Load) -> list[PhotoSet]:
     """Cuts and encodes the three sets, the same every time."""
-    wanted = [("110kb", 500, 375, 110_000, load.num_pictures), ("35kb", 500, 375, 35_000, load.num_pictures)]
-    made = [
-        _make_set(name, width, height, [_encoded_near(_cut(number, width, height), size) for number in range(count)])
-        for name, width, height, size, count in wanted
-    ]
-    large = [_encoded(_cut(number, 2000, 1500), 90) for number in range(load.num_large)]
-    return [*made, _make_set("large", 2000, 1500, large)]
-
-
-def _make_set(name: str, width: int, height: int, jpegs: list[bytes]) -> PhotoSet:
     crop = RandomResizedCrop(SIDE)
-    draws = uniforms(0, 0, np.arange(len(jpegs)), crop.num_draws).tolist()
-    return PhotoSet(name, jpegs, [crop.box(height, width, row) for row in draws])
+    made = []
+    for name, width, height, num_bytes, count in (
+        ("110kb", 500, 375, 110_000, load.num_images),
+        ("35kb", 500, 375, 35_000, load.num_images),
+        ("large", 2000, 1500, None, load.num_large),
+    ):
+        cuts = [_cut(number, width, height) for number in range(count)]
+        jpegs = [_encoded(cut, 90) if num_bytes is None else _encoded_near(cut, num_bytes) for cut in cuts]
+        draws = uniforms(0, 0, np.arange(count), crop.num_draws).tolist()
+        made.append(PhotoSet(name, jpegs, [crop.box(height, width, row) for row in draws]))
+    return made
 
 
 def _cut(number: int, width: int, height: int) -> Image.Image:
-    """A part of a photograph of the wanted shape, resized to the wanted size."""
-    dice = random.Random(number)
+    """Returns a part of a photograph of the wanted shape, resized to the wanted size."""
+    rng = random.Random(number)
     photograph = open_photograph(CLASSES[number % len(CLASSES)])
-    scale = dice.uniform(0.6, 1.0) * min(photograph.width / width, photograph.height / height)
+    scale = rng.uniform(0.6, 1.0) * min(photograph.width / width, photograph.height / height)
     part_width, part_height = scale * width, scale * height
-    left, top = dice.uniform(0, photograph.width - part_width), dice.uniform(0, photograph.height - part_height)
+    left, top = rng.uniform(0, photograph.width - part_width), rng.uniform(0, photograph.height - part_height)
     part = (left, top, left + part_width, top + part_height)
     return photograph.resize((width, height), Image.Resampling.LANCZOS, box=part)
 
@@ -107,15 +98,9 @@ def _encoded(image: Image.Image, quality: int) -> bytes:
 
 
 def _encoded_near(image: Image.Image, num_bytes: int) -> bytes:
-    """At the quality that comes nearest to a length."""
-    low, high = 20, 98
-    while low < high:
-        middle = (low + high) // 2
-        if len(_encoded(image, middle)) < num_bytes:
-            low = middle + 1
-        else:
-            high = middle
-    return _encoded(image, low)
+    """Encodes at the lowest quality that gives at least a length."""
+    qualities = range(20, 98)
+    return _encoded(image, 20 + bisect_left(qualities, num_bytes, key=lambda quality: len(_encoded(image, quality))))
 
 
 # -- recipes -----------------------------------------------------------------------------------------------------------
@@ -125,9 +110,9 @@ def _as_tensor(jpeg: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
 
 
-def _cropped(picture: Any, box: Box) -> Any:
+def _cropped(image: Any, box: Box) -> Any:
     part = v2.resized_crop(
-        picture, box.top, box.left, box.height, box.width, [SIDE, SIDE], InterpolationMode.BILINEAR, antialias=True
+        image, box.top, box.left, box.height, box.width, [SIDE, SIDE], InterpolationMode.BILINEAR, antialias=True
     )
     return v2.horizontal_flip(part) if box.flip else part
 
@@ -153,7 +138,7 @@ def _with(crop: CropDecoder) -> Recipe:
 
 
 def training_recipes() -> dict[str, Recipe]:
-    """Decode, crop, resize, flip: those that can be used here, by name."""
+    """Returns the recipes to decode, crop, resize and flip that can be used here, by name."""
     found: dict[str, Recipe] = {
         "PIL + v2": _pil,
         "torchvision.io + v2": _torchvision,
@@ -176,11 +161,11 @@ def _simplejpeg() -> Recipe:
         height, width = simplejpeg.decode_jpeg_header(jpeg)[:2]
         # As small as leaves the crop its size.
         least = {"min_height": SIDE * height / box.height, "min_width": SIDE * width / box.width}
-        picture = simplejpeg.decode_jpeg(jpeg, min_factor=2, **{name: int(least[name]) for name in least})
-        shrunk = picture.shape[1] / width
+        image = simplejpeg.decode_jpeg(jpeg, min_factor=2, **{name: int(least[name]) for name in least})
+        shrunk = image.shape[1] / width
         top, left = round(box.top * shrunk), round(box.left * shrunk)
         bottom, right = top + max(1, round(box.height * shrunk)), left + max(1, round(box.width * shrunk))
-        resized = cv2.resize(picture[top:bottom, left:right], (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        resized = cv2.resize(image[top:bottom, left:right], (SIDE, SIDE), interpolation=cv2.INTER_AREA)
         flipped = resized[:, ::-1] if box.flip else resized
         return np.ascontiguousarray(flipped.transpose(2, 0, 1))
 
@@ -188,7 +173,7 @@ def _simplejpeg() -> Recipe:
 
 
 def decoding_recipes() -> dict[str, Recipe]:
-    """Decoding alone, of the whole picture."""
+    """Returns the recipes that only decode the whole image."""
     return {f"decode: {name}": _whole(make_decoder("rgb", "jpeg", backend=name)) for name in available_backends()}
 
 
@@ -208,7 +193,7 @@ def _whole(decoder: Decoder) -> Recipe:
 def measure(
     photos: PhotoSet, recipes: dict[str, Recipe], num_rounds: int, tick: Callable[[], object]
 ) -> dict[str, float]:
-    """Processor seconds of one picture by recipe: the sum over pictures of each one's median."""
+    """Returns the processor seconds of one image by recipe: the sum over images of each one's median."""
     took: dict[str, list[list[float]]] = {name: [[] for _ in photos.jpegs] for name in recipes}
     names = list(recipes)
     for turn in range(num_rounds):
@@ -223,7 +208,7 @@ def measure(
 
 
 def scaling(photos: PhotoSet, num_rounds: int) -> float:
-    """Pictures a second of two threads over one, by the fastest recipe of ours; the median of the turns."""
+    """Divides the images per second of two threads by those of one, by our fastest recipe; median of the turns."""
     native = has_native_crop()
 
     def work() -> None:
@@ -244,7 +229,7 @@ def scaling(photos: PhotoSet, num_rounds: int) -> float:
 
 
 def mean_error(photos: PhotoSet) -> float:
-    """Mean absolute difference of ours from the picture decoded whole, cropped and resized, in gray levels."""
+    """Returns the mean difference of ours from the image decoded whole, cropped and resized, in gray levels."""
     ours = _with(make_crop_decoder("jpeg"))
     errors = []
     for jpeg, box in zip(photos.jpegs, photos.boxes, strict=True):
@@ -254,15 +239,10 @@ def mean_error(photos: PhotoSet) -> float:
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, object]:
-    """Runs all recipes over all sets.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
+    """Runs all recipes over all sets."""
     torch.set_num_threads(1)
     sets = make_sets(load)
     recipes = {**training_recipes(), **decoding_recipes()}
-    others = Bystanders()
     rows: list[dict[str, object]] = []
     ratios: dict[str, float] = {}
     best = "ours, native" if has_native_crop() else "ours, library"
@@ -284,8 +264,6 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
                 for name in missing_recipes()
             ]
     return {
-        "machine": describe_machine(),
-        "versions": versions(),
         "native": has_native_crop(),
         "mean_bytes": {photos.name: round(photos.mean_bytes) for photos in sets},
         "rounds": load.num_rounds,
@@ -295,24 +273,10 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
         "ratio_large": round(ratios["large"], 3),
         "two_thread_scaling": round(scaling(sets[0], load.num_rounds), 3),
         "mean_error": round(max(mean_error(photos) for photos in sets), 3),
-        "other_programs_share": round(others.share(), 3),
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it works")
-    options = parser.parse_args(arguments)
-
-    def run() -> None:
-        console = Console()
-        figures = run_benchmark(QUICK if options.quick else FULL, console)
-        present("decode", figures, console, options.json)
-
-    return ends_with_one_line(run)
-
+main = program("decode", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

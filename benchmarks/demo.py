@@ -7,68 +7,35 @@ again.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import shutil
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
 from benchmarks.bucket import Bucket, open_bucket
-from benchmarks.console import bar, ends_with_one_line
-from benchmarks.filling import has_shards, ingest, ingest_command, put_objects, shown
-from benchmarks.harness import run_epoch
+from benchmarks.command import bar, ends_with_one_line
+from benchmarks.filling import has_shards, ingest, ingest_command, photos_in, put_objects
+from benchmarks.harness import Epoch, Request, run_epoch
 from benchmarks.machine import Bystanders, cpu_name, num_cores, versions
-from benchmarks.measurement import Epoch, Request
-from benchmarks.photos import CLASSES, PhotoFolder, make_photos
+from benchmarks.photos import CLASSES, PhotoFolder
 from benchmarks.report import Row, headline, table, write_report
-
-__all__ = ["main", "run_demo"]
 
 _BATCH_SIZE = 64
 _COLD = "shards, cold cache"
 _NOISE = 0.05  # share of the machine that others may take before figures are called noisy
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line says.
-
-    Attributes:
-        data: Folder for everything that the demo makes.
-        num_images: Photographs.
-        num_objects: How many of the raw objects to train on.
-        latency_ms: To the first byte; 0 for none.
-        num_rounds: Epochs from each side but the raw objects; the one of median speed is shown.
-        seed: Of photographs, order and weights.
-        client: For the shards, as for `concurrent_loader.storage.open_store`.
-        command: As it was typed.
-    """
-
-    data: Path
-    num_images: int
-    num_objects: int
-    latency_ms: int
-    num_rounds: int
-    seed: int
-    client: str
-    command: str
-
-
-def run_demo(options: Options, console: Console) -> Path:
-    """Runs the whole demo.
-
-    Returns:
-        The report.
-    """
+def run_demo(options: Namespace, console: Console) -> Path:
+    """Runs the whole demo."""
     console.print("[bold]concurrent-loader[/]: training from a bucket as fast as from a local drive\n")
     options.data.mkdir(parents=True, exist_ok=True)
     photos = _make_photos(options, console)
-    with open_bucket(options.data / "s3", latency_ms=options.latency_ms) as bucket:
+    with open_bucket(options.data / "s3", latency_ms=options.latency) as bucket:
         console.print(f"[bold]Bucket[/]       {bucket.server}, at {bucket.direct['endpoint_url']}")
         prefix = f"s3://{bucket.name}/{photos.root.parent.name}"
         _fill(photos, prefix, bucket, console)
@@ -86,16 +53,15 @@ def run_demo(options: Options, console: Console) -> Path:
                 f"[yellow]Other programs took {others_share:.0%} of the machine meanwhile: figures are noisy.[/]"
             )
         console.print(f"\n[bold]{headline(rows)}[/]")
-        command = shown(ingest_command(photos, f"{prefix}/shards", bucket.direct["endpoint_url"]))
-        report = options.data / "report.html"
+        command = shlex.join(ingest_command(photos, f"{prefix}/shards", bucket.direct["endpoint_url"]))
+        report: Path = options.data / "report.html"
         write_report(report, rows, facts=facts, commands=[options.command, command])
     console.print(f"Report: {report.resolve()}", soft_wrap=True)
     return report
 
 
-def _make_photos(options: Options, console: Console) -> PhotoFolder:
-    with bar(console, "Photographs", options.num_images) as progress:
-        photos = make_photos(options.data, count=options.num_images, seed=options.seed, on_photo=progress.advance)
+def _make_photos(options: Namespace, console: Console) -> PhotoFolder:
+    photos = photos_in(options.data, options.images, console, seed=options.seed)
     console.print(
         f"[bold]Photographs[/]  {photos.count:,} JPEGs of {photos.mean_bytes / 1e3:.0f} KB on average, "
         f"{len(CLASSES)} classes, in {photos.root}"
@@ -115,16 +81,16 @@ def _fill(photos: PhotoFolder, prefix: str, bucket: Bucket, console: Console) ->
     console.print(
         "[bold]Shards[/]       by the command that you would type (straight to the server, without the latency):"
     )
-    console.print(f"  $ {shown(ingest_command(photos, shards, bucket.direct['endpoint_url']))}", soft_wrap=True)
+    console.print(f"  $ {shlex.join(ingest_command(photos, shards, bucket.direct['endpoint_url']))}", soft_wrap=True)
     ingest(photos, shards, bucket.direct)
 
 
-def _train(options: Options, photos: PhotoFolder, prefix: str, bucket: Bucket, console: Console) -> list[Row]:
-    """One epoch from each side, in processes of their own."""
+def _train(options: Namespace, photos: PhotoFolder, prefix: str, bucket: Bucket, console: Console) -> list[Row]:
+    """Trains an epoch from each side and round, in processes of their own."""
     cache = options.data / "cache"
     sides = _sides(options, photos, prefix, bucket, cache)
     epochs: dict[str, list[Epoch]] = {name: [] for name, _, _ in sides}
-    for number in range(options.num_rounds):
+    for number in range(options.rounds):
         # Alternating, so that what the machine does meanwhile hits all sides alike; raw objects take too long for more.
         turn = sides if number == 0 else [sides[0], *sides[2:]] if number % 2 == 0 else [*sides[2:], sides[0]]
         for name, request, _ in turn:
@@ -139,14 +105,14 @@ def _train(options: Options, photos: PhotoFolder, prefix: str, bucket: Bucket, c
 
 
 def _median(epochs: Sequence[Epoch]) -> Epoch:
-    """The epoch of median speed (the slower one of two)."""
+    """Returns the epoch of median speed (the slower one of two)."""
     return sorted(epochs, key=lambda epoch: epoch.samples_per_s)[(len(epochs) - 1) // 2]
 
 
 def _sides(
-    options: Options, photos: PhotoFolder, prefix: str, bucket: Bucket, cache: Path
+    options: Namespace, photos: PhotoFolder, prefix: str, bucket: Bucket, cache: Path
 ) -> list[tuple[str, Request, str]]:
-    """Name, request and note of each side, in order of appearance."""
+    """Returns name, request and note of each side, in order of appearance."""
     folder = Request(
         side="folder",
         step="train",
@@ -156,7 +122,7 @@ def _sides(
         seed=options.seed,
         resident_bytes=photos.num_bytes * 11 // 10,
     )
-    num_objects = min(options.num_objects, photos.count)
+    num_objects = min(options.objects, photos.count)
     of_all = f"{num_objects:,} of the {photos.count:,} objects, chosen at random, to save time; "
     objects = msgspec.structs.replace(
         folder,
@@ -202,29 +168,22 @@ def _facts(photos: PhotoFolder, bucket: Bucket, others_share: float) -> dict[str
     }
 
 
-def parse_options(arguments: Sequence[str]) -> Options:
+def parse_options(arguments: Sequence[str]) -> Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
-    parser.add_argument("--images", type=int, default=3200, help="photographs (default 3200)")
-    parser.add_argument("--objects", type=int, default=640, help="raw objects to train on (default 640)")
-    parser.add_argument("--latency", type=int, default=30, help="ms to the first byte; 0 for none (default 30)")
-    parser.add_argument("--rounds", type=int, default=3, help="epochs from each side; the median is shown (default 3)")
-    parser.add_argument("--seed", type=int, default=0, help="of photographs, order and weights (default 0)")
-    parser.add_argument("--client", default="auto", help="for the shards: auto, native, aiobotocore, fsspec")
-    parsed = parser.parse_args(arguments)
-    if parsed.images < 1 or parsed.objects < 1 or parsed.rounds < 1 or parsed.latency < 0:
+    parser = ArgumentParser(prog="python -m benchmarks.demo", description=__doc__)
+    add = parser.add_argument
+    add("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
+    add("--images", type=int, default=3200, help="photographs (default 3200)")
+    add("--objects", type=int, default=640, help="raw objects to train on (default 640)")
+    add("--latency", type=int, default=30, help="ms to the first byte; 0 for none (default 30)")
+    add("--rounds", type=int, default=3, help="epochs from each side; the median is shown (default 3)")
+    add("--seed", type=int, default=0, help="of photographs, order and weights (default 0)")
+    add("--client", default="auto", help="for the shards: auto, native, aiobotocore, fsspec")
+    options = parser.parse_args(arguments)
+    if options.images < 1 or options.objects < 1 or options.rounds < 1 or options.latency < 0:
         parser.error("--images, --objects and --rounds are at least 1, --latency is at least 0")
-    return Options(
-        data=parsed.data,
-        num_images=parsed.images,
-        num_objects=parsed.objects,
-        latency_ms=parsed.latency,
-        num_rounds=parsed.rounds,
-        seed=parsed.seed,
-        client=parsed.client,
-        command=shlex.join(["python", "-m", "benchmarks.demo", *arguments]),
-    )
+    options.command = shlex.join(["python", "-m", "benchmarks.demo", *arguments])
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

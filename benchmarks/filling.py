@@ -1,74 +1,52 @@
-"""How photographs get into the bucket: as raw objects, and as unified shards by the command that a user would type."""
+"""How photographs get into place: into the bucket as objects, and as shards by the command that a user would type."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from rich.console import Console
+
+from benchmarks.bucket import put_all
+from benchmarks.command import bar
 from benchmarks.harness import run_command
-from benchmarks.photos import PhotoFolder
+from benchmarks.photos import CLASSES, PhotoFolder, make_photos
+from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.errors import CorruptData, NotFound
 from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
 from concurrent_loader.storage.stores import open_store
 
-__all__ = ["has_shards", "ingest", "ingest_command", "put_objects", "shown"]
-
 _LOG = logging.getLogger(__name__)
-_PUTS_IN_FLIGHT = 32
+
+
+def photos_in(folder: Path | str, count: int, console: Console, *, seed: int = 0) -> PhotoFolder:
+    """Makes photographs below a folder, with a progress bar, or finds those of an earlier run."""
+    with bar(console, "Photographs", count) as progress:
+        return make_photos(Path(folder), count=count, seed=seed, on_photo=progress.advance)
 
 
 def put_objects(
-    photos: PhotoFolder, url: str, options: Mapping[str, str], *, on_object: Callable[[], object] | None = None
+    photos: PhotoFolder, url: str, options: Mapping[str, str], *, on_object: Callable[[], object] = lambda: None
 ) -> int:
-    """Puts every photograph into the bucket as an object of its own, unless it is there with the same size.
-
-    Args:
-        photos: The folder.
-        url: ``s3://bucket/prefix``; keys below it are ``class/file.jpg``.
-        options: For `concurrent_loader.storage.open_store`.
-        on_object: Called for each photograph that is in place, for a progress bar.
-
-    Returns:
-        How many had to be put.
-    """
-    return asyncio.run(_put_objects(photos, url, options, on_object or _nothing))
+    """Puts every photograph into the bucket as ``class/file.jpg``, unless it is there; returns how many were put."""
+    files: dict[str, bytes | Path] = {f"{path.parent.name}/{path.name}": path for path in photos.paths()}
+    return put_all(url, options, files, on_object=on_object)
 
 
-async def _put_objects(
-    photos: PhotoFolder, url: str, options: Mapping[str, str], on_object: Callable[[], object]
-) -> int:
-    async with open_store(url, **options) as store:
-        present = {meta.key: meta.size async for meta in store.list("")}
-        missing = {
-            key: path
-            for path in photos.paths()
-            if present.get(key := f"{path.parent.name}/{path.name}") != path.stat().st_size
-        }
-        for _ in range(photos.count - len(missing)):
-            on_object()
-        slots = asyncio.Semaphore(_PUTS_IN_FLIGHT)
-
-        async def put(key: str, path: Path) -> None:
-            async with slots:
-                await store.put(key, await asyncio.to_thread(path.read_bytes))
-            on_object()
-
-        async with asyncio.TaskGroup() as group:
-            for key, path in missing.items():
-                group.create_task(put(key, path))
-        return len(missing)
+def write_shards(photos: PhotoFolder, url: str, options: Mapping[str, str] | None = None) -> None:
+    """Writes photographs as shards, each with its label and its number."""
+    columns = {"image": "jpeg", "label": "int64", "number": "int64"}
+    with ShardWriter(url, columns=columns, storage_options=dict(options or {})) as writer:
+        for number, path in enumerate(photos.paths()):
+            label = CLASSES.index(path.parent.name)
+            writer.write({"image": path.read_bytes(), "label": label, "number": number})
 
 
 def has_shards(photos: PhotoFolder, url: str, options: Mapping[str, str]) -> bool:
-    """Whether a data set of as many samples is there, from an earlier run.
-
-    A data set that is not this one (of other photographs, of an older format, damaged) is deleted, so that it can be
-    made again; the place is the demo's own.
-    """
+    """Returns whether an earlier run left a dataset of as many samples; deletes any other, so that it is made again."""
     return asyncio.run(_has_shards(photos.count, url, options))
 
 
@@ -80,23 +58,19 @@ async def _has_shards(num_samples: int, url: str, options: Mapping[str, str]) ->
         except NotFound:
             return False
         except CorruptData as error:
-            _LOG.warning("the data set of an earlier run is made again: %s", error)
+            _LOG.warning("the dataset of an earlier run is made again: %s", error)
         for meta in [meta async for meta in store.list("")]:
             await store.delete(meta.key)
         return False
 
 
 def ingest_command(photos: PhotoFolder, url: str, endpoint_url: str) -> list[str]:
-    """What a user types to turn an image folder into shards; credentials come from the environment."""
+    """Returns what a user types to turn an image folder into shards; credentials come from the environment."""
     return ["concurrent-loader", "ingest", "image-folder", str(photos.root), url, "--endpoint-url", endpoint_url]
 
 
 def ingest(photos: PhotoFolder, url: str, options: Mapping[str, str]) -> None:
-    """Runs that command; its progress bar and summary go to the terminal.
-
-    Raises:
-        CommandError: It failed.
-    """
+    """Runs that command; raises CommandError if it fails."""
     command = ingest_command(photos, url, options["endpoint_url"])
     # The command beside this interpreter, whether or not its environment is activated or the package installed.
     program = Path(sys.executable).with_name(command[0])
@@ -107,11 +81,3 @@ def ingest(photos: PhotoFolder, url: str, options: Mapping[str, str]) -> None:
         "AWS_DEFAULT_REGION": options.get("region", "us-east-1"),
     }
     run_command([*start, *command[1:]], env=environment)
-
-
-def shown(command: list[str]) -> str:
-    """A command as one would type it."""
-    return shlex.join(command)
-
-
-def _nothing() -> None: ...

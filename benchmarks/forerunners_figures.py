@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import spread
-from benchmarks.in_flight_map import Cell, CellEpoch
-from benchmarks.layers import Case, Epoch
-from benchmarks.published import PUBLISHED
-from benchmarks.sequential import Reading
-
-__all__ = ["compared", "heat_map", "layer_rows", "remote_share", "sequential_rows", "speedups"]
+from benchmarks.figures import extremes, median, rounded
+from benchmarks.layers import Case, Cell, Epoch
 
 Figures = Mapping[str, Any]
+_TOML = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+PUBLISHED: list[dict[str, str]] = _TOML["published"]
+DIFFERENCES: dict[str, list[str]] = _TOML["differences"]
+
+
+def _common(epochs: Sequence[Epoch]) -> dict[str, Any]:
+    """Returns what every row has: medians over the rounds."""
+    rates = [each.timed_samples / each.epoch_s for each in epochs]
+    return {
+        "samples_s": median(rates),
+        "samples_s_spread": extremes(rates),
+        "cpu_s_per_1000": median(1000 * each.cpu_s / each.timed_samples for each in epochs),
+    }
 
 
 def layer_rows(epochs: Mapping[Case, Sequence[Epoch]], batch_size: int) -> list[dict[str, Any]]:
-    """A row of medians for each case.
-
-    A batch's load is the median over all batches of all rounds; the other figures are medians over the rounds.
-    """
+    """Returns a row for each case; a batch's load is the median over all batches of all rounds."""
     rows = []
     for case, found in epochs.items():
-        rates = spread([epoch.num_samples / epoch.epoch_s for epoch in found])
         loads = [load for epoch in found for load in epoch.load_s]
+        rate = statistics.median(each.timed_samples / each.epoch_s for each in found)
         rows.append(
             {
-                **asdict(case),
-                "samples_s": _rounded(rates.median),
-                "samples_s_spread": [_rounded(rates.low), _rounded(rates.high)],
-                "batch_load_s": _rounded(statistics.median(loads)) if loads else None,
-                "batch_every_s": _rounded(batch_size / rates.median),
-                "first_batch_s": _rounded(statistics.median(epoch.first_batch_s for epoch in found)),
-                "cpu_s_per_1000": _rounded(statistics.median(1000 * each.cpu_s / each.num_samples for each in found)),
-                "peak_rss_mb": _rounded(statistics.median(epoch.peak_rss_mb for epoch in found)),
+                **case._asdict(),
+                **_common(found),
+                "batch_load_s": median(loads) if loads else None,
+                "batch_every_s": rounded(batch_size / rate),
+                "first_batch_s": median(epoch.first_s for epoch in found),
+                "peak_rss_mb": median(epoch.peak_rss_mb for epoch in found),
                 "num_samples": found[0].num_samples,
             }
         )
@@ -44,67 +48,45 @@ def layer_rows(epochs: Mapping[Case, Sequence[Epoch]], batch_size: int) -> list[
 
 
 def speedups(rows: Sequence[Figures], layer: str, what: str) -> dict[str, float]:
-    """How many times as fast as vanilla each of our sides is from S3.
-
-    Args:
-        rows: Of `layer_rows`.
-        layer: Which.
-        what: ``"batch_load_s"`` or ``"batch_every_s"``; sides without it are left out.
-    """
+    """Divides vanilla's figure from S3 by that of each of our sides; sides without it are left out."""
     of_layer = {row["side"]: row[what] for row in rows if row["place"] == "s3" and row["layer"] == layer}
     vanilla = of_layer.pop("vanilla")
-    return {side: _rounded(vanilla / value) for side, value in of_layer.items() if value is not None}
+    return {side: rounded(vanilla / value) for side, value in of_layer.items() if value is not None}
 
 
 def remote_share(rows: Sequence[Figures], layer: str) -> dict[str, dict[str, float]]:
-    """Each of our sides' rate from S3 over vanilla's from the local drive, and over the same side's from there.
+    """Divides each of our sides' rate from S3 by vanilla's from the local drive, and by the same side's from there.
 
     Coroutines and objects, which read single files like the drop-in's threads, are set beside those.
     """
     rates = {(row["place"], row["side"]): row["samples_s"] for row in rows if row["layer"] == layer}
     ours = [side for place, side in rates if place == "s3" and side != "vanilla"]
-    own = {side: rates["local", side] if ("local", side) in rates else rates["local", "threads"] for side in ours}
+    own = {side: rates.get(("local", side), rates["local", "threads"]) for side in ours}
     return {
-        "of_vanilla_local": {side: _rounded(rates["s3", side] / rates["local", "vanilla"]) for side in ours},
-        "of_own_local": {side: _rounded(rates["s3", side] / own[side]) for side in ours},
+        "of_vanilla_local": {side: rounded(rates["s3", side] / rates["local", "vanilla"]) for side in ours},
+        "of_own_local": {side: rounded(rates["s3", side] / own[side]) for side in ours},
     }
 
 
 def heat_map(
-    epochs: Mapping[Cell, Sequence[CellEpoch]], *, latency_s: float, mean_bytes: float, bytes_per_s: float
+    epochs: Mapping[Cell, Sequence[Epoch]], *, latency_s: float, mean_bytes: float, bytes_per_s: float
 ) -> dict[str, Any]:
-    """The map, and what share of (requests in flight ÷ time of a request) a cell reaches.
-
-    Args:
-        epochs: Of all cells.
-        latency_s: Measured, to the first byte.
-        mean_bytes: Of an object.
-        bytes_per_s: Of one connection.
-    """
+    """Returns the map, and what share of (requests in flight ÷ time of a request) a cell reaches."""
+    request_s = latency_s + mean_bytes / bytes_per_s
     cells = []
     for cell, found in epochs.items():
-        rates = spread([epoch.num_samples / epoch.epoch_s for epoch in found])
         share = None
         if cell.in_flight != "auto":
-            most = max(1, cell.workers) * int(cell.in_flight) / (latency_s + mean_bytes / bytes_per_s)
-            share = _rounded(rates.median / most)
-        cells.append(
-            {
-                **asdict(cell),
-                "samples_s": _rounded(rates.median),
-                "samples_s_spread": [_rounded(rates.low), _rounded(rates.high)],
-                "of_in_flight": share,
-                "cpu_s_per_1000": _rounded(statistics.median(1000 * each.cpu_s / each.num_samples for each in found)),
-                "num_samples": found[0].num_samples,
-            }
-        )
+            rate = statistics.median(each.timed_samples / each.epoch_s for each in found)
+            share = rounded(rate * request_s / (max(1, cell.workers) * int(cell.in_flight)))
+        cells.append({**cell._asdict(), **_common(found), "of_in_flight": share, "num_samples": found[0].num_samples})
+    workers = sorted({cell.workers for cell in epochs})
     return {
-        "workers": sorted({cell.workers for cell in epochs}),
+        "workers": workers,
         "in_flight": list(dict.fromkeys(cell.in_flight for cell in epochs)),
         "cells": cells,
         "auto_vs_best": {
-            str(workers): _auto_vs_best([each for each in cells if each["workers"] == workers])
-            for workers in sorted({cell.workers for cell in epochs})
+            str(count): _auto_vs_best([each for each in cells if each["workers"] == count]) for count in workers
         },
     }
 
@@ -112,91 +94,75 @@ def heat_map(
 def _auto_vs_best(cells: Sequence[Figures]) -> float | None:
     auto = [cell["samples_s"] for cell in cells if cell["in_flight"] == "auto"]
     fixed = [cell["samples_s"] for cell in cells if cell["in_flight"] != "auto"]
-    return _rounded(auto[0] / max(fixed)) if auto and fixed else None
+    return rounded(auto[0] / max(fixed)) if auto and fixed else None
 
 
-def sequential_rows(readings: Mapping[str, Sequence[Reading]]) -> list[dict[str, Any]]:
-    """A row of medians for each reader."""
-    rows = []
-    for name, found in readings.items():
-        rates = spread([each.timed_samples / each.seconds for each in found])
-        rows.append(
-            {
-                "reader": name,
-                "samples_s": _rounded(rates.median),
-                "samples_s_spread": [_rounded(rates.low), _rounded(rates.high)],
-                "samples_s_core": _rounded(statistics.median(each.timed_samples / each.cpu_s for each in found)),
-                "cpu_s_per_1000": _rounded(statistics.median(1000 * each.cpu_s / each.timed_samples for each in found)),
-                "first_sample_s": _rounded(statistics.median(each.first_s for each in found)),
-                "peak_rss_mb": _rounded(statistics.median(each.peak_rss_mb for each in found)),
-            }
-        )
-    return rows
+def sequential_rows(readings: Mapping[str, Sequence[Epoch]]) -> list[dict[str, Any]]:
+    """Returns a row for each reader."""
+    return [
+        {
+            "reader": name,
+            **_common(found),
+            "samples_s_core": median(each.timed_samples / each.cpu_s for each in found),
+            "first_sample_s": median(each.first_s for each in found),
+            "peak_rss_mb": median(each.peak_rss_mb for each in found),
+        }
+        for name, found in readings.items()
+    ]
 
 
 # -- ours beside theirs ------------------------------------------------------------------------------------------------
 
 
 def compared(figures: Figures) -> list[dict[str, str]]:
-    """Each published figure with ours beside it, in words; the figures are this benchmark's, ``compared`` left out."""
-    ours = {**_of_concurrent(figures), **_of_datadings(figures), **_of_zolnouri(figures), **_of_l3(figures)}
+    """Returns each published figure with ours beside it, in words."""
+    ours = {**_of_concurrent(figures), **_of_others(figures), **_of_l3(figures["lossless"])}
     return [
         {
-            "forerunner": each.forerunner,
-            "what": each.what,
-            "theirs": each.figure,
-            "ours": ours[each.key],
-            "source": each.source,
+            "forerunner": each["forerunner"],
+            "what": each["what"],
+            "theirs": each["figure"],
+            "ours": ours[each["key"]],
+            "source": each["source"],
         }
         for each in PUBLISHED
     ]
 
 
 def _of_concurrent(figures: Figures) -> dict[str, str]:
-    load, every = figures["batch_load_speedup"], figures["batch_every_speedup"]
-    rates = {
-        row["side"]: row["samples_s"] for row in figures["layers"] if (row["place"], row["layer"]) == ("s3", "loader")
-    }
-    shares = figures["remote_share"]["loader"]
+    layers, shares = figures["layers"], figures["remote_share"]["loader"]
+    rates = {row["side"]: row["samples_s"] for row in layers if (row["place"], row["layer"]) == ("s3", "loader")}
+    cells = [each for each in figures["heat_map"]["cells"] if each["of_in_flight"] is not None and each["workers"]]
+    load, every = (_listed(figures[f"batch_{name}_speedup"], "{:.1f}×".format) for name in ("load", "every"))
     return {
-        "batch_load": f"{_factors(load)}; time between two batches: {_factors(every)}",
-        "samples_s": ", ".join(f"{side} {rate:,.0f}" for side, rate in rates.items()),
-        "of_vanilla_local": ", ".join(f"{side} {share:.0%}" for side, share in shares["of_vanilla_local"].items()),
-        "of_own_local": ", ".join(f"{side} {share:.0%}" for side, share in shares["of_own_local"].items()),
+        "batch_load": f"{load}; time between two batches: {every}",
+        "samples_s": _listed(rates, "{:,.0f}".format),
+        "of_vanilla_local": _listed(shares["of_vanilla_local"], "{:.0%}".format),
+        "of_own_local": _listed(shares["of_own_local"], "{:.0%}".format),
         "of_in_flight": ", ".join(
-            f"{cell['of_in_flight']:.0%} at {max(1, cell['workers'])} × {cell['in_flight']}"
-            for cell in figures["heat_map"]["cells"]
-            if cell["of_in_flight"] is not None and cell["workers"] != 0
+            f"{cell['of_in_flight']:.0%} at {max(1, cell['workers'])} × {cell['in_flight']}" for cell in cells
         ),
     }
 
 
-def _factors(found: Mapping[str, float]) -> str:
-    return ", ".join(f"{side} {factor:.1f}×" for side, factor in found.items())
+def _listed(found: Mapping[str, float], told: Callable[[float], str]) -> str:
+    return ", ".join(f"{side} {told(value)}" for side, value in found.items())
 
 
-def _of_datadings(figures: Figures) -> dict[str, str]:
-    rows = figures["sequential"]
-    return {
+def _of_others(figures: Figures) -> dict[str, str]:
+    rows: Iterable[Figures] = figures["sequential"]
+    made = {
         "sequential": "; ".join(f"{row['reader']}: {row['samples_s']:,.0f}" for row in rows),
         "first_sample": "; ".join(f"{row['reader']}: {row['first_sample_s']:.2g}" for row in rows),
     }
-
-
-def _of_zolnouri(figures: Figures) -> dict[str, str]:
     found = figures["pipelines"]
-    return {
-        name: ", ".join(_change(found, name, many) for many in ("few", "many")) + f" (device: {found['device']})"
-        for name in ("reader", "device")
-    }
+    for name in ("reader", "device"):
+        changes = [f"{found[f'{name}_change_{many}']:+.0%} with {many} augmentations" for many in ("few", "many")]
+        made[name] = ", ".join(changes).replace("-", "−") + f" (device: {found['device']})"
+    return made
 
 
-def _change(found: Figures, name: str, many: str) -> str:
-    return f"{found[f'{name}_change_{many}']:+.0%} with {many} augmentations".replace("-", "−")
-
-
-def _of_l3(figures: Figures) -> dict[str, str]:
-    found = figures["lossless"]
+def _of_l3(found: Figures) -> dict[str, str]:
     core = f"{found['decode_pack_vs_png']:.1f}× on one core, {found['decode_vs_png']:.1f}× where compressed further"
     size = f"files {found['size_vs_png']:.2f} of PNG's size"
     gpu, train = found.get("gpu_prepare_vs_png"), found.get("gpu_train_vs_png")
@@ -204,7 +170,3 @@ def _of_l3(figures: Figures) -> dict[str, str]:
         "decoding": f"{core}; {size}" if gpu is None else f"{gpu:.1f}× on the GPU; {core}; {size}",
         "training": "not measured: no GPU" if train is None else f"{train:.2f}×",
     }
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}") if abs(value) < 1000 else round(value, 1)

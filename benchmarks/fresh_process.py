@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-__all__ = ["cpu_of_fresh_processes_s", "in_fresh_process"]
-
 _END_S = 30.0  # a process that does not end by then after its answer has hung
 
 Result = TypeVar("Result")
@@ -25,19 +23,7 @@ _cpu_s = 0.0  # of all that have answered
 def in_fresh_process(
     measure: Callable[..., Result], arguments: Sequence[Any], *, what: str, preload: Sequence[str], timeout_s: float
 ) -> Result:
-    """Calls a function of a module in a process of its own; both it and its result must pickle.
-
-    Args:
-        measure: The function.
-        arguments: Its arguments.
-        what: Names the measurement in errors.
-        preload: Modules that the server process imports when it starts, with the first call.
-        timeout_s: For the answer.
-
-    Raises:
-        TimeoutError: There was none in time.
-        RuntimeError: The process ended without one; its traceback is on standard error.
-    """
+    """Calls a function of a module in a process of its own; both it and its result must pickle."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
     receiving, sending = context.Pipe(duplex=False)
@@ -62,7 +48,7 @@ def in_fresh_process(
 
 
 def cpu_of_fresh_processes_s() -> float:
-    """Processor seconds of all of them so far, workers included: the server's children are not this process's."""
+    """Returns the processor seconds of all of them so far: the server's children are not this process's."""
     return _cpu_s
 
 

@@ -1,30 +1,28 @@
 """From a bucket to a GPU: ``python -m benchmarks.gpu [--json FILE] [--quick]``; without a GPU it ends with status 2.
 
-*Decoding*: batches of 32, 128 and 512 photographs, from page-locked memory to pictures on the device (``decode``), and
+*Decoding*: batches of 32, 128 and 512 photographs, from page-locked memory to images on the device (``decode``), and
 to a batch of 224 × 224 crops (``stage``: all that the device stage does). Neither torchcodec nor torchvision lets its
-caller choose nvJPEG's backend: baseline pictures go to the hardware engine where the GPU has one. ``software`` is the
-same pictures as progressive JPEGs, which nvJPEG decodes one by one with its software (CPU and kernels together).
+caller choose nvJPEG's backend: baseline images go to the hardware engine where the GPU has one. ``software`` is the
+same images as progressive JPEGs, which nvJPEG decodes one by one with its software (CPU and kernels together).
 
 *Training*: ResNet-50 in bf16, from shards in a bucket behind an S3-like latency with a cold cache, decoded and cropped
 on the device; against the same steps over one batch that is on the device already (``synthetic``: the most that the
-network can take), and against torch's DataLoader with a worker a core that decodes and crops the same files from the
-local drive on the CPU. The GPU's waiting is measured on the GPU: from the end of each step to the beginning of the
+network can take), and against torch's DataLoader with one worker per core that decodes and crops the same files from
+the local drive on the CPU. The GPU's waiting is measured on the GPU: from the end of each step to the beginning of the
 next, by events.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,45 +35,31 @@ from torchvision.models import resnet50
 from torchvision.transforms import v2
 
 from benchmarks.bucket import open_bucket
-from benchmarks.console import bar, ends_with_one_line
-from benchmarks.filling import ingest
-from benchmarks.machine import Bystanders, cpu_of_tree_s, describe_machine, num_cores, versions
-from benchmarks.output import present
-from benchmarks.photos import CLASSES, PhotoFolder, make_photos, replicate_photos
-from benchmarks.training import decode_rgb
+from benchmarks.command import bar, program
+from benchmarks.filling import ingest, photos_in
+from benchmarks.machine import cpu_of_tree_s, num_cores
+from benchmarks.photos import CLASSES, PhotoFolder, replicate_photos
+from benchmarks.training import MEAN, STD, decode_rgb
 from concurrent_loader import Batch, ConcurrentDataLoader, RandomResizedCrop, ShardDataset
 from concurrent_loader.device import DeferredDecoder, DeviceBackend, DeviceStage, open_backend, resolve_device
 from concurrent_loader.stats.loader_stats import StageClock
 
-__all__ = ["FULL", "NO_GPU", "QUICK", "Event", "Load", "Run", "figures_of", "main", "run_benchmark", "time_steps"]
-
 NO_GPU = 2  # exit status
 SIDE = 224
 CROP = RandomResizedCrop(SIDE)
-_MEAN = (0.485, 0.456, 0.406)
-_STD = (0.229, 0.224, 0.225)
+Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        batch_sizes: To decode.
-        num_calls: Of each, and as many before they count.
-        num_photos: Different photographs.
-        epoch_bytes: Of the training set, which repeats them.
-        train_batch: Pictures a step.
-        num_rounds: Epochs of each side.
-        latency_ms: To the bucket's first byte.
-    """
-
-    batch_sizes: tuple[int, ...]
-    num_calls: int
-    num_photos: int
-    epoch_bytes: int
+    batch_sizes: tuple[int, ...]  # to decode
+    num_calls: int  # of each, and as many before they count
+    num_photos: int  # different ones
+    epoch_bytes: int  # of the training set, which repeats them
     train_batch: int
-    num_rounds: int
+    num_rounds: int  # epochs of each side
     latency_ms: int = 30
 
 
@@ -90,40 +74,24 @@ class Event(Protocol):
     def elapsed_time(self, end: Any) -> float: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One epoch of one side.
-
-    Attributes:
-        num_samples: Trained on.
-        wall_s: From asking for the first batch until the device has done the last step.
-        gpu_wait_s: Between steps, on the device.
-        cpu_s: Processor time of this process and its workers.
-        first_batch_s: Until the first batch.
-    """
+class Run(NamedTuple):
+    """One epoch of one side."""
 
     num_samples: int
-    wall_s: float
-    gpu_wait_s: float
-    cpu_s: float
+    wall_s: float  # from the request for the first batch until the device has done the last step
+    gpu_wait_s: float  # between steps, on the device
+    cpu_s: float  # of this process and its workers
     first_batch_s: float
 
 
 def time_steps(
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Batches,
     step: Callable[[Tensor, Tensor], object],
     *,
     make_event: Callable[[], Event],
     finish: Callable[[], object],
 ) -> Run:
-    """Trains on what comes.
-
-    Args:
-        batches: Pictures and labels.
-        step: What is done with them; it does not wait for the device.
-        make_event: Makes an event of the current stream.
-        finish: Waits for the device.
-    """
+    """Trains on all batches; ``step`` does not wait for the device, ``finish`` does."""
     cpu_s, began = cpu_of_tree_s(), perf_counter()
     num_samples, first_batch_s = 0, 0.0
     begins: list[Event] = []
@@ -147,25 +115,22 @@ def _recorded(make_event: Callable[[], Event]) -> Event:
 
 
 def figures_of(runs: dict[str, list[Run]]) -> dict[str, Any]:
-    """Sums up the sides: medians over rounds; ratios are to ``synthetic`` and to ``torch`` in the same round.
-
-    Args:
-        runs: ``"synthetic"``, ``"bucket"``, ``"torch"``, each with as many rounds.
-    """
+    """Returns medians over the rounds of ``synthetic``, ``bucket`` and ``torch``, and ratios within a round."""
+    median = statistics.median
     rows = [
         {
             "side": side,
-            "images_s": round(_median(run.num_samples / run.wall_s for run in made), 1),
-            "gpu_wait_share": round(_median(run.gpu_wait_s / run.wall_s for run in made), 4),
-            "cpu_s_per_1000": round(_median(1000 * run.cpu_s / run.num_samples for run in made), 4),
-            "first_batch_s": round(_median(run.first_batch_s for run in made), 4),
+            "images_s": round(median(run.num_samples / run.wall_s for run in made), 1),
+            "gpu_wait_share": round(median(run.gpu_wait_s / run.wall_s for run in made), 4),
+            "cpu_s_per_1000": round(median(1000 * run.cpu_s / run.num_samples for run in made), 4),
+            "first_batch_s": round(median(run.first_batch_s for run in made), 4),
         }
         for side, made in runs.items()
     ]
     pairs = list(zip(runs["bucket"], runs["synthetic"], runs["torch"], strict=True))
-    of_synthetic = _median((a.num_samples / a.wall_s) / (b.num_samples / b.wall_s) for a, b, _ in pairs)
+    of_synthetic = median((a.num_samples / a.wall_s) / (b.num_samples / b.wall_s) for a, b, _ in pairs)
     # What decoding and loading cost beside the training step itself, which all sides make.
-    cpu = _median(_beside(a, b) / max(1e-9, _beside(c, b)) for a, b, c in pairs)
+    cpu = median(_beside(a, b) / max(1e-9, _beside(c, b)) for a, b, c in pairs)
     return {
         "rows": rows,
         "gpu_wait_share": next(row["gpu_wait_share"] for row in rows if row["side"] == "bucket"),
@@ -179,10 +144,6 @@ def _beside(run: Run, synthetic: Run) -> float:
     return run.cpu_s / run.num_samples - synthetic.cpu_s / synthetic.num_samples
 
 
-def _median(values: Iterable[float]) -> float:
-    return statistics.median(values)
-
-
 # -- decoding ----------------------------------------------------------------------------------------------------------
 
 
@@ -191,23 +152,37 @@ def measure_decoding(jpegs: Sequence[bytes], load: Load, backend: DeviceBackend)
     progressive = [_as_progressive(data) for data in jpegs]
     rows = []
     for size in load.batch_sizes:
-        for path, pictures in (("hardware", jpegs), ("software", progressive)):
-            batch = [_locked(backend, pictures[number % len(pictures)]) for number in range(size)]
-
-            def decode(batch: list[Tensor] = batch) -> None:
-                backend.drain()
-                backend.decode("nvjpeg", batch, [1] * len(batch), "rgb")
-
-            rows.append(_row("decode", path, size, _call_s(decode, load.num_calls)))
-        rows.append(_row("stage", "hardware", size, _call_s(_staging(jpegs, size, backend), load.num_calls)))
+        calls = {
+            ("decode", "hardware"): _decoding(jpegs, size, backend),
+            ("decode", "software"): _decoding(progressive, size, backend),
+            ("stage", "hardware"): _staging(jpegs, size, backend),
+        }
+        for (what, path), call in calls.items():
+            images_s = round(size / _call_s(call, load.num_calls), 1)
+            rows.append({"what": what, "path": path, "batch_size": size, "images_s": images_s})
     return rows
+
+
+def _decoding(jpegs: Sequence[bytes], size: int, backend: DeviceBackend) -> Callable[[], None]:
+    batch = []
+    for number in range(size):
+        data = jpegs[number % len(jpegs)]
+        host = backend.host_memory(len(data))  # page-locked
+        host.numpy()[:] = np.frombuffer(data, np.uint8)
+        batch.append(host)
+
+    def run() -> None:
+        backend.drain()
+        backend.decode("nvjpeg", batch, [1] * size, "rgb")
+
+    return run
 
 
 def _staging(jpegs: Sequence[bytes], size: int, backend: DeviceBackend) -> Callable[[], None]:
     decoder = DeferredDecoder("image", CROP, "jpeg", seed=0, codecs=backend.codecs)
     prepared = decoder.decoders(0, np.arange(size), [""] * size)
-    pictures = [prepare(jpegs[number % len(jpegs)]) for number, prepare in enumerate(prepared)]
-    batch = Batch({"image": decoder.column(pictures), "label": torch.arange(size)})
+    images = [prepare(jpegs[number % len(jpegs)]) for number, prepare in enumerate(prepared)]
+    batch = Batch({"image": decoder.column(images), "label": torch.arange(size)})
     stage = DeviceStage(backend, clock=StageClock())
 
     def run() -> None:
@@ -215,10 +190,6 @@ def _staging(jpegs: Sequence[bytes], size: int, backend: DeviceBackend) -> Calla
         backend.drain()
 
     return run
-
-
-def _row(what: str, path: str, size: int, seconds: float) -> dict[str, Any]:
-    return {"what": what, "path": path, "batch_size": size, "images_s": round(size / seconds, 1)}
 
 
 def _call_s(call: Callable[[], None], num_calls: int) -> float:
@@ -232,12 +203,6 @@ def _call_s(call: Callable[[], None], num_calls: int) -> float:
     return statistics.median(times)
 
 
-def _locked(backend: DeviceBackend, data: bytes) -> Tensor:
-    host = backend.host_memory(len(data))
-    host.numpy()[:] = np.frombuffer(data, np.uint8)
-    return host
-
-
 def _as_progressive(data: bytes) -> bytes:
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(data)) as image:
@@ -249,23 +214,18 @@ def _as_progressive(data: bytes) -> bytes:
 
 
 class Training:
-    """A network in bf16, step by step, without waiting for the device.
-
-    Args:
-        network: ResNet-50, for the figures.
-        device: Where.
-    """
+    """A network in bf16, step by step, without waiting for the device; ResNet-50 for the figures."""
 
     def __init__(self, network: nn.Module, device: torch.device) -> None:
         self._device = device
         self._network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._optimizer = torch.optim.SGD(self._network.parameters(), lr=0.1, momentum=0.9)
         self._loss = nn.CrossEntropyLoss()
-        self._mean = torch.tensor(_MEAN, device=device).mul(255).view(1, 3, 1, 1)
-        self._std = torch.tensor(_STD, device=device).mul(255).view(1, 3, 1, 1)
+        self._mean = torch.tensor(MEAN, device=device).mul(255).view(1, 3, 1, 1)
+        self._std = torch.tensor(STD, device=device).mul(255).view(1, 3, 1, 1)
 
     def step(self, images: Tensor, labels: Tensor) -> None:
-        """One step of gradient descent; ``images`` (N, 3, 224, 224) uint8, ``labels`` (N,) int64."""
+        """Does one step of gradient descent; ``images`` (N, 3, 224, 224) uint8, ``labels`` (N,) int64."""
         images = images.to(self._device, non_blocking=True)
         labels = labels.to(self._device, non_blocking=True)
         images = ((images.float() - self._mean) / self._std).to(memory_format=torch.channels_last)
@@ -301,8 +261,8 @@ class _CpuRecipe:
         self._augment = v2.Compose([v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip()])
 
     def __call__(self, path: str) -> Tensor:
-        picture: Tensor = self._augment(decode_rgb(Path(path).read_bytes()))
-        return picture
+        image: Tensor = self._augment(decode_rgb(Path(path).read_bytes()))
+        return image
 
 
 def _from_torch(photos: PhotoFolder, load: Load) -> Iterator[tuple[Tensor, Tensor]]:
@@ -313,12 +273,12 @@ def _from_torch(photos: PhotoFolder, load: Load) -> Iterator[tuple[Tensor, Tenso
 
 
 def measure_training(photos: PhotoFolder, load: Load, device: torch.device, console: Console) -> dict[str, Any]:
-    """Trains an epoch a side and round, sides in turns."""
+    """Trains an epoch per side and round, sides in turns."""
     runs: dict[str, list[Run]] = {"synthetic": [], "bucket": [], "torch": []}
     torch.manual_seed(0)
     training = Training(resnet50(num_classes=1000), device)
 
-    def timed(batches: Iterable[tuple[Tensor, Tensor]]) -> Run:
+    def timed(batches: Batches) -> Run:
         return time_steps(
             batches,
             training.step,
@@ -345,55 +305,37 @@ def measure_training(photos: PhotoFolder, load: Load, device: torch.device, cons
         return {**figures_of(runs), "server": bucket.server, "latency": bucket.latency}
 
 
-@contextmanager
-def _photos(load: Load, console: Console) -> Iterator[tuple[PhotoFolder, PhotoFolder]]:
-    """Different photographs, and as many copies of them as an epoch has."""
-    with tempfile.TemporaryDirectory(prefix="gpu-photos-") as folder:
-        with bar(console, "Photographs", load.num_photos) as progress:
-            photos = make_photos(Path(folder), count=load.num_photos, on_photo=progress.advance)
-        yield photos, replicate_photos(photos, min_bytes=load.epoch_bytes)
-
-
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
-    """Runs everything; returns the figures, as they are written to the JSON file."""
+    """Runs everything."""
     device = resolve_device("cuda")
     assert device is not None
-    with _photos(load, console) as (photos, epoch):
-        others = Bystanders()
+    with tempfile.TemporaryDirectory(prefix="gpu-photos-") as folder:
+        photos = photos_in(folder, load.num_photos, console)
+        epoch = replicate_photos(photos, min_bytes=load.epoch_bytes)
         jpegs = [path.read_bytes() for path in photos.paths()]
         backend = open_backend(device, pinned=True)
         decoding = measure_decoding(jpegs, load, backend)
         backend.close()
         return {
-            "machine": describe_machine(),
             "device": torch.cuda.get_device_name(device),
-            "versions": {**versions(), "cuda": torch.version.cuda},
+            "versions": {"cuda": torch.version.cuda},
             "mean_bytes": round(photos.mean_bytes),
             "backend_selectable": False,
             "decode": decoding,
             "training": measure_training(epoch, load, device, console),
-            "other_programs_share": round(others.share(), 3),
         }
+
+
+_measure = program("gpu", __doc__, run_benchmark, FULL, QUICK)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it works")
-    options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        Console(stderr=True).print(
-            "benchmarks.gpu: no CUDA device can be used here; nothing was measured", soft_wrap=True
-        )
+        told = "benchmarks.gpu: no CUDA device can be used here; nothing was measured"
+        Console(stderr=True).print(told, soft_wrap=True)
         return NO_GPU
-
-    def run() -> None:
-        console = Console()
-        figures = run_benchmark(QUICK if options.quick else FULL, console)
-        present("gpu", figures, console, options.json)
-
-    return ends_with_one_line(run)
+    return _measure(arguments)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """Requests in flight against latency: ``python -m benchmarks.inflight [--json FILE] [--quick]``.
 
 How much of what is possible the fetch engine reaches with 1 … 256 requests in flight at 5, 30 and 130 ms to the first
-byte and 90 MB/s a connection, for raw objects of 115 KB and for ranges of 8 MiB that are only taken and thrown away;
-and whether ``in_flight="auto"`` finds the best number, and how soon. Possible is what the latency measured through the
-same proxy allows, and no more than the same client, server and proxy reach in the same run without latency: all of them
+byte and 90 MB/s per connection, for raw objects of 115 KB and for ranges of 8 MiB that are taken and discarded; and
+whether ``in_flight="auto"`` finds the best number, and how soon. Possible is what the latency measured through the same
+proxy allows, and no more than the same client, server and proxy reach in the same run without latency: all of them
 share this machine's processors. Rounds alternate over all cells; figures are medians.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
@@ -19,11 +18,12 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from benchmarks.console import bar, ends_with_one_line
+from benchmarks.bucket import BANDWIDTH_MB_S, put_all
+from benchmarks.command import bar, in_turns, program
 from benchmarks.inflight_figures import (
     Cell,
     Cycles,
@@ -35,18 +35,13 @@ from benchmarks.inflight_figures import (
     rates_between,
     rows,
 )
-from benchmarks.machine import Bystanders, describe_machine, versions
-from benchmarks.output import present
 from concurrent_loader.storage.fetch import FetchEngine, InFlight
 from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import local_s3, measure_latency, toxiproxy
 
-__all__ = ["FULL", "QUICK", "Load", "main", "run_benchmark"]
-
 OBJECT_BYTES = 115_000
 RANGE_BYTES = 8 << 20
 NUM_BYTES = {"object": OBJECT_BYTES, "range": RANGE_BYTES}
-_BANDWIDTH_MB_S = 90
 _NUM_OBJECTS = 200
 _NUM_RANGES = 8
 # For the processors' limit: a proxy that adds nothing, but does the same work for it.
@@ -56,47 +51,36 @@ _IN_QUEUE = 8  # requests beyond the limit, so that it is the limit that holds b
 _TICK_S = 0.05
 _BUCKET_S = 0.25
 
+Endpoints = Mapping[int, tuple[dict[str, str], float]]  # latency → options of a store, seconds measured
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured.
-
-    Attributes:
-        latencies_ms: To the first byte.
-        in_flight: Fixed numbers.
-        cpu_in_flight: Numbers to try without latency; the best counts.
-        num_rounds: Of the table, by kind, as ranges take longer.
-        num_turns: Of "auto", each with an engine that knows nothing.
-        num_pairs: In each turn: as many short spans of "auto" and of the best fixed number, alternating.
-        window_s: Of one fixed number, at least; every worker is answered twice in any case.
-        warm_s: That "auto" gets to find its number.
-        settle_s: At the beginning of a span, that is not measured.
-        span_s: That is measured then.
-    """
+    """How much is measured."""
 
     latencies_ms: tuple[int, ...]
     in_flight: tuple[int, ...]
-    cpu_in_flight: tuple[int, ...]
-    num_rounds: Mapping[str, int]
-    num_turns: int
-    num_pairs: int
-    window_s: float
-    warm_s: float
-    settle_s: float
-    span_s: float
+    cpu_in_flight: tuple[int, ...]  # numbers to try without latency; the best counts
+    num_rounds: Mapping[str, int]  # of the table, by kind, because ranges take longer
+    num_turns: int  # of "auto", each with an engine that knows nothing
+    num_pairs: int  # in each turn: short spans of "auto" and of the best fixed number, alternating
+    window_s: float  # of one fixed number, at least; every worker is answered twice in any case
+    warm_s: float  # that "auto" gets to find its number
+    settle_s: float  # at the beginning of a span, not measured
+    span_s: float  # measured then
 
 
 FULL = Load(
-    (5, 30, 130),
-    (1, 2, 4, 8, 16, 32, 64, 128, 256),
-    (8, 16, 32, 64),
-    {"object": 2, "range": 1},
-    5,
-    3,
-    0.5,
-    4.0,
-    0.5,
-    1.0,
+    latencies_ms=(5, 30, 130),
+    in_flight=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    cpu_in_flight=(8, 16, 32, 64),
+    num_rounds={"object": 2, "range": 1},
+    num_turns=5,
+    num_pairs=3,
+    window_s=0.5,
+    warm_s=4.0,
+    settle_s=0.5,
+    span_s=1.0,
 )
 QUICK = Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 1, 1, 0.3, 2.0, 0.3, 0.5)
 
@@ -123,39 +107,39 @@ class Client:
         await self._store.close()
 
     def request(self, engine: FetchEngine, kind: str) -> Callable[[], Awaitable[object]]:
-        """A function that brings the next object or range."""
+        """Returns a function that fetches the next object or range."""
 
         async def drop(position: int, piece: memoryview) -> None: ...
 
-        async def bring_object() -> None:
+        async def fetch_object() -> None:
             self._number += 1
             await engine.fetch(f"objects/{self._number % _NUM_OBJECTS:04d}", 0, OBJECT_BYTES)
 
-        async def bring_range() -> None:
+        async def fetch_range() -> None:
             self._number += 1
             start = self._number % _NUM_RANGES * RANGE_BYTES
             await engine.fetch_into("large", start, start + RANGE_BYTES, drop)
 
-        return bring_object if kind == "object" else bring_range
+        return fetch_object if kind == "object" else fetch_range
 
     def engine(self, in_flight: InFlight) -> FetchEngine:
-        """An engine of its own, whose bytes in flight are no bound."""
+        """Makes an engine whose bytes in flight are no bound."""
         gc.collect()  # the limit of the last one must not be inherited
         return FetchEngine(self._store, in_flight=in_flight, bytes_in_flight="16GiB")
 
     async def fixed(self, kind: str, in_flight: int, window_s: float) -> tuple[float, float]:
-        """Requests a second with a fixed number in flight, and the client's processor time of one in ms."""
-        bring = self.request(self.engine(in_flight), kind)
+        """Returns requests per second with a fixed number in flight, and the client's CPU ms per request."""
+        fetch = self.request(self.engine(in_flight), kind)
         firsts, lasts, nums = [0.0] * in_flight, [0.0] * in_flight, [0] * in_flight
         missing = in_flight
         enough = asyncio.Event()
 
         async def work(worker: int) -> None:
             nonlocal missing
-            await bring()
+            await fetch()
             firsts[worker] = time.perf_counter()
             while True:
-                await bring()
+                await fetch()
                 lasts[worker] = time.perf_counter()
                 nums[worker] += 1
                 missing -= nums[worker] == 1
@@ -173,8 +157,8 @@ class Client:
         return rate_of(done), 1000 * cpu_s / (sum(nums) + in_flight)
 
     async def demand(self, engine: FetchEngine, kind: str, seconds: float) -> list[tuple[float, int]]:
-        """Wants a little more at once than the engine admits; returns times, and bytes until then."""
-        bring = self.request(engine, kind)
+        """Asks for a little more at once than the engine admits; returns times, and bytes until then."""
+        fetch = self.request(engine, kind)
         num_workers = 0
 
         def look() -> tuple[float, int]:
@@ -184,7 +168,7 @@ class Client:
         async def work() -> None:
             nonlocal num_workers
             while time.perf_counter() < ends_s and num_workers <= engine.stats.limit + 2 * _IN_QUEUE:
-                await bring()
+                await fetch()
             num_workers -= 1
 
         seen = [look()]
@@ -201,7 +185,7 @@ class Client:
         return seen
 
     async def span(self, engine: FetchEngine, kind: str, load: Load) -> float:
-        """Measures one span: answers a second."""
+        """Measures one span; returns answers per second."""
         seen = await self.demand(engine, kind, load.settle_s + load.span_s)
         starts_s = seen[0][0] + load.settle_s
         return rate_over([look for look in seen if look[0] >= starts_s - _TICK_S], num_bytes=NUM_BYTES[kind])
@@ -210,47 +194,30 @@ class Client:
 async def _compare(auto: Client, fixed: Client, kind: str, best: int, load: Load) -> Auto:
     """Lets "auto" find its number, then measures it and the best fixed one in short spans, alternating.
 
-    The two clients must name the endpoint differently: its readers share one limit.
+    The two clients must name the endpoint differently, because the readers of one endpoint share one limit.
     """
     engines = auto.engine("auto"), fixed.engine(best)
     seen = await auto.demand(engines[0], kind, load.warm_s)
     rates = rates_between(seen, num_bytes=NUM_BYTES[kind])
     found: tuple[list[float], list[float]] = ([], [])
-    for number in range(load.num_pairs):
-        for side in (0, 1) if number % 2 else (1, 0):
-            found[side].append(await (auto, fixed)[side].span(engines[side], kind, load))
-    return Auto(
-        found[0],
-        found[1],
-        engines[0].stats.limit,
-        converged_after_s(rates, bucket_s=_BUCKET_S, final_per_s=statistics.median(found[0])),
-    )
-
-
-def _by_name(options: Mapping[str, str]) -> dict[str, str]:
-    """The same endpoint under another name."""
-    return {**options, "endpoint_url": options["endpoint_url"].replace("127.0.0.1", "localhost")}
-
-
-async def _fill(url: str, options: Mapping[str, str]) -> None:
-    async with open_store(url, **options) as store:
-        data = secrets.token_bytes(OBJECT_BYTES)
-        for start in range(0, _NUM_OBJECTS, 20):
-            await asyncio.gather(*(store.put(f"objects/{number:04d}", data) for number in range(start, start + 20)))
-        await store.put("large", secrets.token_bytes(_NUM_RANGES * RANGE_BYTES))
+    for _, side in in_turns((1, 0), load.num_pairs):
+        found[side].append(await (auto, fixed)[side].span(engines[side], kind, load))
+    converge_s = converged_after_s(rates, bucket_s=_BUCKET_S, final_per_s=statistics.median(found[0]))
+    return Auto(found[0], found[1], engines[0].stats.limit, converge_s)
 
 
 @contextlib.contextmanager
-def _endpoints(load: Load) -> Iterator[tuple[str, str, dict[int, tuple[dict[str, str], float]]]]:
-    """A bucket behind every latency: the server's kind, the URL, and by latency its options and what was measured."""
+def _endpoints(load: Load) -> Iterator[tuple[str, str, Endpoints]]:
+    """Starts a bucket behind every latency; yields the server's kind, the URL, and the endpoints."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(local_s3())
-        name = f"inflight-{secrets.token_hex(6)}"
-        url = server.make_bucket(name)
-        asyncio.run(_fill(url, server.storage_options()))
+        url = server.make_bucket(f"inflight-{secrets.token_hex(6)}")
+        values = {f"objects/{number:04d}": secrets.token_bytes(OBJECT_BYTES) for number in range(_NUM_OBJECTS)}
+        large = {"large": secrets.token_bytes(_NUM_RANGES * RANGE_BYTES)}
+        put_all(url, server.storage_options(), values | large)
         found = {}
         for latency_ms in (_NO_LATENCY, *load.latencies_ms):
-            bandwidth = _BANDWIDTH_MB_S if latency_ms else _NO_BOUND_MB_S
+            bandwidth = BANDWIDTH_MB_S if latency_ms else _NO_BOUND_MB_S
             proxy = stack.enter_context(toxiproxy(server, latency_ms=latency_ms, bandwidth_mb_s=bandwidth))
             if not latency_ms:
                 proxy.add_toxic("latency", "latency", latency=0, jitter=0)
@@ -259,39 +226,14 @@ def _endpoints(load: Load) -> Iterator[tuple[str, str, dict[int, tuple[dict[str,
         yield server.kind, url, found
 
 
-def run_benchmark(load: Load, console: Console) -> dict[str, object]:
-    """Runs all rounds.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
-    machine = describe_machine()
-    began_s = time.perf_counter()
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
+    """Runs all rounds."""
     with _endpoints(load) as (kind, url, endpoints):
-        others = Bystanders()
         figures = asyncio.run(_measure(url, endpoints, load, console))
-        share = others.share()
-    return {
-        **figures,
-        "server": kind,
-        "bandwidth_mb_s": _BANDWIDTH_MB_S,
-        "num_bytes": NUM_BYTES,
-        "load": asdict(load),
-        "took_s": round(time.perf_counter() - began_s, 1),
-        "other_programs_share": round(share, 3),
-        "machine": machine,
-        "versions": versions(),
-    }
+    return {**figures, "server": kind, "bandwidth_mb_s": BANDWIDTH_MB_S, "num_bytes": NUM_BYTES, "load": asdict(load)}
 
 
-async def _measure(
-    url: str, endpoints: Mapping[int, tuple[dict[str, str], float]], load: Load, console: Console
-) -> dict[str, object]:
-    rates: dict[Cell, list[float]] = {}
-    cpu_ms: dict[Cell, list[float]] = {}
-    autos: dict[tuple[str, int], list[Auto]] = {}
-    clients = {latency_ms: Client(url, options) for latency_ms, (options, _) in endpoints.items()}
-    others = {latency_ms: Client(url, _by_name(options)) for latency_ms, (options, _) in endpoints.items()}
+async def _measure(url: str, endpoints: Endpoints, load: Load, console: Console) -> dict[str, Any]:
     cells = [
         Cell(kind, latency_ms, in_flight)
         for kind in NUM_BYTES
@@ -299,23 +241,26 @@ async def _measure(
         for in_flight in (load.in_flight if latency_ms else load.cpu_in_flight)
     ]
     pairs = [(kind, latency_ms) for kind in NUM_BYTES for latency_ms in load.latencies_ms]
+    rates: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    cpu_ms: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    autos: dict[tuple[str, int], list[Auto]] = {pair: [] for pair in pairs}
+    clients = {latency_ms: Client(url, options) for latency_ms, (options, _) in endpoints.items()}
+    others = {latency_ms: Client(url, _by_name(options)) for latency_ms, (options, _) in endpoints.items()}
+    num_steps = sum(load.num_rounds[cell.kind] for cell in cells) + load.num_turns * len(pairs)
     try:
-        num_steps = sum(load.num_rounds[cell.kind] for cell in cells) + load.num_turns * len(pairs)
         with bar(console, "Requests in flight", num_steps) as progress:
-            for number in range(max(load.num_rounds.values())):
-                for cell in cells if number % 2 == 0 else reversed(cells):
-                    if number >= load.num_rounds[cell.kind]:
-                        continue
+            for number, cell in in_turns(cells, max(load.num_rounds.values())):
+                if number < load.num_rounds[cell.kind]:
                     rate, cost_ms = await clients[cell.latency_ms].fixed(cell.kind, cell.in_flight, load.window_s)
-                    rates.setdefault(cell, []).append(rate)
-                    cpu_ms.setdefault(cell, []).append(cost_ms)
+                    rates[cell].append(rate)
+                    cpu_ms[cell].append(cost_ms)
                     progress.advance()
-            # The best of nine measurements is better than its number: it is measured anew, between spans of "auto".
+            # The best of nine measurements flatters its number: it is measured again, between spans of "auto".
             for _ in range(load.num_turns):
                 for kind, latency_ms in pairs:
                     best = best_fixed(rates, kind, latency_ms)
                     done = await _compare(clients[latency_ms], others[latency_ms], kind, best, load)
-                    autos.setdefault((kind, latency_ms), []).append(done)
+                    autos[kind, latency_ms].append(done)
                     progress.advance()
     finally:
         for client in (*clients.values(), *others.values()):
@@ -323,16 +268,19 @@ async def _measure(
     return _figures(rates, cpu_ms, autos, {latency_ms: latency_s for latency_ms, (_, latency_s) in endpoints.items()})
 
 
+def _by_name(options: Mapping[str, str]) -> dict[str, str]:
+    """Returns the same endpoint under another name."""
+    return {**options, "endpoint_url": options["endpoint_url"].replace("127.0.0.1", "localhost")}
+
+
 def _figures(
     rates: Mapping[Cell, Sequence[float]],
     cpu_ms: Mapping[Cell, Sequence[float]],
     autos: Mapping[tuple[str, int], Sequence[Auto]],
     latency_s: Mapping[int, float],
-) -> dict[str, object]:
+) -> dict[str, Any]:
     cpu_per_s = {
-        kind: max(
-            statistics.median(found) for cell, found in rates.items() if (cell.kind, cell.latency_ms) == (kind, 0)
-        )
+        kind: max(statistics.median(found) for cell, found in rates.items() if cell[:2] == (kind, _NO_LATENCY))
         for kind in NUM_BYTES
     }
     behind = {cell: found for cell, found in rates.items() if cell.latency_ms != _NO_LATENCY}
@@ -341,37 +289,32 @@ def _figures(
             cell.in_flight,
             latency_s=latency_s[cell.latency_ms],
             num_bytes=NUM_BYTES[cell.kind],
-            bytes_per_s=_BANDWIDTH_MB_S * 1e6,
+            bytes_per_s=BANDWIDTH_MB_S * 1e6,
             cpu_per_s=cpu_per_s[cell.kind],
         )
         for cell in behind
     }
-    table = rows(behind, cpu_ms, limits)
-    ratios = {
-        pair: statistics.median(
-            per_s / fixed for run in runs for per_s, fixed in zip(run.per_s, run.fixed_per_s, strict=True)
+    auto: list[dict[str, Any]] = []
+    for (kind, latency_ms), runs in autos.items():
+        pairs = [pair for run in runs for pair in zip(run.per_s, run.fixed_per_s, strict=True)]
+        auto.append(
+            {
+                "kind": kind,
+                "latency_ms": latency_ms,
+                "per_s": round(statistics.median(per_s for per_s, _ in pairs), 2),
+                "best_fixed": best_fixed(rates, kind, latency_ms),
+                "best_fixed_per_s": round(statistics.median(fixed for _, fixed in pairs), 2),
+                "ratio": round(statistics.median(per_s / fixed for per_s, fixed in pairs), 3),
+                "limits": [run.limit for run in runs],
+                "converge_s": statistics.median(run.converge_s for run in runs),
+            }
         )
-        for pair, runs in autos.items()
-    }
-    auto = [
-        {
-            "kind": kind,
-            "latency_ms": latency_ms,
-            "per_s": round(statistics.median(per_s for run in runs for per_s in run.per_s), 2),
-            "best_fixed": best_fixed(rates, kind, latency_ms),
-            "best_fixed_per_s": round(statistics.median(per_s for run in runs for per_s in run.fixed_per_s), 2),
-            "ratio": round(ratios[kind, latency_ms], 3),
-            "limits": [run.limit for run in runs],
-            "converge_s": statistics.median(run.converge_s for run in runs),
-        }
-        for (kind, latency_ms), runs in autos.items()
-    ]
+    latencies = dict.fromkeys(row["latency_ms"] for row in auto)
     return {
-        "rows": [asdict(row) for row in table],
+        "rows": rows(behind, cpu_ms, limits),
         # By latency, the worse of the two kinds.
         "auto_ratio": {
-            str(latency): round(min(ratio for (_, other), ratio in ratios.items() if other == latency), 3)
-            for latency in {latency for _, latency in ratios}
+            str(latency): min(row["ratio"] for row in auto if row["latency_ms"] == latency) for latency in latencies
         },
         "auto": auto,
         "cpu_limit_per_s": {kind: round(per_s, 1) for kind, per_s in cpu_per_s.items()},
@@ -379,20 +322,7 @@ def _figures(
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.inflight", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="a few cells in half a minute, to see that it works")
-    parsed = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-
-    def run() -> None:
-        console = Console()
-        figures = run_benchmark(QUICK if parsed.quick else FULL, console)
-        present("inflight", figures, console, parsed.json)
-
-    return ends_with_one_line(run)
-
+main = program("inflight", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -4,154 +4,84 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-__all__ = [
-    "Cell",
-    "Cycles",
-    "Row",
-    "best_fixed",
-    "converged_after_s",
-    "limit_per_s",
-    "rate_of",
-    "rate_over",
-    "rates_between",
-    "rows",
-]
+from typing import Any, NamedTuple
 
 _BUCKETS_TO_COMPARE = 2
 _NEAR = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Cycles:
-    """What one of several workers did, each of which sends a request as soon as the last one is answered.
+class Cycles(NamedTuple):
+    """What one of several workers did that sends a request as soon as the last one is answered."""
 
-    Attributes:
-        num: Requests whole, the first (connections are made, a queue forms) left out.
-        seconds: From the end of that first to the end of the last.
-    """
-
-    num: int
-    seconds: float
+    num: int  # requests, without the first: connections are made and a queue forms
+    seconds: float  # from the end of that first to the end of the last
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A place in the table.
+class Cell(NamedTuple):
+    """A place in the table."""
 
-    Attributes:
-        kind: ``"object"`` or ``"range"``.
-        latency_ms: As asked for.
-        in_flight: Requests at once.
-    """
-
-    kind: str
-    latency_ms: int
+    kind: str  # ``"object"`` or ``"range"``
+    latency_ms: int  # as asked for
     in_flight: int
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A cell's figures: medians over the rounds.
-
-    Attributes:
-        kind: Of the cell.
-        latency_ms: Of the cell.
-        in_flight: Of the cell.
-        per_s: Requests a second.
-        limit_per_s: What requests in flight, latency, bandwidth of a connection and the processors would allow.
-        ratio: One divided by the other.
-        cpu_ms: Processor time of the client, a request.
-    """
-
-    kind: str
-    latency_ms: int
-    in_flight: int
-    per_s: float
-    limit_per_s: float
-    ratio: float
-    cpu_ms: float
 
 
 def rate_of(workers: Sequence[Cycles]) -> float:
-    """Requests a second of all workers together.
+    """Returns the requests per second of all workers together.
 
-    Every worker is asked for its own pace: counting answers within a window would count one wave more or less, where
-    all workers are answered together.
+    Each worker's own pace is taken: counting answers within a window would count one wave more or less.
     """
     return sum(worker.num / worker.seconds for worker in workers if worker.seconds > 0)
 
 
 def limit_per_s(in_flight: int, *, latency_s: float, num_bytes: int, bytes_per_s: float, cpu_per_s: float) -> float:
-    """What is possible: so many at once, each with its latency and its time on the wire, but not beyond the processors.
+    """Returns what is possible: each request has its latency and its time on the wire, up to the processors' limit.
 
-    Args:
-        in_flight: Requests at once.
-        latency_s: Measured, to the first byte.
-        num_bytes: A request.
-        bytes_per_s: Of one connection.
-        cpu_per_s: Requests a second of the same client, server and proxy without latency.
+    ``cpu_per_s`` is what the same client, server and proxy reach without latency.
     """
     return min(in_flight / (latency_s + num_bytes / bytes_per_s), cpu_per_s)
 
 
 def rows(
     rates: Mapping[Cell, Sequence[float]], cpu_ms: Mapping[Cell, Sequence[float]], limits: Mapping[Cell, float]
-) -> list[Row]:
-    """The table, from what the rounds gave."""
-    made = []
-    for cell, measured in rates.items():
-        per_s = statistics.median(measured)
-        made.append(
-            Row(
-                kind=cell.kind,
-                latency_ms=cell.latency_ms,
-                in_flight=cell.in_flight,
-                per_s=round(per_s, 2),
-                limit_per_s=round(limits[cell], 2),
-                ratio=round(per_s / limits[cell], 3),
-                cpu_ms=round(statistics.median(cpu_ms[cell]), 3),
-            )
-        )
-    return made
+) -> list[dict[str, Any]]:
+    """Returns a row of medians for each cell: ``per_s``, its limit, the ratio, and the client's CPU ms per request."""
+    return [
+        {
+            **cell._asdict(),
+            "per_s": round(statistics.median(measured), 2),
+            "limit_per_s": round(limits[cell], 2),
+            "ratio": round(statistics.median(measured) / limits[cell], 3),
+            "cpu_ms": round(statistics.median(cpu_ms[cell]), 3),
+        }
+        for cell, measured in rates.items()
+    ]
 
 
 def best_fixed(rates: Mapping[Cell, Sequence[float]], kind: str, latency_ms: int) -> int:
-    """The fixed number in flight with the highest rate, of one kind at one latency."""
-    of_pair = {cell: found for cell, found in rates.items() if (cell.kind, cell.latency_ms) == (kind, latency_ms)}
-    return max(of_pair, key=lambda cell: statistics.median(of_pair[cell])).in_flight
+    """Returns the fixed number in flight with the highest rate, of one kind at one latency."""
+    medians = {cell: statistics.median(found) for cell, found in rates.items() if cell[:2] == (kind, latency_ms)}
+    return max(medians, key=medians.__getitem__).in_flight
 
 
 def rate_over(seen: Sequence[tuple[float, int]], *, num_bytes: int) -> float:
-    """Requests a second from the first to the last of several looks at a counter of bytes.
+    """Returns the requests per second from the first to the last of several (seconds, bytes so far).
 
     Bytes, not requests: with many in flight, large requests are answered in waves, but their bytes come all the time.
-
-    Args:
-        seen: (seconds, bytes so far).
-        num_bytes: A request.
     """
     (first_s, first), (last_s, last) = seen[0], seen[-1]
     return (last - first) / num_bytes / (last_s - first_s)
 
 
 def rates_between(seen: Sequence[tuple[float, int]], *, num_bytes: int) -> list[float]:
-    """The same between every look and the next."""
+    """Returns the same between every look and the next."""
     return [rate_over(seen[number : number + 2], num_bytes=num_bytes) for number in range(len(seen) - 1)]
 
 
 def converged_after_s(rates: Sequence[float], *, bucket_s: float, final_per_s: float) -> float:
-    """When the rate first came within a tenth of what it ended at, in seconds from the start.
+    """Returns the seconds until the rate came within a tenth of its final value; all of the time if it never did.
 
-    Args:
-        rates: Requests a second, in spans of equal length from the start; two at a time are compared, because answers
-            come in waves.
-        bucket_s: That length.
-        final_per_s: What it ended at.
-
-    Returns:
-        The end of the first spans that are near; all of the time if there are none.
+    ``rates`` are those of spans of ``bucket_s`` from the start. Two at a time are compared, because answers come in
+    waves.
     """
     for number in range(len(rates) - _BUCKETS_TO_COMPARE + 1):
         window = rates[number : number + _BUCKETS_TO_COMPARE]

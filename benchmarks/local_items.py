@@ -11,11 +11,10 @@ import resource
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +23,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.photos import make_photos
 from concurrent_loader import ConcurrentDataLoader
-
-__all__ = ["BATCH_SIZE", "HUGGING_FACE", "KINDS", "SIDES", "Kind", "epoch_times", "is_installed"]
 
 # torch's loader twice: how far it is from itself is what the machine cannot tell apart.
 SIDES = {"torch": DataLoader, "ours": ConcurrentDataLoader, "torch_again": DataLoader}
@@ -36,12 +33,7 @@ _SLOW_ITEM_S = 0.02
 
 
 class PythonItems(Dataset[int]):
-    """Items that cost a given time of pure Python.
-
-    Args:
-        length: Number of items.
-        loops: Turns of the loop that makes one.
-    """
+    """Items that cost a given time of pure Python."""
 
     def __init__(self, length: int, loops: int) -> None:
         self._length = length
@@ -55,15 +47,10 @@ class PythonItems(Dataset[int]):
 
 
 class MemoryItems(Dataset[tuple[Tensor, int]]):
-    """Small pictures in one tensor, with labels in a list.
-
-    Args:
-        length: Number of items.
-        slow: The index of an item that takes 20 ms, or None.
-    """
+    """Small images in one tensor, with labels in a list."""
 
     def __init__(self, length: int, slow: int | None = None) -> None:
-        self._pictures = torch.zeros((length, 3, 32, 32), dtype=torch.uint8)
+        self._images = torch.zeros((length, 3, 32, 32), dtype=torch.uint8)
         self._labels = [number % 10 for number in range(length)]
         self._slow = slow
 
@@ -73,18 +60,14 @@ class MemoryItems(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         if index == self._slow:
             time.sleep(_SLOW_ITEM_S)
-        return self._pictures[index], self._labels[index]
+        return self._images[index], self._labels[index]
 
 
 class NumpyItems(Dataset[tuple[np.ndarray, int]]):
-    """Pictures in memory that are cropped, mirrored, shifted and normalised with NumPy.
-
-    Args:
-        length: Number of items.
-    """
+    """Images in memory that are cropped, mirrored, shifted and normalised with NumPy."""
 
     def __init__(self, length: int) -> None:
-        self._pictures = np.random.default_rng(0).integers(0, 256, (64, 96, 96, 3), dtype=np.uint8)
+        self._images = np.random.default_rng(0).integers(0, 256, (64, 96, 96, 3), dtype=np.uint8)
         self._length = length
 
     def __len__(self) -> int:
@@ -92,11 +75,11 @@ class NumpyItems(Dataset[tuple[np.ndarray, int]]):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         top, left = np.random.randint(0, 16, 2)
-        picture = self._pictures[index % 64][top : top + 80, left : left + 80].astype(np.float32)
+        image = self._images[index % 64][top : top + 80, left : left + 80].astype(np.float32)
         if np.random.random() < 0.5:
-            picture = picture[:, ::-1]
-        picture = (picture * np.float32(np.random.uniform(0.8, 1.2)) - 120) / 60
-        return np.ascontiguousarray(picture.transpose(2, 0, 1)), index % 10
+            image = image[:, ::-1]
+        image = (image * np.float32(np.random.uniform(0.8, 1.2)) - 120) / 60
+        return np.ascontiguousarray(image.transpose(2, 0, 1)), index % 10
 
 
 def spin(loops: int) -> int:
@@ -108,7 +91,7 @@ def spin(loops: int) -> int:
 
 
 def is_installed(kind: str) -> bool:
-    """Says whether the packages of a kind of items are there."""
+    """Returns whether the packages of a kind of items are there."""
     return kind != HUGGING_FACE or find_spec("datasets") is not None
 
 
@@ -145,19 +128,12 @@ def _hugging_face(folder: Path) -> Callable[[int], Dataset[Any]]:
     return make
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Items of one kind.
+class Kind(NamedTuple):
+    """Items of one kind."""
 
-    Attributes:
-        make: Gets a folder for files; returns what makes a dataset of a given length.
-        length: Number of items of an epoch in the loader's own process.
-        length_in_workers: Number of items of an epoch with worker processes.
-    """
-
-    make: Callable[[Path], Callable[[int], Dataset[Any]]]
-    length: int
-    length_in_workers: int
+    make: Callable[[Path], Callable[[int], Dataset[Any]]]  # folder for files → what makes a dataset of a length
+    length: int  # of an epoch in the loader's own process
+    length_in_workers: int  # of an epoch with worker processes
 
 
 KINDS: dict[str, Kind] = {
@@ -175,19 +151,7 @@ KINDS: dict[str, Kind] = {
 def epoch_times(
     kind: str, num_workers: int, num_rounds: int, scale: float, folder: str, batch_size: int = BATCH_SIZE
 ) -> dict[str, list[tuple[float, float]]]:
-    """Measures alternating epochs of both loaders, torch's twice, in this process.
-
-    Args:
-        kind: A key of `KINDS`.
-        num_workers: Worker processes, forked.
-        num_rounds: Epochs of each side.
-        scale: Multiplies the number of items.
-        folder: For files that are made once and kept.
-        batch_size: Number of items in a batch.
-
-    Returns:
-        Seconds and CPU seconds of each epoch, workers included, by the names of `SIDES`. Each epoch is of a new loader.
-    """
+    """Measures alternating epochs of both loaders, torch's twice, in this process."""
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     # torch's advice not to have more workers than cores, which both sides get
@@ -199,18 +163,18 @@ def epoch_times(
     for number in range(-1, num_rounds):  # the first round warms caches up and does not count
         for side in SIDES:  # ours between torch's two turns, so that a drift of the machine's pace cancels out
             gc.collect()
-            cpu_before, began = _cpu_s(), perf_counter()
+            cpu_before_s, began = cpu_s(), perf_counter()
             loader: Any = SIDES[side](dataset, batch_size=batch_size, num_workers=num_workers)
             num_batches = sum(1 for _ in loader)
-            took_s, cpu_s = perf_counter() - began, _cpu_s() - cpu_before
+            took_s, used_s = perf_counter() - began, cpu_s() - cpu_before_s
             if num_batches != -(-length // batch_size):
                 raise AssertionError(f"{side} gave {num_batches} batches of {length} items")
             if number >= 0:
-                taken[side].append((took_s, cpu_s))
+                taken[side].append((took_s, used_s))
     return taken
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
     """Returns the processor time of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)  # `os.times` counts ticks of 10 ms

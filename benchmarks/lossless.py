@@ -1,22 +1,20 @@
-"""Lossless pictures, ours and others': ``python -m benchmarks.lossless [--json FILE] [--quick]``.
+"""Lossless images, ours and others': ``python -m benchmarks.lossless [--json FILE] [--quick]``.
 
 The ten photographs that scikit-image and scikit-learn carry, full size, and mosaics of them of 2048×1024. One thread
-each, processor time, picture by picture in turns. Libraries that are not installed have a row that says so. L3's scheme
-is our own writing of it, in numpy: its size is what counts, its rate is numpy's.
+each, processor time, image by image in turns. Libraries that are not installed have a row that says so. L3's scheme is
+our own implementation in numpy: its size counts, its rate is numpy's.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import io
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,23 +23,19 @@ import zstandard
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.console import bar, ends_with_one_line
+from benchmarks.command import bar, program
 from benchmarks.l3_scheme import decode_l3, encode_l3
 from benchmarks.lossless_gpu import GPU_KEYS, measure_on_gpu
-from benchmarks.machine import Bystanders, describe_machine, versions
-from benchmarks.output import present
 from benchmarks.photos import CLASSES, open_photograph
-from concurrent_loader.decode import Backend, make_decoder
+from concurrent_loader.decode import make_decoder
 from concurrent_loader.storage.lossless import decode, encode, has_native_lossless
 
-__all__ = ["main", "run_benchmark"]
-
 Pixels = npt.NDArray[np.uint8]
+Facts = dict[str, dict[str, float]]  # codec → figure → value
 CROP = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """How much is measured."""
 
     photographs: tuple[str, ...]
@@ -54,35 +48,24 @@ FULL = Load(CLASSES, (1024, 2048), 2, 7)
 QUICK = Load(("cat", "coffee"), (576, 704), 1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Codec:
-    """A way of storing pictures.
-
-    Attributes:
-        name: In the table.
-        format: Whose bytes it reads: codecs of one format share the first one's files.
-        decode: File → pixels, in whatever layout it likes best.
-        encode: (H, W, 3) → file; None where another codec of the format writes it.
-        size: Of a file, in bytes.
-    """
+class Codec(NamedTuple):
+    """A way of storing images; codecs of one format share the first one's files."""
 
     name: str
     format: str
-    decode: Callable[[Any], object]
-    encode: Callable[[Pixels], Any] | None = None
-    size: Callable[[Any], int] = len
+    decode: Callable[[Any], object]  # file → pixels, in whatever layout it likes best
+    encode: Callable[[Pixels], Any] | None = None  # (H, W, 3) → file; None where another codec writes the format
+    size: Callable[[Any], int] = len  # of a file, in bytes
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
+# -- images ------------------------------------------------------------------------------------------------------------
 
 
-def make_pictures(load: Load) -> dict[str, list[Pixels]]:
-    """(H, W, 3) pictures of two sets: photographs, and mosaics of parts of them."""
+def make_images(load: Load) -> dict[str, list[Pixels]]:
+    """Returns (H, W, 3) images of two sets: photographs, and mosaics of parts of them."""
     photographs = [np.asarray(open_photograph(name).convert("RGB")) for name in load.photographs]
-    return {
-        "photographs": photographs,
-        "mosaics": [_mosaic(load.mosaic, photographs, number) for number in range(load.num_mosaics)],
-    }
+    mosaics = [_mosaic(load.mosaic, photographs, number) for number in range(load.num_mosaics)]
+    return {"photographs": photographs, "mosaics": mosaics}
 
 
 def _mosaic(size: tuple[int, int], photographs: list[Pixels], number: int) -> Pixels:
@@ -103,40 +86,20 @@ def _mosaic(size: tuple[int, int], photographs: list[Pixels], number: int) -> Pi
 # -- codecs ------------------------------------------------------------------------------------------------------------
 
 
-def _saved(kind: str, **options: Any) -> Callable[[Pixels], bytes]:
-    def save(pixels: Pixels) -> bytes:
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, kind, **options)
-        return file.getvalue()
-
-    return save
+def _save(pixels: Pixels, *, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **options)
+    return file.getvalue()
 
 
-def _opened(file: bytes) -> object:
-    return np.asarray(Image.open(io.BytesIO(file)))
-
-
-def _ours(**options: Any) -> Callable[[Pixels], bytes]:
-    return lambda pixels: encode(np.ascontiguousarray(pixels.transpose(2, 0, 1)), **options)
+def _ours(pixels: Pixels, **options: Any) -> bytes:
+    return encode(np.ascontiguousarray(pixels.transpose(2, 0, 1)), **options)
 
 
 def _torchvision_png() -> Callable[[bytes], object]:
-    import torchvision.io  # noqa: F401 - registers the operators
-
+    importlib.import_module("torchvision.io")  # registers the operators
     # The operator under torchvision.io.decode_png, which warns of its end in every call.
     return lambda file: torch.ops.image.decode_png(torch.frombuffer(bytearray(file), dtype=torch.uint8), 3, False)
-
-
-def _registry(backend: Backend) -> Callable[[], Callable[[bytes], object]]:
-    return lambda: make_decoder("rgb", "png", backend=backend)
-
-
-def _of_module(name: str, function: str, prepare: Callable[[bytes], object] = bytes) -> Callable[[], Any]:
-    def load() -> Callable[[bytes], object]:
-        call = getattr(importlib.import_module(name), function)
-        return lambda file: call(prepare(file))
-
-    return load
 
 
 def _opencv() -> Callable[[bytes], object]:
@@ -145,42 +108,12 @@ def _opencv() -> Callable[[bytes], object]:
     return lambda file: cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR)
 
 
-def make_codecs() -> tuple[list[Codec], list[str]]:
-    """Codecs that can be used here, and the names of those that cannot."""
-    compressor, decompressor = zstandard.ZstdCompressor(level=3), zstandard.ZstdDecompressor()
-    codecs = [
-        Codec("PNG level 6, Pillow", "png", _opened, _saved("PNG", compress_level=6)),
-        Codec("ours", "lossless", decode, _ours()),
-        Codec("ours, pack", "lossless-pack", decode, _ours(compress=False)),
-        Codec("ours, numpy", "lossless", lambda file: decode(file, native=False)),
-        Codec("WebP lossless, Pillow", "webp", _opened, _saved("WEBP", lossless=True, method=4)),
-        Codec(
-            "zstd raw", "zstd", lambda file: np.frombuffer(decompressor.decompress(file), np.uint8),
-            lambda pixels: compressor.compress(pixels.tobytes()),
-        ),
-        Codec(
-            "L3's scheme, our numpy", "l3", decode_l3, lambda pixels: encode_l3(pixels.transpose(2, 0, 1)),
-            lambda picture: int(picture.num_bytes),
-        ),
-    ]  # fmt: skip
-    optional: list[tuple[str, str, Callable[[], Any], Callable[[], Any] | None]] = [
-        ("PNG, torchvision", "png", _torchvision_png, None),
-        ("PNG, torchcodec", "png", _registry("torchcodec"), None),
-        ("PNG, OpenCV", "png", _opencv, None),
-        ("PNG, libspng (pyspng)", "png", _of_module("pyspng", "load"), None),
-        ("PNG, libspng (imagecodecs)", "png", _of_module("imagecodecs", "spng_decode"), None),
-        ("PNG, fpng", "png", _of_module("fpng_py", "fpng_decode_memory"), None),
-        ("QOI (imagecodecs)", "qoi", _of_module("imagecodecs", "qoi_decode"), _encoder("qoi_encode")),
-        ("JPEG XL lossless (imagecodecs)", "jxl", _of_module("imagecodecs", "jpegxl_decode"),
-         _encoder("jpegxl_encode", lossless=True, effort=3, numthreads=1)),
-    ]  # fmt: skip
-    missing = []
-    for name, kind, load, load_encoder in optional:
-        try:
-            codecs.append(Codec(name, kind, load(), load_encoder() if load_encoder else None))
-        except (ImportError, AttributeError, RuntimeError, OSError, ValueError):
-            missing.append(name)
-    return codecs, missing
+def _decoder(module: str, function: str) -> Callable[[], Callable[[bytes], object]]:
+    def load() -> Callable[[bytes], object]:
+        call = getattr(importlib.import_module(module), function)
+        return lambda file: call(bytes(file))
+
+    return load
 
 
 def _encoder(function: str, **options: Any) -> Callable[[], Callable[[Pixels], bytes]]:
@@ -191,44 +124,84 @@ def _encoder(function: str, **options: Any) -> Callable[[], Callable[[Pixels], b
     return load
 
 
+def make_codecs() -> tuple[list[Codec], list[str]]:
+    """Returns the codecs that can be used here, and the names of those that cannot."""
+    compressor, decompressor = zstandard.ZstdCompressor(level=3), zstandard.ZstdDecompressor()
+
+    def opened(file: bytes) -> object:
+        return np.asarray(Image.open(io.BytesIO(file)))
+
+    webp = partial(_save, kind="WEBP", lossless=True, method=4)
+    codecs = [
+        Codec("PNG level 6, Pillow", "png", opened, partial(_save, kind="PNG", compress_level=6)),
+        Codec("ours", "lossless", decode, _ours),
+        Codec("ours, pack", "lossless-pack", decode, partial(_ours, compress=False)),
+        Codec("ours, numpy", "lossless", partial(decode, native=False)),
+        Codec("WebP lossless, Pillow", "webp", opened, webp),
+        Codec(
+            "zstd raw", "zstd", lambda file: np.frombuffer(decompressor.decompress(file), np.uint8),
+            lambda pixels: compressor.compress(pixels.tobytes()),
+        ),
+        Codec(
+            "L3's scheme, our numpy", "l3", decode_l3, lambda pixels: encode_l3(pixels.transpose(2, 0, 1)),
+            lambda image: int(image.num_bytes),
+        ),
+    ]  # fmt: skip
+    jxl = _encoder("jpegxl_encode", lossless=True, effort=3, numthreads=1)
+    optional: list[tuple[str, str, Callable[[], Any], Callable[[], Any] | None]] = [
+        ("PNG, torchvision", "png", _torchvision_png, None),
+        ("PNG, torchcodec", "png", partial(make_decoder, "rgb", "png", backend="torchcodec"), None),
+        ("PNG, OpenCV", "png", _opencv, None),
+        ("PNG, libspng (pyspng)", "png", _decoder("pyspng", "load"), None),
+        ("PNG, libspng (imagecodecs)", "png", _decoder("imagecodecs", "spng_decode"), None),
+        ("PNG, fpng", "png", _decoder("fpng_py", "fpng_decode_memory"), None),
+        ("QOI (imagecodecs)", "qoi", _decoder("imagecodecs", "qoi_decode"), _encoder("qoi_encode")),
+        ("JPEG XL lossless (imagecodecs)", "jxl", _decoder("imagecodecs", "jpegxl_decode"), jxl),
+    ]
+    missing = []
+    for name, kind, load, load_encoder in optional:
+        try:
+            codecs.append(Codec(name, kind, load(), load_encoder() if load_encoder else None))
+        except (ImportError, AttributeError, RuntimeError, OSError, ValueError):
+            missing.append(name)
+    return codecs, missing
+
+
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def _timed(function: Callable[[], Any]) -> tuple[float, Any]:
+def _timed(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
     began = time.thread_time()
-    made = function()
+    made = function(*arguments)
     return time.thread_time() - began, made
 
 
-def measure_set(
-    pictures: list[Pixels], codecs: list[Codec], num_rounds: int, tick: Callable[[], object]
-) -> dict[str, dict[str, float]]:
-    """For each codec bits a pixel, encoded and decoded 10^6 pixels a second; sums over pictures of their medians."""
+def measure_set(images: list[Pixels], codecs: list[Codec], num_rounds: int, tick: Callable[[], object]) -> Facts:
+    """Returns bits per pixel, encoded and decoded 10^6 pixels per second; sums over images of their medians."""
     files: dict[str, list[Any]] = {}
-    facts: dict[str, dict[str, float]] = {codec.name: {} for codec in codecs}
-    mpix = sum(each.shape[0] * each.shape[1] for each in pictures) / 1e6
+    facts: Facts = {codec.name: {} for codec in codecs}
+    pixels = [each.shape[0] * each.shape[1] for each in images]
+    mpix = sum(pixels) / 1e6
     for codec in codecs:
         if codec.encode is None:
             continue
         # Those that are slow are slow enough to be measured once.
         turns = num_rounds if codec.format.startswith("lossless") else 1
-        timed = [[_timed(lambda: codec.encode(each)) for _ in range(turns)] for each in pictures]  # type: ignore[misc] # noqa: B023
-        files[codec.format] = [each[0][1] for each in timed]
-        facts[codec.name]["encode_mpix_s"] = mpix / sum(statistics.median(took for took, _ in each) for each in timed)
-        bits = [
-            8 * codec.size(file) / (p.shape[0] * p.shape[1])
-            for file, p in zip(files[codec.format], pictures, strict=True)
-        ]
-        facts[codec.name]["bits_per_pixel"] = statistics.mean(bits)
-        pngs = [8 * len(file) / (p.shape[0] * p.shape[1]) for file, p in zip(files["png"], pictures, strict=True)]
-        facts[codec.name]["vs_png"] = statistics.mean(own / png for own, png in zip(bits, pngs, strict=True))
-    took: dict[str, list[list[float]]] = {codec.name: [[] for _ in pictures] for codec in codecs}
+        timed = [[_timed(codec.encode, each) for _ in range(turns)] for each in images]
+        made = files[codec.format] = [each[0][1] for each in timed]
+        bits = [8 * codec.size(file) / count for file, count in zip(made, pixels, strict=True)]
+        pngs = [8 * len(file) / count for file, count in zip(files["png"], pixels, strict=True)]
+        facts[codec.name] = {
+            "encode_mpix_s": mpix / sum(statistics.median(took for took, _ in each) for each in timed),
+            "bits_per_pixel": statistics.mean(bits),
+            "vs_png": statistics.mean(own / png for own, png in zip(bits, pngs, strict=True)),
+        }
+    took: dict[str, list[list[float]]] = {codec.name: [[] for _ in images] for codec in codecs}
     for turn in range(num_rounds + 1):
-        for number in range(len(pictures)):
+        for number in range(len(images)):
             first = (turn + number) % len(codecs)
             for codec in codecs[first:] + codecs[:first]:
-                file = files[codec.format][number]
-                seconds, _ = _timed(lambda: codec.decode(file))  # noqa: B023
+                seconds, _ = _timed(codec.decode, files[codec.format][number])
                 if turn:  # the first one warms up
                     took[codec.name][number].append(seconds)
         tick()
@@ -238,69 +211,53 @@ def measure_set(
 
 
 def crop_share(mosaic: Pixels, num_rounds: int) -> float:
-    """Time of a crop of 512 by 512 over that of the whole mosaic; crops lie anywhere."""
-    file = _ours()(mosaic)
-    dice = np.random.default_rng(0)
-    tops = dice.integers(0, mosaic.shape[0] - CROP + 1, 4 * num_rounds).tolist()
-    lefts = dice.integers(0, mosaic.shape[1] - CROP + 1, 4 * num_rounds).tolist()
+    """Returns the time of a crop of 512 by 512 over that of the whole mosaic; crops lie anywhere."""
+    file = _ours(mosaic)
+    rng = np.random.default_rng(0)
+    tops = rng.integers(0, mosaic.shape[0] - CROP + 1, 4 * num_rounds).tolist()
+    lefts = rng.integers(0, mosaic.shape[1] - CROP + 1, 4 * num_rounds).tolist()
     decode(file)
-    whole = statistics.median(_timed(lambda: decode(file))[0] for _ in tops)
-    places = zip(tops, lefts, strict=True)
-    part = statistics.median(_timed(lambda: decode(file, box=(top, left, CROP, CROP)))[0] for top, left in places)  # noqa: B023
-    return part / whole
+    whole = statistics.median(_timed(decode, file)[0] for _ in tops)
+    crops = [partial(decode, file, box=(top, left, CROP, CROP)) for top, left in zip(tops, lefts, strict=True)]
+    return statistics.median(_timed(crop)[0] for crop in crops) / whole
 
 
-def check(pictures: list[Pixels]) -> None:
-    """Makes sure that what is measured is lossless."""
-    for pixels in pictures:
+def check(images: list[Pixels]) -> None:
+    """Raises RuntimeError unless what is measured is lossless."""
+    for pixels in images:
         wanted = pixels.transpose(2, 0, 1)
-        if not all(np.array_equal(decode(_ours(compress=each)(pixels)), wanted) for each in (True, False)):
+        if not all(np.array_equal(decode(_ours(pixels, compress=each)), wanted) for each in (True, False)):
             raise RuntimeError("ours is not lossless")
         if not np.array_equal(decode_l3(encode_l3(wanted)), wanted):
-            raise RuntimeError("the writing of L3's scheme is not lossless")
+            raise RuntimeError("our implementation of L3's scheme is not lossless")
 
 
-def run_benchmark(load: Load, console: Console) -> dict[str, object]:
-    """Runs all codecs over all pictures.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
+    """Runs all codecs over all images."""
     torch.set_num_threads(1)
-    sets = make_pictures(load)
-    for pictures in sets.values():
-        check(pictures)
+    sets = make_images(load)
+    for images in sets.values():
+        check(images)
     codecs, missing = make_codecs()
-    others = Bystanders()
     with bar(console, "Rounds", len(sets) * (load.num_rounds + 1)) as progress:
-        facts = {
-            name: measure_set(pictures, codecs, load.num_rounds, progress.advance) for name, pictures in sets.items()
-        }
-    rows: list[dict[str, object]] = [
-        {
-            "set": name, "codec": codec.name,
-            **{key: round(value, 4) for key, value in facts[name][codec.name].items()},
-        }
-        for name in sets for codec in codecs
-    ]  # fmt: skip
+        facts = {name: measure_set(images, codecs, load.num_rounds, progress.advance) for name, images in sets.items()}
+    rows: list[dict[str, Any]] = [
+        {"set": name, "codec": codec, **{key: round(value, 4) for key, value in found.items()}}
+        for name, of_set in facts.items()
+        for codec, found in of_set.items()
+    ]
     rows += [{"set": name, "codec": codec, "missing": True} for name in sets for codec in missing]
-
-    def best_png(name: str) -> float:
-        return max(facts[name][codec.name]["decode_mpix_s"] for codec in codecs if codec.format == "png")
+    pngs = [codec.name for codec in codecs if codec.format == "png"]
 
     def rate(codec: str) -> float:
-        return statistics.geometric_mean(facts[name][codec]["decode_mpix_s"] / best_png(name) for name in sets)
+        best = {name: max(facts[name][png]["decode_mpix_s"] for png in pngs) for name in sets}
+        return statistics.geometric_mean(facts[name][codec]["decode_mpix_s"] / best[name] for name in sets)
 
     return {
-        "machine": describe_machine(),
-        "versions": versions(),
         "native": has_native_lossless(),
         "rounds": load.num_rounds,
         "rows": rows,
-        "best_png": max(
-            (codec.name for codec in codecs if codec.format == "png"),
-            key=lambda codec: facts["photographs"][codec]["decode_mpix_s"],
-        ),
+        "best_png": max(pngs, key=lambda codec: facts["photographs"][codec]["decode_mpix_s"]),
         "size_vs_png": round(facts["photographs"]["ours"]["vs_png"], 4),
         "size_pack_vs_png": round(facts["photographs"]["ours, pack"]["vs_png"], 4),
         "decode_vs_png": round(rate("ours"), 3),
@@ -308,24 +265,10 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
         "crop_vs_full": round(crop_share(sets["mosaics"][0], load.num_rounds), 4),
         "encode_mpix_s": round(min(facts[name]["ours"]["encode_mpix_s"] for name in sets), 2),
         **(measure_on_gpu(sets["mosaics"], load.num_rounds) if torch.cuda.is_available() else dict.fromkeys(GPU_KEYS)),
-        "other_programs_share": round(others.share(), 3),
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.lossless", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="two photographs, to see that it works")
-    options = parser.parse_args(arguments)
-
-    def run() -> None:
-        console = Console()
-        figures = run_benchmark(QUICK if options.quick else FULL, console)
-        present("lossless", figures, console, options.json)
-
-    return ends_with_one_line(run)
-
+main = program("lossless", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

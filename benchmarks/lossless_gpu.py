@@ -1,5 +1,4 @@
-"""What a GPU makes of lossless pictures, for `benchmarks.lossless`: decoding, preparing data, a step of training, an
-epoch of the loader.
+"""Lossless images on a GPU, for `benchmarks.lossless`: decoding, preparing data, a step of training, an epoch.
 
 All of it against PNG, decoded by torchcodec on every core and copied. Wall time, medians, the device waited for.
 """
@@ -25,26 +24,14 @@ from concurrent_loader.lossless import decode_batch
 from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.lossless import encode
 
-__all__ = ["GPU_KEYS", "epoch_by_loader", "measure_on_gpu"]
-
 GPU_KEYS = ("gpu_decode_mpix_s", "gpu_prepare_vs_png", "gpu_train_vs_png", "gpu_loader_mpix_s", "gpu_loader_vs_png")
 _BATCH = 16
 _NUM_BATCHES = 4
 
 
-def measure_on_gpu(pictures: list[npt.NDArray[np.uint8]], num_rounds: int) -> dict[str, float]:
-    """Measures on the current CUDA device.
-
-    Args:
-        pictures: (H, W, 3) of one size, repeated to make a batch.
-        num_rounds: Turns.
-
-    Returns:
-        10^6 pixels a second from encoded bytes to pixels in device memory; how many times as many as by PNG on all
-        cores; how many times as many steps of training a small segmentation network on them; and the pixels a second of
-        an epoch of the loader with ``device="cuda"``, with the same comparison.
-    """
-    batch = [pictures[at % len(pictures)] for at in range(_BATCH)]
+def measure_on_gpu(images: list[npt.NDArray[np.uint8]], num_rounds: int) -> dict[str, float]:
+    """Measures on the current CUDA device."""
+    batch = [images[at % len(images)] for at in range(_BATCH)]
     files = [encode(np.ascontiguousarray(each.transpose(2, 0, 1)), compress=False) for each in batch]
     pngs = [_png(each) for each in batch]
     mpix = sum(each.shape[0] * each.shape[1] for each in batch) / 1e6
@@ -75,16 +62,7 @@ def measure_on_gpu(pictures: list[npt.NDArray[np.uint8]], num_rounds: int) -> di
 
 
 def epoch_by_loader(files: list[bytes], column_type: str, device: str) -> Callable[[], int]:
-    """Stores pictures of one size in this process's memory, some times over.
-
-    Args:
-        files: A batch of them, encoded.
-        column_type: Of the column that they become.
-        device: Of the loader.
-
-    Returns:
-        What loads an epoch, and says how many pictures the device decoded.
-    """
+    """Stores images of one size in this process's memory, some times over."""
     url = f"memory://{uuid4().hex}"
     with ShardWriter(url, columns={"image": column_type}) as writer:
         for data in files * _NUM_BATCHES:
@@ -108,7 +86,7 @@ def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 
 def _training_step() -> Callable[[torch.Tensor], object]:
-    """A few convolutions, a label for each pixel."""
+    """Returns a few convolutions, a label for each pixel."""
     layers = torch.nn.Sequential(
         torch.nn.Conv2d(3, 32, 3, stride=2, padding=1), torch.nn.ReLU(),
         torch.nn.Conv2d(32, 64, 3, stride=2, padding=1), torch.nn.ReLU(),
@@ -128,7 +106,7 @@ def _training_step() -> Callable[[torch.Tensor], object]:
 
 
 def _in_turns(sides: tuple[Callable[[], object], ...], num_rounds: int) -> list[float]:
-    """Median seconds of each, after a first turn that is not counted."""
+    """Returns the median seconds of each, after a first turn that is not counted."""
     took: list[list[float]] = [[] for _ in sides]
     for turn in range(num_rounds + 1):
         for at, side in enumerate(sides):

@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import tempfile
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,35 +15,24 @@ from time import perf_counter, process_time
 
 import psutil
 
-__all__ = [
-    "Bystanders",
-    "cpu_name",
-    "cpu_of_tree_s",
-    "describe_machine",
-    "load_before",
-    "make_memory_resident",
-    "num_cores",
-    "read_into_page_cache",
-    "versions",
-]
-
 _PACKAGES = ("concurrent-loader", "torch", "torchvision", "torchcodec", "numpy", "obstore", "aiobotocore", "botocore")
 
 
 def describe_machine() -> dict[str, object]:
-    """Processor, cores, memory, operating system, the load of the last minute, and what time it is."""
+    """Returns processor, cores, memory, operating system, the load of the last minute, and the time."""
+    libc = "".join(platform.libc_ver())  # as platform.platform() has it, which starts a process
     return {
         "cpu": cpu_name(),
         "num_cores": num_cores(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "system": platform.platform(terse=True),
+        "system": f"{platform.system()}-{platform.release()}-{platform.machine()}-with-{libc}",
         "load_before": load_before(),
         "measured_at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
 
 
 def cpu_name() -> str:
-    """As the processor calls itself."""
+    """Returns the name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -52,7 +42,7 @@ def cpu_name() -> str:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -62,7 +52,7 @@ def load_before() -> float:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of all packages that a figure depends on; those not installed are left out."""
+    """Returns the versions of Python and of all installed packages that a figure depends on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -73,7 +63,7 @@ def versions() -> dict[str, str]:
 
 
 def cpu_of_tree_s() -> float:
-    """Processor seconds of this process, its live descendants, and those that have ended and were waited for."""
+    """Returns the processor seconds of this process, its live descendants, and those that ended and were waited for."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     live = []
     for child in psutil.Process().children(recursive=True):
@@ -88,15 +78,44 @@ def cpu_of_tree_s() -> float:
     )
 
 
+def start_peak_rss() -> int:
+    """Forgets the highest resident memory so far where the system can; returns the present one, in bytes."""
+    clear_refs = Path("/proc/self/clear_refs")
+    if clear_refs.exists():
+        clear_refs.write_text("5")
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_rss_bytes() -> int:
+    """Returns the highest resident memory of this process, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(fields["VmHWM"].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+def resident_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Returns the resident memory of processes; pages that several share count once (PSS)."""
+    num_bytes = 0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            info = process.memory_full_info()
+            num_bytes += int(getattr(info, "pss", info.rss))
+    return num_bytes
+
+
+def workers_rss() -> int:
+    """Returns the resident memory of all processes below this one, in bytes."""
+    return resident_bytes(psutil.Process().children(recursive=True))
+
+
 def make_memory_resident(folder: Path, num_bytes: int) -> float:
     """Writes and deletes files of so many bytes, so that the page cache of a side's files has real memory behind it.
 
     A hypervisor may take a guest's free pages back within seconds; the first touch of such a page then costs some ten
     times what writing to it does (measured in a Firecracker VM: 1.5 to 2.4 CPU s a GB, at once repeated 0.25), at
     random to whichever side comes first. On other machines this changes nothing.
-
-    Returns:
-        Seconds that it took.
     """
     piece = memoryview(os.urandom(8 << 20))
     began = perf_counter()
@@ -107,11 +126,7 @@ def make_memory_resident(folder: Path, num_bytes: int) -> float:
 
 
 def read_into_page_cache(folder: Path) -> int:
-    """Reads all files below a folder, so that whoever reads them next does not wait for the drive.
-
-    Returns:
-        Their bytes.
-    """
+    """Reads all files below a folder, so that whoever reads them next does not wait for the drive."""
     buffer = bytearray(8 << 20)
     num_bytes = 0
     for path in folder.rglob("*"):
@@ -123,7 +138,7 @@ def read_into_page_cache(folder: Path) -> int:
 
 
 class Bystanders:
-    """Says how much of the machine other programs have taken since this was made; more than a little is noise."""
+    """Measures how much of the machine other programs take from now on; more than a little is noise."""
 
     def __init__(self) -> None:
         self._wall_s = perf_counter()
@@ -131,11 +146,7 @@ class Bystanders:
         self._own_s = cpu_of_tree_s()
 
     def share(self, *, also_own_s: float = 0.0) -> float:
-        """Their share of all cores, 0 … 1.
-
-        Args:
-            also_own_s: Processor seconds of processes that are not below this one, but not others' either.
-        """
+        """Returns the others' share of all cores, 0 … 1."""
         others_s = (_busy_s() - self._busy_s) - (cpu_of_tree_s() - self._own_s) - also_own_s
         return max(0.0, others_s / ((perf_counter() - self._wall_s) * num_cores()))
 

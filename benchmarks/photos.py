@@ -1,9 +1,9 @@
-"""The data set before it has a bucket: JPEG photographs on the local drive, one folder a class.
+"""The dataset before it has a bucket: JPEG photographs on the local drive, one folder a class.
 
 They are cut from the ten colour photographs that the wheels of scikit-image and scikit-learn carry, so that sizes,
-entropy and decoding cost are those of real pictures and nothing has to be downloaded. A picture's class is the
-photograph that it was cut from. The same count and seed give the same pictures (byte for byte with the same Pillow),
-whatever the number of threads, because every picture has a random stream of its own.
+entropy and decoding cost are those of real images and nothing has to be downloaded. An image's class is the
+photograph that it was cut from. The same count and seed give the same images (byte for byte with the same Pillow),
+whatever the number of threads, because every image has a random stream of its own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ from pathlib import Path
 
 from PIL import Image
 
-__all__ = ["CLASSES", "MAX_BYTES", "MIN_BYTES", "PhotoFolder", "make_photos", "open_photograph", "replicate_photos"]
-
 MIN_BYTES = 40_000
 MAX_BYTES = 120_000
 
-# Class name → package and file. The gray and the synthetic pictures of scikit-image are left out.
+# Class name → package and file. The gray and the synthetic images of scikit-image are left out.
 _SOURCES = {
     "astronaut": ("skimage", "data/astronaut.png"),
     "cat": ("skimage", "data/chelsea.png"),
@@ -45,36 +43,28 @@ _SOURCES = {
 }
 CLASSES = tuple(sorted(_SOURCES))
 
-_RECIPE_VERSION = 1  # counts up whenever the same count and seed give other pictures
+_RECIPE_VERSION = 1  # counts up whenever the same count and seed give other images
 _MAX_DRAWS = 200
 _FACTS = "photos.json"
 
 
 @dataclass(frozen=True, slots=True)
 class PhotoFolder:
-    """A finished folder of photographs.
+    """A finished folder of photographs."""
 
-    Attributes:
-        root: One sub-folder a class, nothing else in it.
-        count: Number of pictures.
-        seed: That they were drawn with.
-        num_bytes: Of all of them together.
-        digest: SHA-256 over every name, size and content, in order of the names.
-    """
-
-    root: Path
-    count: int
-    seed: int
-    num_bytes: int
-    digest: str
+    root: Path  # one sub-folder a class, nothing else in it
+    count: int  # number of images
+    seed: int  # that they were drawn with
+    num_bytes: int  # of all of them together
+    digest: str  # SHA-256 over every name, size and content, in order of the names
 
     @property
     def mean_bytes(self) -> float:
-        """Average size of a picture."""
+        """Average size of an image."""
         return self.num_bytes / self.count
 
     def paths(self) -> list[Path]:
-        """All pictures, sorted by class and name."""
+        """Returns all images, sorted by class and name."""
         return sorted(self.root.glob("*/*.jpg"))
 
 
@@ -86,18 +76,7 @@ def make_photos(
     num_threads: int | None = None,
     on_photo: Callable[[], object] | None = None,
 ) -> PhotoFolder:
-    """Makes a folder of photographs below ``parent``, or finds the finished one of an earlier run.
-
-    Args:
-        parent: Where the folder is made; its name tells count, seed and recipe.
-        count: Number of pictures, spread evenly over the classes.
-        seed: Of everything random.
-        num_threads: That cut and compress; None is one a core (Pillow releases the GIL).
-        on_photo: Called after each picture, in the calling thread, for a progress bar.
-
-    Raises:
-        FileNotFoundError: scikit-image or scikit-learn, or a photograph in it, is not installed.
-    """
+    """Makes a folder of photographs below ``parent``, or finds the finished one of an earlier run."""
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
     final = parent / f"photos-{count}-seed{seed}-v{_RECIPE_VERSION}"
@@ -105,8 +84,8 @@ def make_photos(
     if found is not None:
         return found
     with ThreadPoolExecutor(num_threads or os.cpu_count() or 1, thread_name_prefix="photos") as pool:
-        pictures = pool.map(lambda index: _draw(index, seed), range(count))
-        named = ((f"{CLASSES[index % len(CLASSES)]}/{index:06d}.jpg", data) for index, data in enumerate(pictures))
+        images = pool.map(lambda index: _draw(index, seed), range(count))
+        named = ((f"{CLASSES[index % len(CLASSES)]}/{index:06d}.jpg", data) for index, data in enumerate(images))
         try:
             return _write(final, named, count=count, seed=seed, on_photo=on_photo)
         except BaseException:
@@ -140,11 +119,7 @@ def replicate_photos(
 
 @cache
 def open_photograph(name: str) -> Image.Image:
-    """One of the photographs that everything is cut from, in full size, RGB; ``name`` is one of `CLASSES`.
-
-    Raises:
-        FileNotFoundError: The package that carries it is not installed.
-    """
+    """Returns one of the photographs that everything is cut from, in full size, RGB; ``name`` is one of `CLASSES`."""
     package, file = _SOURCES[name]
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
@@ -154,7 +129,7 @@ def open_photograph(name: str) -> Image.Image:
 
 
 def _draw(index: int, seed: int) -> bytes:
-    """Cuts, scales and compresses one picture; draws again until its size is that of a usual photograph."""
+    """Cuts, scales and compresses one image; draws again until its size is that of a usual photograph."""
     rng = random.Random(f"{_RECIPE_VERSION}-{seed}-{index}")
     photograph = open_photograph(CLASSES[index % len(CLASSES)])
     for _ in range(_MAX_DRAWS):
@@ -167,7 +142,7 @@ def _draw(index: int, seed: int) -> bytes:
 
 
 def _cut(photograph: Image.Image, rng: random.Random) -> bytes:
-    """A random box of the photograph, scaled to about 500×375 (sometimes upright), as JPEG."""
+    """Returns a random box of the photograph, scaled to about 500×375 (sometimes upright), as JPEG."""
     long_side = round(500 * rng.uniform(0.9, 1.15))
     short_side = round(long_side * rng.uniform(0.68, 0.8))
     width, height = (long_side, short_side) if rng.random() < 0.8 else (short_side, long_side)
@@ -176,9 +151,9 @@ def _cut(photograph: Image.Image, rng: random.Random) -> bytes:
     left = rng.uniform(0, photograph.width - box_width)
     top = rng.uniform(0, photograph.height - box_height)
     box = (left, top, left + box_width, top + box_height)
-    picture = photograph.resize((width, height), Image.Resampling.BICUBIC, box=box)
+    image = photograph.resize((width, height), Image.Resampling.BICUBIC, box=box)
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=rng.randint(85, 95))
+    image.save(buffer, "JPEG", quality=rng.randint(85, 95))
     return buffer.getvalue()
 
 
@@ -188,16 +163,16 @@ def _comment(jpeg: bytes, text: str) -> bytes:
 
 
 def _write(
-    final: Path, pictures: Iterator[tuple[str, bytes]], *, count: int, seed: int, on_photo: Callable[[], object] | None
+    final: Path, images: Iterator[tuple[str, bytes]], *, count: int, seed: int, on_photo: Callable[[], object] | None
 ) -> PhotoFolder:
-    """Writes the pictures into a temporary folder and renames it, so that half a data set is never found."""
+    """Writes the images into a temporary folder and renames it, so that half a dataset is never found."""
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
     try:
         for name in CLASSES[:count]:
             (temporary / "images" / name).mkdir(parents=True)
         num_bytes, digests = 0, {}
-        for name, data in pictures:
+        for name, data in images:
             (temporary / "images" / name).write_bytes(data)
             num_bytes += len(data)
             digests[name] = hashlib.sha256(data).digest()
@@ -216,7 +191,7 @@ def _write(
 
 
 def _finished(final: Path, *, count: int, seed: int) -> PhotoFolder | None:
-    """The folder, if it says that it is what is wanted and still holds that many bytes."""
+    """Returns the folder, if it says that it is what is wanted and still holds that many bytes."""
     try:
         facts = json.loads((final / _FACTS).read_text())
     except (FileNotFoundError, json.JSONDecodeError):

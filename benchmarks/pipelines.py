@@ -5,15 +5,14 @@ time an epoch with {files, a binary format} × {augmentation on the CPU, on the 
 augmentations: the format takes 28 % off, the device 40 %. Here:
 
 - *files*: an image folder on the local drive, read by torch's DataLoader with as many worker processes as cores;
-- *shards*: the same pictures as unified shards on the same drive, read by `ConcurrentDataLoader`;
-- *CPU augmentation*: every operation picture by picture, in torch's workers, or in the loader's threads (`transform`);
-- *device augmentation*: pictures are decoded and cropped as before (on a GPU, shards are decoded and cropped there),
-  for a batch needs one size; all further operations are done to the whole batch, after it has been handed over, by the
-  training process: on the GPU where there is one, otherwise by torch's threads in that process. One set of parameters a
-  batch, as torchvision's transforms draw it.
+- *shards*: the same images as shards on the same drive, read by `ConcurrentDataLoader`;
+- *CPU augmentation*: every operation image by image, in torch's workers, or in the loader's threads (`transform`);
+- *device augmentation*: images are decoded and cropped as before (on a GPU, shards are decoded and cropped there),
+  because a batch needs one size. The training process does all further operations to the whole batch: on the GPU where
+  there is one, otherwise by torch's threads, with one set of parameters per batch, as torchvision's transforms draw it.
 
-*Few* is random resized crop and flip; *many* adds colour jitter, grayscale and blur. All of them train the same small
-network with the same steps; rounds alternate, and figures are medians. Everything runs in one process, workers aside.
+*Few* is random resized crop and flip; *many* adds colour jitter, grayscale and blur. All pipelines train the same small
+network with the same steps; rounds alternate, and figures are medians. Everything runs in one process, except workers.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from __future__ import annotations
 import os
 
 if __name__ == "__main__":
-    # Before torch is there: OpenMP's threads would spin while they wait, and take cores from those that decode.
+    # Before torch is imported: OpenMP's threads would spin while they wait, and take cores from those that decode.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -42,63 +39,44 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from benchmarks.console import bar, ends_with_one_line
-from benchmarks.machine import Bystanders, describe_machine, num_cores, versions
-from benchmarks.output import present
-from benchmarks.photos import CLASSES, PhotoFolder, make_photos
+from benchmarks.command import bar, program
+from benchmarks.filling import photos_in, write_shards
+from benchmarks.machine import num_cores
+from benchmarks.photos import CLASSES, PhotoFolder
 from benchmarks.training import INPUT_SIZE, Trainer, decode_rgb
 from concurrent_loader import ConcurrentDataLoader, RandomResizedCrop, ShardDataset
-from concurrent_loader.storage import ShardWriter
 
-__all__ = ["FULL", "QUICK", "Epoch", "Load", "Pipeline", "changes", "main", "run_benchmark"]
-
-Source = Literal["files", "shards"]
 Place = Literal["cpu", "device"]
-Operations = Literal["few", "many"]
-
-SOURCES: tuple[Source, ...] = ("files", "shards")
 PLACES: tuple[Place, ...] = ("cpu", "device")
-OPERATIONS: tuple[Operations, ...] = ("few", "many")
 ZOLNOURI = {"reader": -0.28, "device": -0.40}
-
 _SCALE = (0.35, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One of the four, with few or many augmentations.
+    """One of the four, with few or many augmentations."""
 
-    Attributes:
-        source: Where pictures come from.
-        place: Where they are augmented.
-        operations: How much.
-    """
-
-    source: Source
-    place: Place
-    operations: Operations
+    source: str  # files or shards
+    place: Place  # where images are augmented
+    operations: str  # few or many
 
 
 PIPELINES = tuple(
-    Pipeline(source, place, operations) for operations in OPERATIONS for source in SOURCES for place in PLACES
+    Pipeline(source, place, operations)
+    for operations in ("few", "many")
+    for source in ("files", "shards")
+    for place in PLACES
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured.
-
-    Attributes:
-        num_images: Of an epoch.
-        num_rounds: Of all pipelines.
-        batch_size: Pictures a step.
-        num_workers: Of torch's loader; None is one a core.
-    """
+    """How much is measured."""
 
     num_images: int
     num_rounds: int
     batch_size: int = 64
-    num_workers: int | None = None
+    num_workers: int | None = None  # of torch's loader; None is one per core
 
 
 FULL = Load(num_images=1280, num_rounds=5)
@@ -107,21 +85,15 @@ QUICK = Load(num_images=12, num_rounds=1, batch_size=4, num_workers=1)
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-        epoch_s: From asking for the first batch to the end of the last step.
-        waiting_s: Part of it that the training process spent waiting for batches.
-        augmenting_s: Part of it that it spent augmenting them.
-    """
-
-    epoch_s: float
-    waiting_s: float
-    augmenting_s: float
+    epoch_s: float  # from the request for the first batch to the end of the last step
+    waiting_s: float  # part of it that the training process spent waiting for batches
+    augmenting_s: float  # part of it that the training process spent augmenting them
 
 
-def further(operations: Operations) -> Callable[[Tensor], Tensor]:
-    """What is done after the crop: to a picture (3, H, W), or to a batch of them; uint8 both before and after."""
+def further(operations: str) -> Callable[[Tensor], Tensor]:
+    """Returns what is done after the crop: to an image (3, H, W), or to a batch of them; uint8 before and after."""
     steps: list[torch.nn.Module] = [v2.RandomHorizontalFlip()]
     if operations == "many":
         steps += [
@@ -134,39 +106,21 @@ def further(operations: Operations) -> Callable[[Tensor], Tensor]:
 
 
 class OfFiles:
-    """What torch's workers do to a file; a class, not a closure, because workers may be spawned.
-
-    Args:
-        pipeline: Of which.
-    """
+    """What torch's workers do to a file; a class, not a closure, because workers may be spawned."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._crop = v2.RandomResizedCrop(INPUT_SIZE, scale=_SCALE, antialias=True)
         self._further = further(pipeline.operations) if pipeline.place == "cpu" else None
 
     def __call__(self, path: str) -> Tensor:
-        picture: Tensor = self._crop(decode_rgb(Path(path).read_bytes()))
-        return picture if self._further is None else self._further(picture)
-
-
-class OfShards:
-    """What the loader's threads do to a sample after the crop.
-
-    Args:
-        pipeline: Of which.
-    """
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._further = further(pipeline.operations)
-
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        return {**sample, "image": self._further(sample["image"])}
+        image: Tensor = self._crop(decode_rgb(Path(path).read_bytes()))
+        return image if self._further is None else self._further(image)
 
 
 def batches(
     pipeline: Pipeline, photos: PhotoFolder, shards: str, load: Load, device: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch of a pipeline: pictures (N, 3, 128, 128) uint8 and labels (N,)."""
+    """Yields one epoch of a pipeline: images (N, 3, 128, 128) uint8 and labels (N,)."""
     if pipeline.source == "files":
         folder = ImageFolder(str(photos.root), loader=OfFiles(pipeline))
         num_workers = load.num_workers or num_cores()
@@ -174,14 +128,21 @@ def batches(
             folder, load.batch_size, shuffle=True, num_workers=num_workers, drop_last=True, pin_memory=device != "cpu"
         )
         return
-    with ShardDataset(shards) as dataset:
-        # Mirrored with the others: the crop itself draws no flip.
-        crop = RandomResizedCrop(INPUT_SIZE, scale=_SCALE, flip=0.0)
-        transform = OfShards(pipeline) if pipeline.place == "cpu" else None
+    on_cpu = further(pipeline.operations)
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "image": on_cpu(sample["image"])}
+
+    with ShardDataset(shards, columns=("image", "label")) as dataset:
         loader = ConcurrentDataLoader(
-            dataset, load.batch_size, shuffle=True, decode={"image": crop}, transform=transform, drop_last=True,
+            dataset,
+            load.batch_size,
+            shuffle=True,
+            decode={"image": RandomResizedCrop(INPUT_SIZE, scale=_SCALE, flip=0.0)},  # mirrored with the others
+            transform=transform if pipeline.place == "cpu" else None,
+            drop_last=True,
             device=device,
-        )  # fmt: skip
+        )
         for batch in loader:
             yield batch["image"], batch["label"]
 
@@ -204,25 +165,23 @@ def time_epoch(pipeline: Pipeline, photos: PhotoFolder, shards: str, load: Load,
     return Epoch(perf_counter() - began, waiting_s, augmenting_s)
 
 
-_CHANGES: tuple[tuple[str, Place], ...] = (("reader", "cpu"), ("device", "device"))
-
-
 def changes(epoch_s: dict[Pipeline, float]) -> dict[str, float]:
-    """What format and device change in an epoch's time over files with CPU augmentation; −0.28 is 28 % less."""
+    """Returns what format and device change in an epoch's time over files with CPU augmentation; −0.28 is 28 % less."""
     found: dict[str, float] = {}
-    for operations in OPERATIONS:
+    for operations in ("few", "many"):
         base = epoch_s[Pipeline("files", "cpu", operations)]
-        for name, place in _CHANGES:
+        for name, place in zip(("reader", "device"), PLACES, strict=True):
             found[f"{name}_change_{operations}"] = round(epoch_s[Pipeline("shards", place, operations)] / base - 1, 4)
     return found
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
-    """Runs all rounds; returns the figures, as they are written to the JSON file."""
+    """Runs all rounds."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with _prepared(load, console) as (photos, shards):
-        others = Bystanders()
-        epochs: dict[Pipeline, list[Epoch]] = {pipeline: [] for pipeline in PIPELINES}
+    epochs: dict[Pipeline, list[Epoch]] = {pipeline: [] for pipeline in PIPELINES}
+    with tempfile.TemporaryDirectory(prefix="pipelines-") as folder:
+        photos, shards = photos_in(folder, load.num_images, console), f"{folder}/shards"
+        write_shards(photos, shards)
         with bar(console, "Epochs", len(PIPELINES) * load.num_rounds) as progress:
             for _ in range(load.num_rounds):
                 for pipeline in PIPELINES:
@@ -231,8 +190,6 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     epoch_s = {pipeline: statistics.median(each.epoch_s for each in made) for pipeline, made in epochs.items()}
     num_samples = load.num_images // load.batch_size * load.batch_size
     return {
-        "machine": describe_machine(),
-        "versions": versions(),
         "device": torch.cuda.get_device_name() if device == "cuda" else "none: the training process's torch threads",
         "num_samples": num_samples,
         "rounds": load.num_rounds,
@@ -241,50 +198,18 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
                 **asdict(pipeline),
                 "epoch_s": round(epoch_s[pipeline], 4),
                 "images_s": round(num_samples / epoch_s[pipeline], 1),
-                "waiting_share": round(_share(epochs[pipeline], "waiting_s"), 4),
-                "augmenting_share": round(_share(epochs[pipeline], "augmenting_s"), 4),
-                "spread_s": [round(edge(each.epoch_s for each in epochs[pipeline]), 4) for edge in (min, max)],
+                "waiting_share": round(statistics.median(each.waiting_s / each.epoch_s for each in made), 4),
+                "augmenting_share": round(statistics.median(each.augmenting_s / each.epoch_s for each in made), 4),
+                "spread_s": [round(edge(each.epoch_s for each in made), 4) for edge in (min, max)],
             }
-            for pipeline in PIPELINES
+            for pipeline, made in epochs.items()
         ],
         **changes(epoch_s),
         "zolnouri": ZOLNOURI,
-        "other_programs_share": round(others.share(), 3),
     }
 
 
-def _share(epochs: Sequence[Epoch], what: str) -> float:
-    shares: list[float] = [getattr(epoch, what) / epoch.epoch_s for epoch in epochs]
-    return statistics.median(shares)
-
-
-@contextmanager
-def _prepared(load: Load, console: Console) -> Iterator[tuple[PhotoFolder, str]]:
-    """The pictures as files and as shards, on the local drive; gone with the block."""
-    with tempfile.TemporaryDirectory(prefix="pipelines-") as folder:
-        with bar(console, "Photographs", load.num_images) as progress:
-            photos = make_photos(Path(folder), count=load.num_images, on_photo=progress.advance)
-        shards = str(Path(folder) / "shards")
-        with ShardWriter(shards, columns={"image": "jpeg", "label": "int64"}) as writer:
-            for path in photos.paths():
-                writer.write({"image": path.read_bytes(), "label": CLASSES.index(path.parent.name)})
-        yield photos, shards
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipelines", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it works")
-    options = parser.parse_args(arguments)
-
-    def run() -> None:
-        console = Console()
-        figures = run_benchmark(QUICK if options.quick else FULL, console)
-        present("pipelines", figures, console, options.json)
-
-    return ends_with_one_line(run)
-
+main = program("pipelines", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,12 +1,10 @@
-"""Two plots as inline SVG: speed of the sides, and pictures trained over time; text in, text out."""
+"""Two plots as inline SVG: speed of the sides, and images trained over time; text in, text out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from html import escape
-
-__all__ = ["bars", "lines"]
 
 _WIDTH = 760
 _BAR = 30
@@ -15,12 +13,7 @@ _LEFT, _TOP, _BOTTOM = 60, 14, 44
 
 
 def bars(values: Sequence[tuple[str, float, float]], *, unit: str) -> str:
-    """Horizontal bars, the lost part of each pale.
-
-    Args:
-        values: Name, length, and share of it (0 … 1) to draw pale, of each bar.
-        unit: Written behind the numbers.
-    """
+    """Draws horizontal bars, the lost part of each pale."""
     longest = max(value for _, value, _ in values)
     scale = (_WIDTH - _LABEL - 130) / longest
     rows = []
@@ -38,13 +31,7 @@ def bars(values: Sequence[tuple[str, float, float]], *, unit: str) -> str:
 
 
 def lines(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], *, x_label: str, y_label: str) -> str:
-    """Lines through points, each named at its end in the legend.
-
-    Args:
-        series: Name and points (x, y) of each line, x ascending from 0.
-        x_label: Written below.
-        y_label: Written at the top left.
-    """
+    """Lines through points, each named at its end in the legend."""
     height = 320
     x_ticks = _ticks(max(points[-1][0] for _, points in series))
     y_ticks = _ticks(max(y for _, points in series for _, y in points))
@@ -77,7 +64,7 @@ def _rect(kind: str, x: float, y: float, width: float, height: float) -> str:
 
 
 def _ticks(highest: float) -> list[float]:
-    """Four to eight round numbers from 0 to at least ``highest``."""
+    """Returns four to eight round numbers from 0 to at least ``highest``."""
     raw = max(highest, 1e-9) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw)

@@ -12,33 +12,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Ended", "run_program"]
-
 ROOT = Path(__file__).resolve().parent.parent
 _SAID_BYTES = 16_000
+_ERROR_LINES = 40
 _UNWIND_S = 30.0  # a benchmark that is stopped ends servers and processes of its own first
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How it ended.
+    """How it ended."""
 
-    Attributes:
-        status: Its exit status; None if it was stopped for being late.
-        said: The end of what it wrote, without the names of this machine's folders.
-    """
+    status: int | None  # its exit status; None if it was stopped for being late
+    said: str  # the end of what it wrote, without the names of this machine's folders
 
-    status: int | None
-    said: str
+    @property
+    def failure(self) -> str:
+        """How it failed, with its last lines; empty if it did not."""
+        if self.status == 0:
+            return ""
+        how = "not done in time" if self.status is None else f"ended with status {self.status}"
+        return "\n".join([how, *self.said.splitlines()[-_ERROR_LINES:]])
 
 
 async def run_program(arguments: Sequence[str], *, folder: Path, timeout_s: float) -> Ended:
     """Runs Python with these arguments, its output kept.
-
-    Args:
-        arguments: After ``python``.
-        folder: To run in.
-        timeout_s: After which it is stopped.
 
     Cancellation: it is stopped, too, and has ended when this raises.
     """

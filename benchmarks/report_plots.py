@@ -14,9 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
-from benchmarks.report_page import number, peer_rows
-
-__all__ = ["PLOTS"]
+from benchmarks.report_peers import peer_rows
+from benchmarks.report_text import number
 
 Figures = Mapping[str, Any]
 _OURS, _OURS_PALE, _OURS_DARK = "#0072B2", "#56B4E9", "#003A5D"
@@ -38,7 +37,7 @@ def _canvas(count: int = 1, height: float = 3.0, num_rows: int = 1) -> tuple[Fig
 def _bars(
     axes: Axes, bars: Sequence[tuple[str, Sequence[tuple[float | None, str, str]]]], title: str, unit: str
 ) -> None:
-    """Horizontal bars from zero: name and, for each bar of the group, its length, colour and the text behind it."""
+    """Draws horizontal bars from zero: name and, for each bar of a group, length, colour and the text behind it."""
     highest = max([value for _, group in bars for value, _, _ in group if value] or [1.0])
     for place, (_, group) in enumerate(bars):
         thickness = 0.8 / len(group)

@@ -1,40 +1,36 @@
 """The first batch after a resume, anywhere in an epoch: ``python -m benchmarks.resume [--json FILE] [--quick]``.
 
-A data set of two million tiny samples on the local drive. Loaders take turns: each is given a state as it would stand
-in a checkpoint, at the beginning of an epoch or in its middle, and the time to its first batch is taken, with what it
-had to fetch. Nothing is replayed, so the place makes no difference but one: at an epoch's beginning the shuffle window
-is still opening, and the first batch needs fewer shards.
+A dataset of two million tiny samples on the local drive. Loaders take turns: each gets a state as it would stand in a
+checkpoint, at the beginning of an epoch or in its middle. Measured are the time to its first batch and what it had to
+fetch. Nothing is replayed. Only the shuffle window makes a difference: it is still opening at an epoch's beginning, and
+the first batch needs fewer shards there.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 from rich.console import Console
 
-from benchmarks.console import bar, ends_with_one_line
-from benchmarks.machine import describe_machine, versions
+from benchmarks.command import bar, command_line, publish
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
-
-__all__ = ["main", "run_benchmark"]
 
 _BATCH = 256
 _SHARD_SIZE = "256KiB"
 
 
 def write(url: str, num_samples: int, console: Console) -> None:
-    """Writes a data set of tiny samples."""
+    """Writes a dataset of tiny samples."""
+    columns = {"data": "bytes", "label": "int64"}
     with (
         bar(console, "Writing", num_samples) as progress,
-        ShardWriter(url, columns={"data": "bytes", "label": "int64"}, shard_size=_SHARD_SIZE) as writer,
+        ShardWriter(url, columns=columns, shard_size=_SHARD_SIZE) as writer,
     ):
         for number in range(num_samples):
             writer.write({"data": number.to_bytes(16, "little"), "label": number})
@@ -60,73 +56,45 @@ def first_batch(dataset: ShardDataset, sample: int) -> tuple[float, int, int]:
     return seconds, gets, num_shards
 
 
-def run_benchmark(num_samples: int, rounds: int, console: Console) -> dict[str, object]:
-    """Measures the first batch at the beginning and in the middle of an epoch, in turns.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
+def run_benchmark(num_samples: int, rounds: int, console: Console) -> dict[str, Any]:
+    """Measures the first batch at the beginning and in the middle of an epoch, in turns."""
     places = (0, num_samples // 2)
     found: dict[int, list[tuple[float, int, int]]] = {place: [] for place in places}
     with tempfile.TemporaryDirectory() as folder:
         write(folder, num_samples, console)
         # By fsspec, as a store far away would be read: with requests to be counted, not in place.
-        with (
-            ShardDataset(folder, client="fsspec") as dataset,
-            bar(console, "Resuming", rounds) as progress,
-        ):
+        with ShardDataset(folder, client="fsspec") as dataset, bar(console, "Resuming", rounds) as progress:
             first_batch(dataset, num_samples // 4)  # imports, and the first planning
             for _ in range(rounds):
                 for place in places:
                     found[place].append(first_batch(dataset, place))
                 progress.advance()
+    times = {place: [run[0] for run in runs] for place, runs in found.items()}
     rows = [
         {
             "sample": place,
-            "first_batch_s": round(median(run[0] for run in runs), 4),
-            "spread_s": [round(min(run[0] for run in runs), 4), round(max(run[0] for run in runs), 4)],
+            "first_batch_s": round(median(times[place]), 4),
+            "spread_s": [round(min(times[place]), 4), round(max(times[place]), 4)],
             "gets": max(run[1] for run in runs),
             "shards": runs[0][2],
         }
         for place, runs in found.items()
     ]
-    begin, middle = (median(run[0] for run in found[place]) for place in places)
-    return {
-        "machine": describe_machine(),
-        "versions": versions(),
-        "num_samples": num_samples,
-        "rows": rows,
-        "ratio": round(middle / begin, 3),
-    }
+    begin, middle = (median(times[place]) for place in places)
+    return {"num_samples": num_samples, "rows": rows, "ratio": round(middle / begin, 3)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.resume", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--samples", type=int, default=2_000_000, help="of the data set, default 2,000,000")
+    parser = command_line("resume", __doc__)
+    parser.add_argument("--samples", type=int, default=2_000_000, help="of the dataset, default 2,000,000")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each side, default 9")
-    parser.add_argument("--quick", action="store_true", help="few samples and one turn, to see that it works")
-    parsed = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    parsed = parser.parse_args(arguments)
     if parsed.quick:
         parsed.samples, parsed.rounds = 20_000, 1
     if parsed.samples < 4 * _BATCH or parsed.rounds < 1:
         parser.error(f"--samples is at least {4 * _BATCH}, --rounds at least 1")
-
-    def run() -> None:
-        console = Console()
-        figures = run_benchmark(parsed.samples, parsed.rounds, console)
-        rows = figures["rows"]
-        assert isinstance(rows, list)
-        for row in rows:
-            console.print(
-                f"at sample {row['sample']:>9,}: first batch after {1000 * row['first_batch_s']:.0f} ms, "
-                f"{row['gets']} GETs for {row['shards']} shards"
-            )
-        if parsed.json is not None:
-            parsed.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-
-    return ends_with_one_line(run)
+    return publish("resume", lambda console: run_benchmark(parsed.samples, parsed.rounds, console), parsed.json)
 
 
 if __name__ == "__main__":

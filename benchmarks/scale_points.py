@@ -1,98 +1,49 @@
-"""The measurements of `benchmarks.scale`, each of them made in a process of its own: how long, how much, how often."""
+"""The measurements of `benchmarks.scale`, each made in a process of its own: how long, how much, how often."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import median
 from time import perf_counter, process_time
+from typing import NamedTuple
 
 import torch
 
-from benchmarks.memory import peak_rss_bytes, start_peak_rss
+from benchmarks.machine import peak_rss_bytes, start_peak_rss
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.order.epoch_plan import EpochPlan
-
-__all__ = ["OpenPoint", "ReadPoint", "Spread", "Times", "measure_opening", "measure_reading"]
 
 _BATCH = 256
 _NUM_SEEKS = 32  # batches planned one by one, all over the epoch
 _NUM_SHUFFLED = 256  # batches planned in a row
 
-Spread = list[float]
+
+class Point(NamedTuple):
+    """What was measured of one dataset."""
+
+    seconds: dict[str, list[float]]  # what was done → seconds, once per round
+    rss_added_mb: float  # resident memory added, at its highest
+    gets: int = 0  # of one epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds, once a round."""
+def measure_opening(url: str, num_rounds: int) -> Point:
+    """Opens, shuffles, seeks and resumes a dataset of which only the manifest is there.
 
-    values: tuple[float, ...]
+    - ``open_s``: ``ShardDataset(url)`` lists, fetches the manifest and checks it;
+    - ``loader_s``: ``ConcurrentDataLoader(dataset, …)``;
+    - ``shuffle_s``: plans the first batch of an epoch, which permutes the shards;
+    - ``batch_s``: plans a batch of those in a row after it;
+    - ``seek_s``: plans a batch anywhere in that epoch by itself;
+    - ``resume_s``: ``load_state_dict`` of a state in the middle of an epoch, and plans its first batch;
+    - ``schedule_s``: when each shard is used, for the cache to evict by.
 
-    @property
-    def median(self) -> float:
-        return median(self.values)
-
-    @property
-    def spread(self) -> Spread:
-        return [min(self.values), max(self.values)]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenPoint:
-    """A data set of so many samples, of which only the manifest is there.
-
-    Attributes:
-        open_s: ``ShardDataset(url)``: list, fetch the manifest, check it.
-        loader_s: ``ConcurrentDataLoader(dataset, …)``.
-        shuffle_s: The first batch of an epoch that was not planned before: shards are permuted here.
-        batch_s: A batch of those in a row after it, planned.
-        seek_s: A batch anywhere in that epoch, planned by itself.
-        resume_s: ``load_state_dict`` of a state in the middle of an epoch, and its first batch planned.
-        schedule_s: When each shard is used, for the cache to evict by.
-        rss_added_mb: Resident memory that opening and planning once added, at its highest. Opening again and again in
-            one process says more of the allocator than of the data set.
+    The first round is not timed; ``rss_added_mb`` is of this round, because opening again and again in one process
+    measures the allocator.
     """
-
-    open_s: Times
-    loader_s: Times
-    shuffle_s: Times
-    batch_s: Times
-    seek_s: Times
-    resume_s: Times
-    schedule_s: Times
-    rss_added_mb: float
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPoint:
-    """A data set on the local drive, read by the loader, no cache.
-
-    Attributes:
-        open_s: ``ShardDataset(url)``.
-        first_batch_s: From asking for it, data set and loader being there.
-        epoch_s: From the same moment to the last batch.
-        cpu_s: Processor time of the epoch.
-        gets: Of one epoch.
-        rss_added_mb: Resident memory added, at its highest.
-    """
-
-    open_s: Times
-    first_batch_s: Times
-    epoch_s: Times
-    cpu_s: Times
-    gets: int
-    rss_added_mb: float
-
-
-def measure_opening(url: str, num_rounds: int) -> OpenPoint:
-    """Opens, shuffles, seeks and resumes; once for all that is loaded and made only once, then timed."""
     rss_before = start_peak_rss()
     _open_once(url, epoch=0)
     rss_added_mb = _added_mb(rss_before)
-    found = [_open_once(url, epoch=number) for number in range(1, num_rounds + 1)]
-    times = {name: Times(tuple(timed[name] for timed in found)) for name in found[0]}
-    return OpenPoint(rss_added_mb=rss_added_mb, **times)
+    return Point(_collected([_open_once(url, epoch=number) for number in range(1, num_rounds + 1)]), rss_added_mb)
 
 
 def _open_once(url: str, epoch: int) -> dict[str, float]:
@@ -131,13 +82,15 @@ def _open_once(url: str, epoch: int) -> dict[str, float]:
     return timed
 
 
-def measure_reading(url: str, batch_size: int, num_rounds: int) -> ReadPoint:
-    """Reads an epoch that is not counted, then one a round; makes sure that each brings every sample once."""
+def measure_reading(url: str, batch_size: int, num_rounds: int) -> Point:
+    """Reads a dataset on the local drive without a cache: one epoch that is not counted, then one per round.
+
+    ``first_batch_s`` and ``epoch_s`` count from the request for the first batch, ``cpu_s`` is of the epoch.
+    """
     rss_before = start_peak_rss()
     found = [_read_once(url, batch_size, seed=number) for number in range(num_rounds + 1)][1:]
-    names = ("open_s", "first_batch_s", "epoch_s", "cpu_s")
-    times = {name: Times(tuple(timed[name] for timed in found)) for name in names}
-    return ReadPoint(gets=int(found[-1]["gets"]), rss_added_mb=_added_mb(rss_before), **times)
+    gets = int(found[-1].pop("gets"))
+    return Point(_collected(found), _added_mb(rss_before), gets)
 
 
 def _read_once(url: str, batch_size: int, seed: int) -> dict[str, float]:
@@ -154,9 +107,13 @@ def _read_once(url: str, batch_size: int, seed: int) -> dict[str, float]:
             numbers.append(batch["number"])
         epoch_s, cpu_s = perf_counter() - began, process_time() - cpu_before
         if not torch.equal(torch.cat(numbers).sort().values, torch.arange(len(dataset))):
-            raise AssertionError("an epoch did not bring every sample once")
+            raise AssertionError("an epoch did not deliver every sample once")
         gets = dataset.fetch_stats.num_gets - gets_before
     return {"open_s": open_s, "first_batch_s": first_batch_s, "epoch_s": epoch_s, "cpu_s": cpu_s, "gets": gets}
+
+
+def _collected(rounds: list[dict[str, float]]) -> dict[str, list[float]]:
+    return {name: [timed[name] for timed in rounds] for name in rounds[-1]}
 
 
 def _added_mb(rss_before: int) -> float:

@@ -1,65 +1,55 @@
 """How well the shuffle mixes: ``python -m benchmarks.shuffle_quality [--json FILE] [--quick]``. Arithmetic only.
 
-A data set that is sorted by class is the worst case. For windows from one shard to the whole set it says
+A dataset that is sorted by class is the worst case. For windows from one shard to the whole dataset this measures
 
-- how far the classes of a batch are from those of the data set: total variation distance, mean over the epoch, and of
+- how far the classes of a batch are from those of the dataset: total variation distance, mean over the epoch, and of
   the first eight batches, while the window is still opening. Independent draws have a distance, too: that of a full
   permutation;
-- what neighbours do: how often two samples of a batch come from one shard, and how often the next sample of the data
-  set is in the same batch, both as multiples of what a full permutation has;
+- what neighbours do: how often two samples of a batch come from one shard, and how often the next sample of the
+  dataset is in the same batch, both as multiples of what a full permutation has;
 
-and the same for a data set whose samples were written in random order, as ``concurrent-loader ingest`` does. It says,
-too, which share of the shards each of several nodes touches in an epoch.
+and the same for a dataset whose samples were written in random order, as ``concurrent-loader ingest`` does. It also
+counts which share of the shards each of several nodes touches in an epoch.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from benchmarks.console import bar, ends_with_one_line
-from benchmarks.machine import describe_machine, versions
-from benchmarks.output import present
+from benchmarks.command import bar, command_line, publish
 from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.options import DEFAULT_SHUFFLE_WINDOW
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.sizes import parse_size
 
-__all__ = ["Options", "class_distances", "main", "run_benchmark"]
-
 _OPENING = 8  # batches while the window opens
 _NODES = (1, 2, 4, 8)
+_DEFAULT = parse_size(DEFAULT_SHUFFLE_WINDOW) // CHUNK_BYTES  # shards of the default size
+Batches = list[npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is shuffled.
-
-    Attributes:
-        num_shards: Of the data set.
-        per_shard: Samples in each.
-        num_classes: Of the labels.
-        batch_size: All ranks together.
-    """
+    """What is shuffled."""
 
     num_shards: int = 1400
-    per_shard: int = 144  # of 58 KB in a shard of the default size
+    per_shard: int = 144  # samples of 58 KB in a shard of the default size
     num_classes: int = 100
-    batch_size: int = 256
+    batch_size: int = 256  # of all ranks together
 
     @property
     def num_samples(self) -> int:
         return self.num_shards * self.per_shard
 
     def plan(self, window: int) -> EpochPlan:
-        """An epoch's order."""
+        """Returns the order of an epoch."""
         return EpochPlan(
             samples_per_shard=np.full(self.num_shards, self.per_shard, dtype=np.int64),
             global_batch_size=self.batch_size,
@@ -71,90 +61,53 @@ class Options:
 QUICK = Options(num_shards=80, per_shard=20, num_classes=10, batch_size=64)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One window.
-
-    Attributes:
-        window_shards: Its size in shards.
-        default: Whether it is the default, for shards of the default size.
-        sorted_distance: Of a batch's classes from the data set's, sorted by class; mean over the epoch.
-        sorted_distance_first: Of the first batches.
-        random_distance: Of data written in random order.
-        same_shard: Pairs of a batch that come from one shard, as a multiple of what a permutation has.
-        next_in_batch: Samples whose successor in the data set is in the same batch, likewise.
-    """
-
-    window_shards: int
-    default: bool
-    sorted_distance: float
-    sorted_distance_first: float
-    random_distance: float
-    same_shard: float
-    next_in_batch: float
-
-
 def windows(num_shards: int) -> list[int]:
-    """Windows in shards: the default among powers of four, and all."""
-    default = parse_size(DEFAULT_SHUFFLE_WINDOW) // CHUNK_BYTES  # a shard's default size
-    powers = {1, 4, 16, 64, 256, 1024, default}
-    return [*sorted(size for size in powers if size < num_shards), num_shards]
+    """Returns windows in shards: the default among powers of four, and all."""
+    return [*sorted(size for size in {1, 4, 16, 64, 256, 1024, _DEFAULT} if size < num_shards), num_shards]
 
 
-def run_benchmark(options: Options, console: Console) -> dict[str, object]:
-    """Measures all windows.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
-    default = parse_size(DEFAULT_SHUFFLE_WINDOW) // CHUNK_BYTES  # a shard's default size
+def run_benchmark(options: Options, console: Console) -> dict[str, Any]:
+    """Measures all windows."""
     sizes = windows(options.num_shards)
     by_number = np.arange(options.num_samples) * options.num_classes // options.num_samples
     shuffled = np.random.default_rng(0).permutation(by_number)
-    raw = []
+    rows: list[dict[str, Any]] = []
     with bar(console, "Windows", len(sizes)) as progress:
         for size in sizes:
             batches = [index.sample for index in options.plan(size * options.per_shard).batches()]
             distances = class_distances(batches, by_number, options.num_classes)
-            raw.append(
-                (
-                    size,
-                    distances.mean(),
-                    distances[:_OPENING].mean(),
-                    class_distances(batches, shuffled, options.num_classes).mean(),
-                    _same_shard(batches, options.per_shard),
-                    _next_in_batch(batches),
-                )
+            in_random_order = class_distances(batches, shuffled, options.num_classes)
+            rows.append(
+                {
+                    "window_shards": size,
+                    "default": size == _DEFAULT,
+                    "sorted_distance": round(float(distances.mean()), 4),
+                    "sorted_distance_first": round(float(distances[:_OPENING].mean()), 4),
+                    "random_distance": round(float(in_random_order.mean()), 4),
+                    "same_shard": _same_shard(batches, options.per_shard),
+                    "next_in_batch": _next_in_batch(batches),
+                }
             )
             progress.advance()
-    *_, same, following = raw[-1]
-    rows = [
-        Row(
-            size, size == default, round(float(whole), 4), round(float(first), 4), round(float(random), 4),
-            round(float(one / same), 2), round(float(after / following), 2),
-        )
-        for size, whole, first, random, one, after in raw
-    ]  # fmt: skip
+    permutation = rows[-1].copy()
+    for row in rows:
+        row |= {key: round(row[key] / permutation[key], 2) for key in ("same_shard", "next_in_batch")}
     return {
-        "machine": describe_machine(),
-        "versions": versions(),
         "options": {**asdict(options), "num_samples": options.num_samples},
-        "rows": [asdict(row) for row in rows],
-        "share_of_shards": {str(nodes): _shares(options, nodes, default * options.per_shard) for nodes in _NODES},
+        "rows": rows,
+        "share_of_shards": {str(nodes): _shares(options, nodes, _DEFAULT * options.per_shard) for nodes in _NODES},
     }
 
 
-def class_distances(
-    batches: list[npt.NDArray[np.int64]], classes: npt.NDArray[np.int64], num_classes: int
-) -> npt.NDArray[np.float64]:
+def class_distances(batches: Batches, classes: npt.NDArray[np.int64], num_classes: int) -> npt.NDArray[np.float64]:
     """(batches,): total variation distance of each batch's classes from the uniform distribution."""
     found = [np.bincount(classes[batch], minlength=num_classes) / len(batch) for batch in batches]
     distances: npt.NDArray[np.float64] = np.abs(np.array(found) - 1 / num_classes).sum(axis=1) / 2
     return distances
 
 
-def _same_shard(batches: list[npt.NDArray[np.int64]], per_shard: int) -> float:
-    """The share of a batch's pairs that come from one shard."""
+def _same_shard(batches: Batches, per_shard: int) -> float:
+    """Returns the share of a batch's pairs that come from one shard."""
     shares = []
     for batch in batches:
         counts = np.bincount(batch // per_shard)
@@ -162,13 +115,13 @@ def _same_shard(batches: list[npt.NDArray[np.int64]], per_shard: int) -> float:
     return float(np.mean(shares))
 
 
-def _next_in_batch(batches: list[npt.NDArray[np.int64]]) -> float:
-    """The share of samples whose successor in the data set is in the same batch."""
+def _next_in_batch(batches: Batches) -> float:
+    """Returns the share of samples whose successor in the dataset is in the same batch."""
     return float(np.mean([(np.diff(np.sort(batch)) == 1).sum() / len(batch) for batch in batches]))
 
 
 def _shares(options: Options, nodes: int, window: int) -> dict[str, float]:
-    """Which share of the shards a node touches in an epoch: the largest one, and all nodes' together."""
+    """Returns the share of the shards that a node touches in an epoch: the largest, and all nodes' together."""
     plan = options.plan(window)
     touched = [len(list(plan.shards_in_order(0, rank, nodes))) / options.num_shards for rank in range(nodes)]
     return {"largest": round(max(touched), 4), "together": round(sum(touched), 4)}
@@ -176,24 +129,15 @@ def _shares(options: Options, nodes: int, window: int) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.shuffle_quality", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser = command_line("shuffle_quality", __doc__)
     for name, value in asdict(Options()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help=f"default {value}")
-    parser.add_argument("--quick", action="store_true", help="few samples, to see that it works")
-    parsed = vars(parser.parse_args(sys.argv[1:] if arguments is None else arguments))
-    file = parsed.pop("json")
-    if parsed.pop("quick"):
-        parsed = asdict(QUICK)
+    parsed = vars(parser.parse_args(arguments))
+    file, quick = parsed.pop("json"), parsed.pop("quick")
     if min(parsed.values()) < 1:
-        parser.error("all numbers are at least 1")
-
-    def run() -> None:
-        console = Console()
-        figures = run_benchmark(Options(**parsed), console)
-        present("shuffle_quality", figures, console, file)
-
-    return ends_with_one_line(run)
+        parser.error("all numbers must be at least 1")
+    options = QUICK if quick else Options(**parsed)
+    return publish("shuffle_quality", lambda console: run_benchmark(options, console), file)
 
 
 if __name__ == "__main__":

@@ -1,56 +1,54 @@
 """One side of a comparison, one epoch, one process: ``python -m benchmarks.side`` with a request on standard input.
 
-Lines of JSON go to standard output (see `benchmarks.measurement`); what libraries print goes to standard error.
+Lines of JSON go to standard output (see `benchmarks.harness`); what libraries print goes to standard error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
 import msgspec
-import psutil
 import torch
 import xxhash
+from torch import Tensor
 
-from benchmarks.child import take_task
-from benchmarks.machine import cpu_of_tree_s, make_memory_resident
-from benchmarks.measurement import Epoch, Message, Request
-from benchmarks.memory import peak_rss_bytes, start_peak_rss
-from benchmarks.minibatch import Minibatch
+from benchmarks.harness import Epoch, Message, Request, take_task
+from benchmarks.machine import cpu_of_tree_s, make_memory_resident, peak_rss_bytes, start_peak_rss, workers_rss
 from benchmarks.training import Trainer
 
-__all__ = ["main", "time_epoch", "workers_rss"]
-
 _PROGRESS_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """What every side delivers to the consumer."""
+
+    images: Tensor | Sequence[bytes | memoryview]  # uint8 (N, 3, 128, 128), or the N files where nothing is decoded
+    labels: Tensor  # int64 (N,)
+    num_gets: int = 0  # where the side counts them by batch
+    num_bytes: int = 0  # bodies of these GETs
 
 
 class Batches(Protocol):
     """What a side must be able to do."""
 
-    @property
-    def client(self) -> str | None: ...
-
-    @property
-    def dataset_bytes(self) -> int: ...
+    client: str | None
+    dataset_bytes: int
 
     def __iter__(self) -> Iterator[Minibatch]: ...
 
     def fetched(self) -> tuple[int, int] | None:
-        """Requests and body bytes so far; None if the batches themselves say it."""
+        """Returns requests and body bytes so far; None if the batches count them."""
 
     def close(self) -> None: ...
 
 
 def time_epoch(request: Request, *, on_progress: Callable[[int], object]) -> Epoch:
-    """Makes the loader, runs an epoch, and says what it took.
-
-    Args:
-        request: What to time.
-        on_progress: Called with the number of pictures done after each step.
-    """
+    """Makes the loader and runs an epoch; ``on_progress`` gets the number of images done after each step."""
     open_side = _opener(request)
     trainer = Trainer(request.num_classes, seed=request.seed) if request.step == "train" else None
     consumer = _Consumer(trainer, request.num_classes, on_progress)
@@ -60,13 +58,13 @@ def time_epoch(request: Request, *, on_progress: Callable[[int], object]) -> Epo
     rss_before = start_peak_rss()
     cpu_before = cpu_of_tree_s()
     began = perf_counter()
-    batches = open_side()
+    batches = open_side(request)
     build_s = perf_counter() - began
     try:
         consumer.consume(batches)
         cpu_s = cpu_of_tree_s() - cpu_before
         peak_rss = peak_rss_bytes()
-        fetched = batches.fetched() or (consumer.num_gets, consumer.num_bytes)
+        num_gets, num_bytes = batches.fetched() or (consumer.num_gets, consumer.num_bytes)
         lesson = trainer.lesson() if trainer else None
         return Epoch(
             num_samples=consumer.num_samples,
@@ -74,8 +72,8 @@ def time_epoch(request: Request, *, on_progress: Callable[[int], object]) -> Epo
             epoch_s=consumer.timeline[-1][0],
             first_batch_s=consumer.first_batch_s,
             waiting_s=consumer.waiting_s,
-            num_gets=fetched[0],
-            num_bytes=fetched[1],
+            num_gets=num_gets,
+            num_bytes=num_bytes,
             dataset_bytes=batches.dataset_bytes,
             cpu_s=cpu_s,
             peak_rss_mb=(peak_rss + workers_rss()) / 1e6,
@@ -121,7 +119,7 @@ class _Consumer:
         self.timeline.append((end - start, self.num_samples))
 
     def _take(self, batch: Minibatch) -> None:
-        if not isinstance(batch.images, torch.Tensor):
+        if not isinstance(batch.images, Tensor):
             for data in batch.images:
                 self.digest = (self.digest + xxhash.xxh3_128_intdigest(data)) % 2**128
         elif self._trainer is not None:
@@ -132,55 +130,21 @@ class _Consumer:
         self.class_counts += torch.bincount(batch.labels, minlength=len(self.class_counts))
 
 
-def _opener(request: Request) -> Callable[[], Batches]:
+def _opener(request: Request) -> Callable[[Request], Batches]:
     """Imports what the side needs, and only that, so that its memory is its own."""
-    decoded, size, seed = request.step != "raw", request.batch_size, request.seed
     if request.side == "shards":
-        from benchmarks.contender import ShardBatches
+        from benchmarks.shard_side import ShardBatches
 
-        return lambda: ShardBatches(
-            request.location,
-            request.storage_options,
-            decoded=decoded,
-            batch_size=size,
-            seed=seed,
-            cache_dir=request.cache_dir,
-            client=request.client,
-        )
-    from benchmarks.baselines import TorchBatches
+        return ShardBatches
+    from benchmarks.torch_side import TorchBatches
 
-    if request.side == "folder":
-        return lambda: TorchBatches.of_folder(
-            request.location, decoded=decoded, batch_size=size, num_workers=request.num_workers, seed=seed
-        )
-    return lambda: TorchBatches.of_objects(
-        request.location,
-        request.storage_options,
-        decoded=decoded,
-        batch_size=size,
-        num_workers=request.num_workers,
-        seed=seed,
-        limit=request.limit,
-    )
-
-
-# -- what it costs -------------------------------------------------------------------------------------------------
-
-
-def workers_rss() -> int:
-    """Resident memory of the workers, what they share counted once, in bytes."""
-    infos = [child.memory_full_info() for child in psutil.Process().children(recursive=True)]
-    return sum(int(getattr(info, "pss", info.rss)) for info in infos)
-
-
-# -- the process ----------------------------------------------------------------------------------------------------
+    return TorchBatches
 
 
 def main() -> None:
     """Reads a request, times it, writes the result."""
     task, messages = take_task()
     request = msgspec.json.decode(task, type=Request)
-
     last = 0.0
 
     def on_progress(num_samples: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,59 +11,16 @@ from concurrent_loader.order.options import DEFAULT_GROUPS, parse_window
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
-__all__ = ["PREFIX_REQUESTS_S", "NodesRow", "simulate_nodes"]
-
-PREFIX_REQUESTS_S = 5_500  # GETs a second and prefix that S3 bears at least, before it splits the prefix by itself
-
-
-@dataclass(frozen=True, slots=True)
-class NodesRow:
-    """One epoch on so many nodes, each with a cache that its ranks share, empty at first.
-
-    Attributes:
-        nodes: How many.
-        groups: Into how many parts the plan divides the epoch.
-        gets: Of all nodes together; one a started 8 MiB of a shard.
-        bytes: Likewise.
-        bytes_ratio: Those to the bytes of the data set: 1 is each shard once.
-        shared_shards: Share of the shards that several nodes need.
-        most_over_mean: Bytes of the node that fetches most to the mean over nodes.
-        least_over_mean: Of the one that fetches least.
-        epoch_s: At the assumed pace of the nodes.
-        requests_s: GETs a second to the prefix ``shards/``, over the epoch.
-        busiest_requests_s: In the busiest second, if each shard is asked for when the plan first needs it.
-        limit_share: ``requests_s`` to what S3 bears a prefix.
-        objects_limit_share: The same if each sample were an object, one GET each.
-    """
-
-    nodes: int
-    groups: int
-    gets: int
-    bytes: int
-    bytes_ratio: float
-    shared_shards: float
-    most_over_mean: float
-    least_over_mean: float
-    epoch_s: float
-    requests_s: float
-    busiest_requests_s: float
-    limit_share: float
-    objects_limit_share: float
+PREFIX_REQUESTS_S = 5_500  # GETs per second and prefix that S3 serves at least, before it splits the prefix
 
 
 def simulate_nodes(
     manifest: Manifest, nodes: int, *, global_batch_size: int, node_samples_s: float, follow_nodes: bool
-) -> NodesRow:
-    """Counts what each node's part of an epoch needs.
+) -> dict[str, float]:
+    """Counts what each node's part of an epoch needs; each node has a cache that its ranks share, empty at first.
 
     A node is one rank here: the ranks of a node are neighbours, and together take what one rank in their place would.
-
-    Args:
-        manifest: The data set.
-        nodes: Divides ``global_batch_size``.
-        global_batch_size: The same for any number of nodes, so that the order of samples is.
-        node_samples_s: What one node consumes.
-        follow_nodes: Whether ``groups`` grows with the nodes; otherwise it is the default.
+    With ``follow_nodes`` the number of groups grows with the nodes; otherwise it is the default.
     """
     plan = EpochPlan(
         samples_per_shard=[entry.num_samples for entry in manifest.shards],
@@ -85,18 +41,19 @@ def simulate_nodes(
         by_second.update({second: int(count) for second, count in enumerate(seconds)})
     mean_bytes = sum(fetched_bytes) / nodes
     epoch_s = plan.max_steps * step_s
-    return NodesRow(
-        nodes=nodes,
-        groups=plan.num_groups,
-        gets=gets,
-        bytes=sum(fetched_bytes),
-        bytes_ratio=sum(fetched_bytes) / manifest.num_bytes,
-        shared_shards=float(plan.shard_usage(nodes).shared.mean()),
-        most_over_mean=max(fetched_bytes) / mean_bytes,
-        least_over_mean=min(fetched_bytes) / mean_bytes,
-        epoch_s=epoch_s,
-        requests_s=gets / epoch_s,
-        busiest_requests_s=float(max(by_second.values())),
-        limit_share=gets / epoch_s / PREFIX_REQUESTS_S,
-        objects_limit_share=nodes * node_samples_s / PREFIX_REQUESTS_S,
-    )
+    requests_s = gets / epoch_s
+    return {
+        "nodes": nodes,
+        "groups": plan.num_groups,
+        "gets": gets,  # of all nodes together; one for each started 8 MiB of a shard
+        "bytes": sum(fetched_bytes),
+        "bytes_ratio": sum(fetched_bytes) / manifest.num_bytes,  # 1 is each shard once
+        "shared_shards": float(plan.shard_usage(nodes).shared.mean()),  # share that several nodes need
+        "most_over_mean": max(fetched_bytes) / mean_bytes,  # bytes of the node that fetches most
+        "least_over_mean": min(fetched_bytes) / mean_bytes,
+        "epoch_s": epoch_s,  # at the assumed pace of the nodes
+        "requests_s": requests_s,  # GETs per second to the prefix ``shards/``, over the epoch
+        "busiest_requests_s": float(max(by_second.values())),  # if each shard is fetched when it is first needed
+        "limit_share": requests_s / PREFIX_REQUESTS_S,
+        "objects_limit_share": nodes * node_samples_s / PREFIX_REQUESTS_S,  # with one object and GET per sample
+    }

@@ -1,4 +1,4 @@
-"""Torch data sets as people write them: one GET an item, by the client that they happen to use."""
+"""Torch datasets as people write them: one GET per item, by the client that they happen to use."""
 
 from __future__ import annotations
 
@@ -8,23 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import botocore.session
 import obstore
 import torch
-from botocore.config import Config
 from obstore.store import S3Store
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = [
-    "CLIENTS",
-    "NUM_OBJECTS",
-    "OBJECT_BYTES",
-    "AsyncObstoreObjects",
-    "BotocoreObjects",
-    "Item",
-    "key_of",
-]
+from benchmarks.bucket import botocore_client
 
 OBJECT_BYTES = 115_000
 NUM_OBJECTS = 256
@@ -32,25 +22,18 @@ Item = tuple[int, Tensor]
 
 
 def key_of(number: int) -> str:
-    """An item's key; further items are the same objects again."""
+    """Returns an item's key; further items are the same objects again."""
     return f"objects/{number % NUM_OBJECTS:04d}"
 
 
 class _Objects(Dataset[Item], ABC):
-    """Makes its client when a process first needs it: none survives a fork, and several threads may need it at once.
-
-    Args:
-        bucket: Its name.
-        options: Endpoint and credentials, named as `concurrent_loader.storage.open_store` names them.
-        length: Items.
-        connections: That the client may have open.
-    """
+    """Makes its client when a process first needs it: clients do not survive a fork, and threads share them."""
 
     def __init__(self, bucket: str, options: Mapping[str, str], length: int, connections: int) -> None:
         self._bucket = bucket
-        self._options = dict(options)
+        self._options = dict(options)  # endpoint and credentials
         self._length = length
-        self._connections = connections
+        self._connections = connections  # that the client may have open
         self._made: Any = None
         self._pid = 0
         self._making = threading.Lock()
@@ -69,60 +52,43 @@ class _Objects(Dataset[Item], ABC):
 
     @abstractmethod
     def read(self, key: str) -> Any:
-        """Gets an object."""
+        """Fetches an object, blocking."""
 
     @abstractmethod
     def _make(self) -> Any: ...
 
 
 class BotocoreObjects(_Objects):
-    """With ``get_object().read()`` of botocore, which is boto3's."""
+    """Reads with ``get_object().read()`` of botocore, which is boto3's."""
 
     def read(self, key: str) -> bytes:
-        """Gets an object, blocking."""
         data: bytes = self._client().get_object(Bucket=self._bucket, Key=key)["Body"].read()
         return data
 
     def _make(self) -> Any:
-        return botocore.session.get_session().create_client(
-            "s3",
-            endpoint_url=self._options["endpoint_url"],
-            region_name=self._options.get("region", "us-east-1"),
-            aws_access_key_id=self._options["access_key_id"],
-            aws_secret_access_key=self._options["secret_access_key"],
-            # botocore's default is 10: each further request would open a connection and throw it away.
-            config=Config(s3={"addressing_style": "path"}, max_pool_connections=self._connections),
-        )
+        # botocore's default is 10: each further request would open a connection and discard it.
+        return botocore_client(self._options, max_pool_connections=self._connections)
 
 
 class ObstoreObjects(_Objects):
-    """With obstore's blocking ``get``, whose work is done outside the interpreter's lock."""
+    """Reads with obstore's blocking ``get``, which works outside the interpreter's lock."""
 
     def read(self, key: str) -> Any:
-        """Gets an object, blocking."""
         return obstore.get(self._client(), key).bytes()
 
     def _make(self) -> Any:
-        return S3Store(
-            self._bucket,
-            endpoint=self._options["endpoint_url"],
-            region=self._options.get("region", "us-east-1"),
-            access_key_id=self._options["access_key_id"],
-            secret_access_key=self._options["secret_access_key"],
-            virtual_hosted_style_request=False,
-            client_options={"allow_http": True},
-        )
+        return obstore_client(self._bucket, self._options)
 
 
 class AsyncObstoreObjects(ObstoreObjects):
-    """With obstore's coroutine where the loader knows what to do with it."""
+    """Reads with obstore's coroutine where the loader supports it."""
 
     async def getitem_async(self, index: int) -> Item:
-        """Brings an item."""
+        """Fetches an item."""
         return _item(index, await self.read_async(key_of(index)))
 
     async def read_async(self, key: str) -> Any:
-        """Gets an object."""
+        """Fetches an object."""
         return await (await obstore.get_async(self._client(), key)).bytes_async()
 
 
@@ -131,6 +97,20 @@ CLIENTS: dict[str, Callable[[str, Mapping[str, str], int, int], Dataset[Item]]] 
     "obstore": ObstoreObjects,
     "obstore async": AsyncObstoreObjects,
 }
+
+
+def obstore_client(bucket: str, options: Mapping[str, Any]) -> S3Store:
+    """Makes obstore's client from the options of a store."""
+    http = options["endpoint_url"].startswith("http://")
+    return S3Store(
+        bucket,
+        endpoint=options["endpoint_url"],
+        region=options.get("region", "us-east-1"),
+        access_key_id=options["access_key_id"],
+        secret_access_key=options["secret_access_key"],
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": http, "allow_invalid_certificates": not options.get("verify_tls", True)},
+    )
 
 
 def _item(index: int, data: Any) -> Item:

@@ -21,38 +21,26 @@ from jinja2 import TemplateError
 from rich.console import Console
 
 from benchmarks.catalogue import BENCHMARKS, Benchmark, missing_keys
-from benchmarks.console import ends_with_one_line
+from benchmarks.command import ends_with_one_line
 from benchmarks.machine import num_cores
 from benchmarks.program import run_program
 from benchmarks.report_page import Results, write
 
-__all__ = ["check", "check_all", "main"]
-
 _TIMEOUT_S = 300.0
 _NO_GPU = 2
 _SAYS_NO_GPU = "no CUDA device can be used"
-_SHOWN_LINES = 30
 
 
 async def check(benchmark: Benchmark, folder: Path) -> str | None:
-    """Runs one.
-
-    Args:
-        benchmark: Which.
-        folder: To run it in; what it makes stays there.
-
-    Returns:
-        What is wrong, or None.
-    """
+    """Runs a benchmark in a folder, where its files stay; returns what is wrong, or None."""
     assert benchmark.quick is not None
     file = folder / "figures.json"
     arguments = benchmark.command([*benchmark.quick, "--json", str(file)])
     ended = await run_program(arguments, folder=folder, timeout_s=_TIMEOUT_S)
     if benchmark.needs_gpu and ended.status == _NO_GPU and _SAYS_NO_GPU in ended.said:
         return None
-    if ended.status != 0:
-        how = f"not done after {_TIMEOUT_S:.0f} s" if ended.status is None else f"ended with status {ended.status}"
-        return "\n".join([how, *ended.said.splitlines()[-_SHOWN_LINES:]])
+    if ended.failure:
+        return ended.failure
     try:
         figures = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -76,10 +64,7 @@ def _reported(benchmark: Benchmark, figures: dict[str, Any], folder: Path) -> st
 
 
 async def check_all(benchmarks: Sequence[Benchmark], folder: Path, console: Console) -> list[str]:
-    """Runs them, some at a time; returns the names of those that something is wrong with.
-
-    The long ones begin first, so that none is left alone at the end.
-    """
+    """Runs them, some at a time, the long ones first; returns the names of those that something is wrong with."""
     places = asyncio.Semaphore(num_cores() + 1)
     wrong = []
 
@@ -110,14 +95,12 @@ def main(arguments: Sequence[str] | None = None, *, benchmarks: Sequence[Benchma
     wrong: list[str] = []
 
     def run() -> None:
-        console = Console()
-        began = perf_counter()
+        console, began = Console(), perf_counter()
         asked = [one for one in benchmarks if one.quick is not None and (only is None or one.name in only)]
         with tempfile.TemporaryDirectory(prefix="bench-smoke-") as folder:
             wrong.extend(asyncio.run(check_all(asked, Path(folder), console)))
-        took_s = perf_counter() - began
         told = f"FAILED: {', '.join(wrong)}" if wrong else "all of them run"
-        console.print(f"{len(asked)} benchmarks, {took_s:.0f} s: {told}", highlight=False)
+        console.print(f"{len(asked)} benchmarks, {perf_counter() - began:.0f} s: {told}", highlight=False)
 
     return ends_with_one_line(run) or int(bool(wrong))
 

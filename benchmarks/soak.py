@@ -8,27 +8,26 @@ still delivered exactly once. Anything else (a wrong sample, one too many, anoth
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
-import json
 import shutil
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import psutil
 import xxhash
 from rich.console import Console
 
-from benchmarks.console import bar, ends_with_one_line
-from benchmarks.machine import describe_machine, versions
+from benchmarks.command import bar, command_line, publish
 from benchmarks.weather import Weather, forecast
 from concurrent_loader import Batch, ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
@@ -36,14 +35,13 @@ from concurrent_loader.storage.errors import StorageError
 from concurrent_loader.storage.fetch import RetryPolicy
 from concurrent_loader.storage.testing import LocalS3, http_faults_process, mortal_s3, toxiproxy
 
-__all__ = ["main", "run_soak"]
-
+_URL = "s3://soak/data"
 _BATCH_SIZE = 32
 _MEAN_BYTES = 12_000
 _SHARD_SIZE = "512KiB"
 _WINDOW = "2MiB"
 _CACHE_SHARE = 0.4
-_EPOCHS_AN_OPENING = 5  # then the data set is closed and opened again
+_EPOCHS_AN_OPENING = 5  # then the dataset is closed and opened again
 _HANG_S = 300.0
 # Short enough that a spell of bad weather is felt, patient enough to outlast it.
 _POLICY = RetryPolicy(
@@ -51,276 +49,191 @@ _POLICY = RetryPolicy(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line says.
+class Soak:
+    """One run, and what has been seen so far."""
 
-    Attributes:
-        json: File for the figures, or None.
-        minutes: How long.
-        num_samples: Of the data set.
-        spell_s: Shortest and longest spell of weather.
-        seed: Of samples, order and weather.
-        client: As for `concurrent_loader.storage.open_store`.
-    """
+    def __init__(self, options: Namespace) -> None:
+        self._options = options
+        self._truth: list[int] = []  # digest of each sample
+        self._num_bytes = 0  # of all samples
+        self._until = 0.0
+        self._look_out: Callable[[], None] = lambda: None  # called at each batch
+        self._num_epochs = self._num_samples = 0
+        self._errors: Counter[str] = Counter()
+        self._fetch: Counter[str] = Counter()
+        self._cache: Counter[str] = Counter()
+        self._descriptors: list[int] = []
+        self._threads: list[int] = []
+        self._rss_mb: list[float] = []
+        self.wrong_samples = 0
 
-    json: Path | None
-    minutes: float
-    num_samples: int
-    spell_s: tuple[float, float]
-    seed: int
-    client: str
+    def run(self, console: Console) -> dict[str, Any]:
+        """Runs epochs in bad weather until the time is over."""
+        options, began = self._options, time.monotonic()
+        with ExitStack() as stack:
+            stack.callback(faulthandler.cancel_dump_traceback_later)
+            folder = Path(tempfile.mkdtemp(prefix="concurrent-loader-soak-"))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            mortal = stack.enter_context(mortal_s3())
+            self._fill(mortal.server)
+            network = stack.enter_context(toxiproxy(mortal.server, latency_ms=0, bandwidth_mb_s=None))
+            faults = stack.enter_context(http_faults_process(mortal.server.through(network)))
+            self._measure_process()
+            progress = stack.enter_context(bar(console, "Seconds", round(options.minutes * 60)))
+            spells = forecast(options.seed, shortest_s=options.shortest, longest_s=options.longest)
+            cache = folder / "cache"
+            with Weather(spells, faults=faults, network=network, mortal=mortal, cache=cache) as weather:
 
+                def look_out() -> None:
+                    faulthandler.dump_traceback_later(_HANG_S, exit=True)
+                    progress.reach(round(time.monotonic() - began))
+                    if weather.error is not None:
+                        raise AssertionError("the weather could not be made") from weather.error
 
-@dataclass(slots=True)
-class _Record:
-    """What has been seen so far."""
+                self._look_out, self._until = look_out, began + options.minutes * 60
+                while time.monotonic() < self._until:
+                    self._open_and_read(mortal.server.through(faults), cache)
+            self._measure_process()
+            return {
+                "seconds": round(time.monotonic() - began),
+                "spells": dict(weather.counts),
+                "faults": faults.counts(),
+                "proxy_restarts": weather.num_restarts,
+                **self._figures(),
+            }
 
-    num_epochs: int = 0
-    num_samples: int = 0
-    wrong_samples: int = 0
-    errors: Counter[str] = field(default_factory=Counter)
-    fetch: Counter[str] = field(default_factory=Counter)
-    cache: Counter[str] = field(default_factory=Counter)
-    descriptors: list[int] = field(default_factory=list)
-    threads: list[int] = field(default_factory=list)
-    rss_mb: list[float] = field(default_factory=list)
-
-    def count(self, dataset: ShardDataset) -> None:
-        """Adds what a data set that is about to be closed has counted."""
-        for into, stats in ((self.fetch, dataset.fetch_stats), (self.cache, dataset.cache_stats)):
-            into.update({name: value for name, value in asdict(stats).items() if name.startswith("num_")})
-        self.fetch["wasted_bytes"] += dataset.fetch_stats.wasted_bytes
-
-    def look(self) -> None:
-        """Takes the process's measure, at an epoch's end."""
+    def _measure_process(self) -> None:
         process = psutil.Process()
-        self.descriptors.append(process.num_fds())
-        self.threads.append(process.num_threads())
-        self.rss_mb.append(round(process.memory_info().rss / 1e6, 1))
+        self._descriptors.append(process.num_fds())
+        self._threads.append(process.num_threads())
+        self._rss_mb.append(round(process.memory_info().rss / 1e6, 1))
 
+    def _fill(self, server: LocalS3) -> None:
+        """Makes the dataset."""
+        server.make_bucket("soak")
+        rng = np.random.default_rng(self._options.seed)
+        columns, options = {"data": "bytes", "label": "int64"}, server.storage_options()
+        with ShardWriter(_URL, columns=columns, shard_size=_SHARD_SIZE, storage_options=options) as writer:
+            for label in range(self._options.samples):
+                data = rng.bytes(1 + int(rng.exponential(_MEAN_BYTES)))
+                self._truth.append(xxhash.xxh3_64_intdigest(data))
+                self._num_bytes += len(data)
+                writer.write({"data": data, "label": label})
 
-def run_soak(options: Options, console: Console) -> dict[str, object]:
-    """Runs epochs in bad weather until the time is over.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-
-    Raises:
-        AssertionError: A sample was wrong, missing, or delivered twice, or the weather could not be made.
-    """
-    record = _Record()
-    began = time.monotonic()
-    with ExitStack() as stack:
-        stack.callback(faulthandler.cancel_dump_traceback_later)
-        folder = Path(tempfile.mkdtemp(prefix="concurrent-loader-soak-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        cache = folder / "cache"
-        mortal = stack.enter_context(mortal_s3())
-        truth, num_bytes = _fill(mortal.server, options)
-        network = stack.enter_context(toxiproxy(mortal.server, latency_ms=0, bandwidth_mb_s=None))
-        faults = stack.enter_context(http_faults_process(mortal.server.through(network)))
-        record.look()
-        before = record.descriptors[0]
-        progress = stack.enter_context(bar(console, "Seconds", round(options.minutes * 60)))
-        spells = forecast(options.seed, shortest_s=options.spell_s[0], longest_s=options.spell_s[1])
-        with Weather(spells, faults=faults, network=network, mortal=mortal, cache=cache) as weather:
-            until = began + options.minutes * 60
-
-            def look_out() -> None:
-                faulthandler.dump_traceback_later(_HANG_S, exit=True)
-                progress.reach(round(time.monotonic() - began))
-                if weather.error is not None:
-                    raise AssertionError("the weather could not be made") from weather.error
-
-            while time.monotonic() < until:
-                _open_and_read(
-                    mortal.server.through(faults),
-                    options,
-                    truth=truth,
-                    cache=cache,
-                    cache_bytes=round(num_bytes * _CACHE_SHARE),
-                    record=record,
-                    until=until,
-                    look_out=look_out,
-                )
-        record.look()
-        figures = {
-            **_figures(options, record, weather.counts, faults.counts(), before, time.monotonic() - began),
-            "proxy_restarts": weather.num_restarts,
-        }
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    console.print_json(json.dumps({name: value for name, value in figures.items() if name not in ("machine", "ends")}))
-    if record.wrong_samples:
-        raise AssertionError(f"{record.wrong_samples} wrong samples")
-    return figures
-
-
-def _fill(server: LocalS3, options: Options) -> tuple[list[int], int]:
-    """Makes the data set; returns each sample's digest, and the bytes of all."""
-    server.make_bucket("soak")
-    dice = np.random.default_rng(options.seed)
-    truth: list[int] = []
-    num_bytes = 0
-    with ShardWriter(
-        "s3://soak/data",
-        columns={"data": "bytes", "label": "int64"},
-        shard_size=_SHARD_SIZE,
-        storage_options=server.storage_options(),
-    ) as writer:
-        for label in range(options.num_samples):
-            data = dice.bytes(1 + int(dice.exponential(_MEAN_BYTES)))
-            truth.append(xxhash.xxh3_64_intdigest(data))
-            num_bytes += len(data)
-            writer.write({"data": data, "label": label})
-    return truth, num_bytes
-
-
-def _open_and_read(
-    server: LocalS3,
-    options: Options,
-    *,
-    truth: list[int],
-    cache: Path,
-    cache_bytes: int,
-    record: _Record,
-    until: float,
-    look_out: Callable[[], None],
-) -> None:
-    """Opens the data set, reads some epochs and closes it."""
-    look_out()
-    try:
-        dataset = ShardDataset(
-            "s3://soak/data",
-            client=options.client,
-            storage_options=server.storage_options(),
-            cache_dir=cache,
-            cache_bytes=cache_bytes,
-            retry=_POLICY,
-        )
-    except StorageError as error:
-        record.errors[f"open: {type(error).__name__}"] += 1
-        return
-    with dataset:
-        loader = ConcurrentDataLoader(
-            dataset,
-            batch_size=_BATCH_SIZE,
-            shuffle=True,
-            seed=options.seed,
-            # Few shards at a time: the others come and go.
-            shuffle_window=_WINDOW,
-            prefetch_bytes=_WINDOW,
-        )
-        loader.set_epoch(record.num_epochs)
-        for _ in range(_EPOCHS_AN_OPENING):
-            seen = _read_epoch(loader, truth, record, look_out)
-            if sorted(seen) != list(range(len(truth))):
-                raise AssertionError(f"an epoch of {len(seen)} samples, of which {len(set(seen))} differ")
-            record.num_epochs += 1
-            record.look()
-            if time.monotonic() > until:
-                break
-        record.count(dataset)
-
-
-def _read_epoch(
-    loader: ConcurrentDataLoader, truth: list[int], record: _Record, look_out: Callable[[], None]
-) -> list[int]:
-    """Reads one epoch to its end, over all errors of the tree; returns the labels in order."""
-    seen: list[int] = []
-    num_batches = len(loader)
-    while True:
+    def _open_and_read(self, server: LocalS3, cache: Path) -> None:
+        """Opens the dataset, reads some epochs and closes it."""
+        self._look_out()
         try:
-            for batch in loader:
-                look_out()
-                seen += _check(batch, truth, record)
-            return seen
+            dataset = ShardDataset(
+                _URL,
+                client=self._options.client,
+                storage_options=server.storage_options(),
+                cache_dir=cache,
+                cache_bytes=round(self._num_bytes * _CACHE_SHARE),
+                retry=_POLICY,
+            )
         except StorageError as error:
-            look_out()
-            record.errors[type(error).__name__] += 1
-            if sum(record.errors.values()) > 100 * (record.num_epochs + 1) + num_batches:
-                raise
-            loader.load_state_dict(loader.state_dict())
+            self._errors[f"open: {type(error).__name__}"] += 1
+            return
+        with dataset:
+            loader = ConcurrentDataLoader(
+                dataset,
+                batch_size=_BATCH_SIZE,
+                shuffle=True,
+                seed=self._options.seed,
+                # Few shards at a time: the others come and go.
+                shuffle_window=_WINDOW,
+                prefetch_bytes=_WINDOW,
+            )
+            loader.set_epoch(self._num_epochs)
+            for _ in range(_EPOCHS_AN_OPENING):
+                seen = self._read_epoch(loader)
+                if sorted(seen) != list(range(len(self._truth))):
+                    raise AssertionError(f"an epoch of {len(seen)} samples, of which {len(set(seen))} differ")
+                self._num_epochs += 1
+                self._measure_process()
+                if time.monotonic() > self._until:
+                    break
+            for into, stats in ((self._fetch, dataset.fetch_stats), (self._cache, dataset.cache_stats)):
+                into.update({name: value for name, value in asdict(stats).items() if name.startswith("num_")})
+            self._fetch["wasted_bytes"] += dataset.fetch_stats.wasted_bytes
 
+    def _read_epoch(self, loader: ConcurrentDataLoader) -> list[int]:
+        """Reads one epoch to its end, over all errors of the tree; returns the labels in order."""
+        seen: list[int] = []
+        num_batches = len(loader)
+        while True:
+            try:
+                for batch in loader:
+                    self._look_out()
+                    seen += self._check(batch)
+                return seen
+            except StorageError as error:
+                self._look_out()
+                self._errors[type(error).__name__] += 1
+                if sum(self._errors.values()) > 100 * (self._num_epochs + 1) + num_batches:
+                    raise
+                loader.load_state_dict(loader.state_dict())
 
-def _check(batch: Batch, truth: list[int], record: _Record) -> list[int]:
-    labels: list[int] = batch["label"].tolist()
-    for label, data in zip(labels, batch["data"], strict=True):
-        record.num_samples += 1
-        record.wrong_samples += xxhash.xxh3_64_intdigest(data) != truth[label]
-    return labels
+    def _check(self, batch: Batch) -> list[int]:
+        labels: list[int] = batch["label"].tolist()
+        for label, data in zip(labels, batch["data"], strict=True):
+            self._num_samples += 1
+            self.wrong_samples += xxhash.xxh3_64_intdigest(data) != self._truth[label]
+        return labels
 
-
-def _figures(
-    options: Options,
-    record: _Record,
-    spells: Counter[str],
-    faults: dict[str, int],
-    descriptors_before: int,
-    took_s: float,
-) -> dict[str, object]:
-    third = max(1, len(record.rss_mb) // 3)
-    return {
-        "machine": describe_machine(),
-        "versions": versions(),
-        "options": {**asdict(options), "json": None},
-        "seconds": round(took_s),
-        "epochs": record.num_epochs,
-        "samples": record.num_samples,
-        "wrong_samples": record.wrong_samples,
-        "spells": dict(spells),
-        "faults": faults,
-        "errors": dict(record.errors),
-        "retries": record.fetch["num_retries"],
-        "resumed": record.fetch["num_resumed"],
-        "hedges": record.fetch["num_hedges"],
-        "throttled": record.fetch["num_throttled"],
-        "refetched": record.fetch["num_refetched"],
-        "quarantined": record.cache["num_quarantined"],
-        "fetch": dict(record.fetch),
-        "cache": dict(record.cache),
-        "max_fd": max(record.descriptors),
-        "fd_before": descriptors_before,
-        "fd_after": record.descriptors[-1],
-        "max_threads": max(record.threads),
+    def _figures(self) -> dict[str, Any]:
         # The first third warms up allocators and pools; what leaks goes on.
-        "rss_mb": record.rss_mb[-1],
-        "rss_drift_mb": round(median(record.rss_mb[-third:]) - median(record.rss_mb[third : 2 * third] or [0]), 1),
-        "ends": {"descriptors": record.descriptors, "threads": record.threads, "rss_mb": record.rss_mb},
-    }
+        third = max(1, len(self._rss_mb) // 3)
+        drift_mb = median(self._rss_mb[-third:]) - median(self._rss_mb[third : 2 * third] or [0])
+        counted = ("retries", "resumed", "hedges", "throttled", "refetched")
+        spell_s = [self._options.shortest, self._options.longest]
+        return {
+            "options": {**vars(self._options), "json": None, "spell_s": spell_s},
+            "epochs": self._num_epochs,
+            "samples": self._num_samples,
+            "wrong_samples": self.wrong_samples,
+            "errors": dict(self._errors),
+            **{name: self._fetch[f"num_{name}"] for name in counted},
+            "quarantined": self._cache["num_quarantined"],
+            "fetch": dict(self._fetch),
+            "cache": dict(self._cache),
+            "max_fd": max(self._descriptors),
+            "fd_before": self._descriptors[0],
+            "fd_after": self._descriptors[-1],
+            "max_threads": max(self._threads),
+            "rss_mb": self._rss_mb[-1],
+            "rss_drift_mb": round(drift_mb, 1),
+            "ends": {"descriptors": self._descriptors, "threads": self._threads, "rss_mb": self._rss_mb},
+        }
 
 
-def parse_options(arguments: Sequence[str]) -> Options:
+def parse_options(arguments: Sequence[str] | None) -> Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long (default 30)")
-    parser.add_argument("--samples", type=int, default=3000, help="of the data set (default 3000, 36 MB)")
-    parser.add_argument("--shortest", type=float, default=2.0, help="seconds, of a spell of weather (default 2)")
-    parser.add_argument("--longest", type=float, default=6.0, help="seconds, of a spell of weather (default 6)")
-    parser.add_argument("--seed", type=int, default=0, help="of samples, order and weather (default 0)")
-    parser.add_argument("--client", default="auto", help="auto, native, aiobotocore")
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
-    parsed = parser.parse_args(arguments)
-    if parsed.quick:
-        parsed.minutes, parsed.samples, parsed.shortest, parsed.longest = 0.1, 300, 0.1, 0.3
-    if parsed.minutes <= 0 or parsed.samples < 1 or not 0 < parsed.shortest <= parsed.longest:
+    parser = command_line("soak", __doc__)
+    add = parser.add_argument
+    add("--minutes", type=float, default=30.0, help="how long (default 30)")
+    add("--samples", type=int, default=3000, help="of the dataset (default 3000, 36 MB)")
+    add("--shortest", type=float, default=2.0, help="seconds, of a spell of weather (default 2)")
+    add("--longest", type=float, default=6.0, help="seconds, of a spell of weather (default 6)")
+    add("--seed", type=int, default=0, help="of samples, order and weather (default 0)")
+    add("--client", default="auto", help="auto, native, aiobotocore")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.minutes, options.samples, options.shortest, options.longest = 0.1, 300, 0.1, 0.3
+    if options.minutes <= 0 or options.samples < 1 or not 0 < options.shortest <= options.longest:
         parser.error("--minutes and --samples are positive, --shortest is not longer than --longest")
-    return Options(
-        json=parsed.json,
-        minutes=parsed.minutes,
-        num_samples=parsed.samples,
-        spell_s=(parsed.shortest, parsed.longest),
-        seed=parsed.seed,
-        client=parsed.client,
-    )
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the soak test; returns the exit status."""
-    options = parse_options(sys.argv[1:] if arguments is None else arguments)
-    return ends_with_one_line(lambda: run_soak(options, Console()))
+    options = parse_options(arguments)
+    soak = Soak(options)
+    status = publish("soak", soak.run, options.json)
+    if soak.wrong_samples:
+        raise AssertionError(f"{soak.wrong_samples} wrong samples")
+    return status
 
 
 if __name__ == "__main__":

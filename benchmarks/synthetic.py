@@ -1,4 +1,4 @@
-"""Data sets made up: of noise, or with nothing behind the manifest: enough to open, plan, seek and resume."""
+"""Datasets made up: of noise, or with nothing behind the manifest: enough to open, plan, seek and resume."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from concurrent_loader.storage.shards.manifest.manifest import Manifest, ShardEn
 from concurrent_loader.storage.shards.manifest.manifest_file import encode
 from concurrent_loader.storage.shards.manifest.snapshots import commit
 from concurrent_loader.storage.stores import open_store
-
-__all__ = ["ROW_VALUES", "noise", "row_bytes", "synthetic_manifest", "write_manifest", "write_noise", "write_rows"]
 
 _NOISE_STEP = 4096
 _INDEX_BYTES = 24  # a sample's part of the tail: offset, digest, label
@@ -86,13 +84,7 @@ def _text(number: int) -> str:
 
 
 def synthetic_manifest(num_samples: int, sample_bytes: int, *, shard_bytes: int = CHUNK_BYTES) -> Manifest:
-    """Describes shards as the writer would cut them; their digests are numbers that look like some.
-
-    Args:
-        num_samples: Of the data set.
-        sample_bytes: Of each.
-        shard_bytes: No shard is larger, unless a single sample is.
-    """
+    """Describes shards as the writer would cut them; their digests are numbers that look like some."""
     room_bytes = shard_bytes - HEADER_BYTES - FOOTER_BYTES - _TAIL_BYTES
     per_shard = max(1, room_bytes // (sample_bytes + _INDEX_BYTES))
     firsts = range(0, num_samples, per_shard)

@@ -7,28 +7,24 @@ object. Two engines that differ in hedging alone take turns, so that a machine t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import secrets
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from statistics import quantiles
 from time import perf_counter
+from typing import Any
 
 from rich.console import Console
 
-from benchmarks.console import Bar, bar, ends_with_one_line
-from benchmarks.machine import describe_machine, versions
-from benchmarks.output import present
+from benchmarks.bucket import put_all
+from benchmarks.command import Bar, bar, command_line, publish
 from concurrent_loader.storage.fetch import FetchEngine, HedgePolicy, RetryPolicy
 from concurrent_loader.storage.stores import open_store
-from concurrent_loader.storage.stores.store import Store
 from concurrent_loader.storage.testing import LocalS3, http_faults_process, local_s3, measure_latency
 from concurrent_loader.storage.testing.faults.wire_faults import Rates
-
-__all__ = ["main", "run_benchmark"]
 
 _NUM_OBJECTS = 512
 _OBJECT_BYTES = 8 * 1024
@@ -39,31 +35,6 @@ _ROUND = 20  # batches that a side takes in its turn
 _PATIENT = RetryPolicy(first_byte_s=60.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line says.
-
-    Attributes:
-        json: File for the figures, or None.
-        num_batches: Of each side.
-        latency_ms: Median to the first byte.
-        sigma: Of the lognormal distribution.
-        slow: Share of slow requests.
-        slow_factor: How much slower.
-        seed: Of the latencies.
-        client: As for `concurrent_loader.storage.open_store`.
-    """
-
-    json: Path | None
-    num_batches: int
-    latency_ms: float
-    sigma: float
-    slow: float
-    slow_factor: float
-    seed: int
-    client: str
-
-
 @dataclass(slots=True)
 class _Side:
     """One engine and how long its batches took."""
@@ -72,7 +43,7 @@ class _Side:
     engine: FetchEngine
     batch_s: list[float] = field(default_factory=list)
 
-    def row(self) -> dict[str, object]:
+    def row(self) -> dict[str, Any]:
         stats = self.engine.stats
         percentiles = quantiles(self.batch_s, n=100)
         needed = len(self.batch_s) * _BATCH
@@ -91,12 +62,8 @@ class _Side:
         }
 
 
-def run_benchmark(options: Options, console: Console) -> dict[str, object]:
-    """Runs both sides in turns.
-
-    Returns:
-        The figures, as they are written to the JSON file.
-    """
+def run_benchmark(options: Namespace, console: Console) -> dict[str, Any]:
+    """Runs both sides in turns."""
     rates = Rates(
         seed=options.seed,
         latency_s=options.latency_ms / 1000,
@@ -104,63 +71,44 @@ def run_benchmark(options: Options, console: Console) -> dict[str, object]:
         slow=options.slow,
         slow_factor=options.slow_factor,
     )
-    figures: dict[str, object] = {"machine": describe_machine(), "versions": versions()}
     with local_s3() as server:
         url = server.make_bucket(f"tail-{secrets.token_hex(4)}")
+        values = {_key(number): number.to_bytes(4, "little") * (_OBJECT_BYTES // 4) for number in range(_NUM_OBJECTS)}
+        put_all(url, server.storage_options(), values)
         with http_faults_process(server, rates) as proxy:
             far = server.through(proxy)
-            figures["first_byte_ms"] = round(measure_latency(far.endpoint_url, num_requests=31), 1)
+            first_byte_ms = measure_latency(far.endpoint_url, num_requests=31)
             with bar(console, "Batches", 2 * options.num_batches) as progress:
-                sides = asyncio.run(_run(url, server, far, options, progress))
+                sides = asyncio.run(_run(url, far, options, progress))
     off, on = (side.row() for side in sides)
-    figures |= {
+    return {
+        "first_byte_ms": round(first_byte_ms, 1),
         "server": server.kind,
         "client": options.client,
-        "options": {**asdict(options), "json": None},
+        "options": {**vars(options), "json": None},
         "batch": _BATCH,
         "batches_in_flight": _BATCHES_IN_FLIGHT,
         "object_bytes": _OBJECT_BYTES,
-        "p99_drop": round(_number(off, "p99_s") / _number(on, "p99_s"), 2),
+        "p99_drop": round(off["p99_s"] / on["p99_s"], 2),
         "extra_gets": on["extra_gets"],
         "rows": [off, on],
         "batch_s": {side.name: [round(took_s, 4) for took_s in side.batch_s] for side in sides},
     }
-    present("tail", figures, console, options.json)
-    return figures
 
 
-def _number(row: dict[str, object], name: str) -> float:
-    value = row[name]
-    assert isinstance(value, float)
-    return value
-
-
-async def _run(url: str, server: LocalS3, far: LocalS3, options: Options, progress: Bar) -> list[_Side]:
-    async with open_store(url, client=options.client, **server.storage_options()) as near:
-        await _fill(near)
+async def _run(url: str, far: LocalS3, options: Namespace, progress: Bar) -> list[_Side]:
     async with open_store(url, client=options.client, **far.storage_options()) as store:
         in_flight = _BATCH * _BATCHES_IN_FLIGHT
+        policies = {"off": None, "on": HedgePolicy()}
         sides = [
-            _Side("off", FetchEngine(store, in_flight=in_flight, retry=_PATIENT, hedge=None)),
-            _Side("on", FetchEngine(store, in_flight=in_flight, retry=_PATIENT, hedge=HedgePolicy())),
+            _Side(name, FetchEngine(store, in_flight=in_flight, retry=_PATIENT, hedge=hedge))
+            for name, hedge in policies.items()
         ]
         for number, start in enumerate(range(0, options.num_batches, _ROUND)):
             batches = range(start, min(start + _ROUND, options.num_batches))
             for side in sides if number % 2 == 0 else reversed(sides):
                 await _take_turn(side, batches, progress)
     return sides
-
-
-async def _fill(store: Store) -> None:
-    places = asyncio.Semaphore(16)
-
-    async def put(number: int) -> None:
-        async with places:
-            await store.put(_key(number), number.to_bytes(4, "little") * (_OBJECT_BYTES // 4))
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(_NUM_OBJECTS):
-            group.create_task(put(number))
 
 
 def _key(number: int) -> str:
@@ -191,39 +139,23 @@ async def _fetch(engine: FetchEngine, number: int) -> None:
         raise AssertionError(f"object {number} has the wrong bytes")
 
 
-def parse_options(arguments: Sequence[str]) -> Options:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tail", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--batches", type=int, default=400, help="of each side (default 400; 300 make a P99)")
-    parser.add_argument("--latency", type=float, default=30.0, help="ms to the first byte, median (default 30)")
-    parser.add_argument("--sigma", type=float, default=0.5, help="of the lognormal distribution (default 0.5)")
-    parser.add_argument("--slow", type=float, default=0.01, help="share of slow requests (default 0.01)")
-    parser.add_argument("--slow-factor", type=float, default=50.0, help="how much slower (default 50)")
-    parser.add_argument("--seed", type=int, default=0, help="of the latencies (default 0)")
-    parser.add_argument("--client", default="auto", help="auto, native, aiobotocore")
-    parser.add_argument("--quick", action="store_true", help="a few batches, to see that it works")
-    parsed = parser.parse_args(arguments)
-    if parsed.quick:
-        parsed.batches, parsed.latency = 6, 2.0
-    if parsed.batches < 2 or parsed.latency <= 0 or not 0 <= parsed.slow <= 1:
-        parser.error("--batches is at least 2, --latency above 0, --slow a share")
-    return Options(
-        json=parsed.json,
-        num_batches=parsed.batches,
-        latency_ms=parsed.latency,
-        sigma=parsed.sigma,
-        slow=parsed.slow,
-        slow_factor=parsed.slow_factor,
-        seed=parsed.seed,
-        client=parsed.client,
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
-    options = parse_options(sys.argv[1:] if arguments is None else arguments)
-    return ends_with_one_line(lambda: run_benchmark(options, Console()))
+    parser = command_line("tail", __doc__)
+    add = parser.add_argument
+    add("--batches", dest="num_batches", type=int, default=400, help="of each side (default 400; 300 make a P99)")
+    add("--latency", dest="latency_ms", type=float, default=30.0, help="ms to the first byte, median (default 30)")
+    add("--sigma", type=float, default=0.5, help="of the lognormal distribution (default 0.5)")
+    add("--slow", type=float, default=0.01, help="share of slow requests (default 0.01)")
+    add("--slow-factor", type=float, default=50.0, help="how much slower (default 50)")
+    add("--seed", type=int, default=0, help="of the latencies (default 0)")
+    add("--client", default="auto", help="auto, native, aiobotocore")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.num_batches, options.latency_ms = 6, 2.0
+    if options.num_batches < 2 or options.latency_ms <= 0 or not 0 <= options.slow <= 1:
+        parser.error("--batches is at least 2, --latency above 0, --slow a share")
+    return publish("tail", lambda console: run_benchmark(options, console), options.json)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torchvision.io import ImageReadMode
 from torchvision.transforms import v2
-
-__all__ = ["DECODER", "INPUT_SIZE", "Lesson", "Trainer", "augmentation", "decode_rgb"]
 
 INPUT_SIZE = 128
 DECODER = "torchcodec" if importlib.util.find_spec("torchcodec") else "torchvision"
@@ -26,17 +24,12 @@ _decode_jpeg = (
     if DECODER == "torchcodec"
     else partial(importlib.import_module("torchvision.io").decode_jpeg, mode=ImageReadMode.RGB)
 )
-_MEAN = (0.485, 0.456, 0.406)  # ImageNet's, as most recipes use them
-_STD = (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)  # ImageNet's, as most recipes use them
+STD = (0.229, 0.224, 0.225)
 
 
 def augmentation() -> Callable[[Tensor], Tensor]:
-    """The usual recipe for training: a random box scaled to the input size, mirrored half of the time.
-
-    Returns:
-        A function of a uint8 image (3, height, width) that gives uint8 (3, 128, 128). Normalisation is left to the
-        training step, where it costs one operation a batch and workers ship a quarter of the bytes.
-    """
+    """Returns the usual recipe for training: a random box scaled to the input size, mirrored half of the time."""
     transform: Callable[[Tensor], Tensor] = v2.Compose(
         [v2.RandomResizedCrop(INPUT_SIZE, scale=(0.35, 1.0), antialias=True), v2.RandomHorizontalFlip()]
     )
@@ -46,11 +39,8 @@ def augmentation() -> Callable[[Tensor], Tensor]:
 def decode_rgb(data: bytes) -> Tensor:
     """Decodes a JPEG with the fastest decoder that torch users have at hand (see `DECODER`).
 
-    torchcodec and torchvision.io (deprecated since 0.29) decode these pictures equally fast; PIL, the usual recipe,
+    torchcodec and torchvision.io (deprecated since 0.29) decode these images equally fast; PIL, the usual recipe,
     takes 1.4 times as long: a comparison with PIL would flatter the loader, which uses torchcodec itself.
-
-    Returns:
-        uint8 (3, height, width).
     """
     # A copy of 3 µs, because torch warns about read-only buffers.
     encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -70,35 +60,17 @@ def _network(num_classes: int) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What an epoch has taught.
+    """What an epoch taught."""
 
-    Attributes:
-        first_loss: Mean cross-entropy over the first tenth of the steps.
-        last_loss: Mean over the last tenth.
-        accuracy: Share of the pictures in the last quarter of the epoch that the network, which sees each of them for
-            the first time, puts into the right class before it learns from them.
-    """
-
-    first_loss: float
-    last_loss: float
+    first_loss: float  # mean cross-entropy over the first tenth of the steps
+    last_loss: float  # mean over the last tenth
+    # share of the images in the last quarter of the epoch that the network, which sees each of them for the first
+    # time, puts into the right class before it learns from them
     accuracy: float
 
 
-@dataclass(slots=True)
-class _History:
-    losses: list[float] = field(default_factory=list)
-    right: list[int] = field(default_factory=list)
-    seen: list[int] = field(default_factory=list)
-
-
 class Trainer:
-    """Trains the network step by step on the CPU, or on the GPU where there is one.
-
-    Args:
-        num_classes: Of the data set.
-        seed: Of the initial weights; the same weights on every side.
-        device: As torch writes it.
-    """
+    """Trains the network step by step on the CPU, or on the GPU where there is one."""
 
     def __init__(self, num_classes: int, *, seed: int = 0, device: str = "cpu") -> None:
         with torch.random.fork_rng(devices=[]):
@@ -108,20 +80,12 @@ class Trainer:
         self._network = network.to(self._device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._optimizer = torch.optim.AdamW(self._network.parameters(), lr=2e-3)
         self._loss = nn.CrossEntropyLoss()
-        self._mean = torch.tensor(_MEAN, device=self._device).mul(255).view(1, 3, 1, 1)
-        self._std = torch.tensor(_STD, device=self._device).mul(255).view(1, 3, 1, 1)
-        self._history = _History()
+        self._mean = torch.tensor(MEAN, device=self._device).mul(255).view(1, 3, 1, 1)
+        self._std = torch.tensor(STD, device=self._device).mul(255).view(1, 3, 1, 1)
+        self._steps: list[tuple[float, int, int]] = []  # loss, images in the right class, images
 
     def step(self, images: Tensor, labels: Tensor) -> float:
-        """One step of gradient descent.
-
-        Args:
-            images: uint8 (N, 3, height, width).
-            labels: int64 (N,).
-
-        Returns:
-            The loss before the step.
-        """
+        """Does one step of gradient descent; returns the loss before it."""
         images = images.to(self._device, torch.float32, memory_format=torch.channels_last)
         labels = labels.to(self._device)
         logits = self._network((images - self._mean) / self._std)
@@ -130,18 +94,13 @@ class Trainer:
         loss.backward()
         self._optimizer.step()
         value = float(loss.detach())
-        self._history.losses.append(value)
-        self._history.right.append(int((logits.detach().argmax(1) == labels).sum()))
-        self._history.seen.append(len(labels))
+        self._steps.append((value, int((logits.detach().argmax(1) == labels).sum()), len(labels)))
         return value
 
     def lesson(self) -> Lesson:
-        """What was learnt so far; at least one step must have been made."""
-        losses, right, seen = self._history.losses, self._history.right, self._history.seen
+        """Returns what was learnt so far, from at least one step."""
+        losses, right, seen = zip(*self._steps, strict=True)
         tenth = max(1, len(losses) // 10)
         quarter = max(1, len(losses) // 4)
-        return Lesson(
-            first_loss=sum(losses[:tenth]) / tenth,
-            last_loss=sum(losses[-tenth:]) / tenth,
-            accuracy=sum(right[-quarter:]) / sum(seen[-quarter:]),
-        )
+        accuracy = sum(right[-quarter:]) / sum(seen[-quarter:])
+        return Lesson(sum(losses[:tenth]) / tenth, sum(losses[-tenth:]) / tenth, accuracy)

@@ -16,8 +16,6 @@ from concurrent_loader.storage.errors import ConnectionFailed, StorageError
 from concurrent_loader.storage.testing import HttpFaultsProcess, MortalS3, Toxiproxy
 from concurrent_loader.storage.testing.faults.wire_faults import Rates
 
-__all__ = ["KINDS", "Spell", "Weather", "forecast"]
-
 # HTTP, at the faulty proxy; milder than what no deadline outlasts.
 _RATES: dict[str, Rates] = {
     "storm": Rates(slow_down=0.5),
@@ -50,51 +48,26 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """Weather for a while.
+    """Weather for a while."""
 
-    Attributes:
-        kind: One of `KINDS`.
-        duration_s: How long it lasts.
-        seed: Of what is drawn while it does.
-    """
-
-    kind: str
-    duration_s: float
-    seed: int
+    kind: str  # one of `KINDS`
+    duration_s: float  # how long it lasts
+    seed: int  # of what is drawn while it does
 
 
 def forecast(seed: int, *, shortest_s: float, longest_s: float) -> Iterator[Spell]:
-    """Says what comes, for ever: every kind once, in an order of the seed's, then again in another."""
-    dice = random.Random(seed)
+    """Yields spells for ever: every kind once, in an order of the seed's, then again in another."""
+    rng = random.Random(seed)
     while True:
-        for kind in dice.sample(KINDS, len(KINDS)):
-            yield Spell(kind, dice.uniform(shortest_s, longest_s), dice.randrange(1 << 31))
+        for kind in rng.sample(KINDS, len(KINDS)):
+            yield Spell(kind, rng.uniform(shortest_s, longest_s), rng.randrange(1 << 31))
 
 
 class Weather:
-    """Makes the weather on a thread of its own for as long as the ``with`` block lasts; the sky is clear afterwards.
-
-    Args:
-        spells: What comes.
-        faults: The proxy that the client talks to.
-        network: The proxy behind it.
-        mortal: The server behind that.
-        cache: The cache folder.
-
-    Attributes:
-        counts: Spells that have begun, by kind.
-        num_restarts: Of the proxy behind, which gets stuck now and then.
-        error: What ended it early, or None.
-    """
+    """Makes the weather on a thread of its own for as long as the ``with`` block lasts; the sky is clear afterwards."""
 
     def __init__(
-        self,
-        spells: Iterator[Spell],
-        *,
-        faults: HttpFaultsProcess,
-        network: Toxiproxy,
-        mortal: MortalS3,
-        cache: Path,
+        self, spells: Iterator[Spell], *, faults: HttpFaultsProcess, network: Toxiproxy, mortal: MortalS3, cache: Path
     ) -> None:
         self._spells = spells
         self._faults = faults
@@ -177,34 +150,34 @@ def _cleanse(network: Toxiproxy) -> None:
         network.remove_toxic("weather")
 
 
-def _spoil(cache: Path, kind: str, dice: random.Random) -> None:
+def _spoil(cache: Path, kind: str, rng: random.Random) -> None:
     """Does to a cache folder what drives and people do."""
     if kind == "cache_deleted":
         shutil.rmtree(cache, ignore_errors=True)
         return
     change = _flip if kind == "cache_flipped" else _truncate
-    for path in _some(sorted(cache.rglob("*")), dice):
+    for path in _some(sorted(cache.rglob("*")), rng):
         # Evicted meanwhile, or one that is not ours to write.
         with contextlib.suppress(OSError):
-            change(path, dice)
+            change(path, rng)
 
 
-def _some(paths: Sequence[Path], dice: random.Random) -> Sequence[Path]:
+def _some(paths: Sequence[Path], rng: random.Random) -> Sequence[Path]:
     files = [path for path in paths if path.is_file() and not path.is_symlink()]
-    return dice.sample(files, min(len(files), 3))
+    return rng.sample(files, min(len(files), 3))
 
 
-def _flip(path: Path, dice: random.Random) -> None:
+def _flip(path: Path, rng: random.Random) -> None:
     with path.open("r+b") as file:
         size = path.stat().st_size
         for _ in range(min(size, 64)):
-            place = dice.randrange(size)
+            place = rng.randrange(size)
             file.seek(place)
             byte = file.read(1)
             file.seek(place)
             file.write(bytes(value ^ 0xFF for value in byte))
 
 
-def _truncate(path: Path, dice: random.Random) -> None:
+def _truncate(path: Path, rng: random.Random) -> None:
     with path.open("r+b") as file:
-        file.truncate(dice.randrange(path.stat().st_size + 1))
+        file.truncate(rng.randrange(path.stat().st_size + 1))

@@ -1,4 +1,4 @@
-"""Ours and every other loader on the same pictures from the same bucket.
+"""Ours and every other loader on the same images from the same bucket.
 
     python -m benchmarks.peers [--json FILE [--keep]] [--peer NAME …] [--latency MS …] [--cell KIND:MS:WORKERS …]
         [--rounds N] [--quick]
@@ -7,19 +7,19 @@ The same real photographs (19,200 JPEGs, 1.07 GB, raw; 3,200 of them decoded to 
 5, 30 or 130 ms ± a third and 90 MB/s a connection, in each peer's own format and settings (`benchmarks.peers.catalog`
 and ``programs/``, which name the documentation that they follow), each peer in a virtual environment of its own, made
 on the first run below ``--data``. Every epoch is a fresh process; its clock starts when the imports are done, before
-the data set is opened, so that listing, starting workers and connecting count. What the server sends, and what the
+the dataset is opened, so that listing, starting workers and connecting count. What the server sends, and what the
 local rows read, is in the page cache before a turn: drives are not compared. In every round each peer has its turn, in
 an order that changes, in each *cell*: a kind, a latency and a number of workers; peers on the local drive in those of
 the first latency, peers that came to less than a quarter of our pace in the first round of a kind's first cell in no
 further one. ``cold``: nothing kept on the drive; ``warm``: with the cache folder that a cold epoch in an earlier
 process left, for peers that have one. An epoch may be cut short after ``limit_s`` seconds (``complete`` is false then,
-``samples`` says how many came); the warm ones beside it have a copy of what a whole cold epoch left. Every picture
+``samples`` says how many came); the warm ones beside it have a copy of what a whole cold epoch left. Every image
 that comes is checked: bytes, none twice, none missing at the end (``fault``).
 
 JSON: ``rows``: ``peer, title, layout, kind`` (raw or decoded)``, epoch`` (cold or warm)``, latency_ms, workers``
-(worker processes; threads where the peer has threads)``, rounds, of_samples`` (of the data set)``, samples`` (that
+(worker processes; threads where the peer has threads)``, rounds, of_samples`` (of the dataset)``, samples`` (that
 came)``, samples_s, cpu_s_per_1000`` (processor seconds of client and workers)``, peak_rss_mb, build_s, first_batch_s,
-half_s, gets, bytes_ratio`` (bytes fetched ÷ bytes of the pictures; these two counted on the wire, with ``peak_rss_mb``,
+half_s, gets, bytes_ratio`` (bytes fetched ÷ bytes of the images; these two counted on the wire, with ``peak_rss_mb``,
 in epochs of their own without latency)``, shuffle_distance`` (see `benchmarks.shuffle_quality`: a permutation's is 0.25
 for batches of 256, 0.35 for 128)``, resume_s`` (a new process, half way through the epoch: seconds to the next
 batch)``, resume`` (``state``, or ``replay`` where half of the epoch has to be read again)``, complete, fault, note,
@@ -31,52 +31,44 @@ other_programs_share``. A peer that fails a turn gets another chance, and has th
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 
-from benchmarks.console import ends_with_one_line
+from benchmarks.command import command_line, ends_with_one_line
 from benchmarks.peers.catalog import PEERS, find
-from benchmarks.peers.figures import Cell, with_earlier
-from benchmarks.peers.measuring import FULL, QUICK, Load, Measuring
-from benchmarks.peers.showing import show
+from benchmarks.peers.cells import FULL, QUICK, Cell, Load
+from benchmarks.peers.figures import with_earlier
+from benchmarks.peers.measuring import Measuring
+from benchmarks.report_page import section
 
-__all__ = ["main"]
 
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark from the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--keep", action="store_true", help="rows that are not measured now stay in the file")
-    parser.add_argument(
-        "--peer", action="append", metavar="NAME", help="only this one; may be repeated (--peer ours to compare)"
-    )
-    parser.add_argument("--rounds", type=int, help=f"of each cell (default {FULL.num_rounds})")
-    parser.add_argument(
-        "--cell", action="append", metavar="KIND:MS:WORKERS", help="only this cell (raw:130:2); may be repeated"
-    )
-    parser.add_argument("--latency", type=int, action="append", help="ms; may be repeated (default 30, 5, 130)")
-    parser.add_argument("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; no figures to quote")
-    parsed = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    try:
-        peers = [find(name) for name in parsed.peer] if parsed.peer else list(PEERS)
-    except ValueError as error:
-        parser.error(str(error))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit status."""
+    parser = command_line("peers", __doc__)
+    add = parser.add_argument
+    add("--keep", action="store_true", help="rows that are not measured now stay in the file")
+    add("--peer", action="append", metavar="NAME", help="only this one; may be repeated (--peer ours to compare)")
+    add("--rounds", type=int, help=f"of each cell (default {FULL.num_rounds})")
+    add("--cell", action="append", metavar="KIND:MS:WORKERS", help="only this cell (raw:130:2); may be repeated")
+    add("--latency", type=int, action="append", help="ms; may be repeated (default 30, 5, 130)")
+    add("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
+    parsed = parser.parse_args(arguments)
     if parsed.keep and parsed.json is None:
         parser.error("--keep needs --json")
     load = QUICK if parsed.quick else FULL
-    load = load.changed(num_rounds=parsed.rounds, latencies_ms=parsed.latency)
+    if parsed.rounds is not None:
+        load = replace(load, num_rounds=parsed.rounds)
+    if parsed.latency:
+        load = replace(load, latencies_ms=tuple(parsed.latency))
     try:
+        peers = [find(name) for name in parsed.peer] if parsed.peer else list(PEERS)
         load = replace(load, only=tuple(_cell(name, load) for name in parsed.cell or ()))
     except ValueError as error:
         parser.error(str(error))
@@ -86,19 +78,19 @@ def main(arguments: list[str] | None = None) -> int:
         earlier = json.loads(parsed.json.read_text(encoding="utf-8")) if parsed.keep and parsed.json.exists() else None
         measuring = Measuring(load, peers, parsed.data, console)
         figures = measuring.run(on_figures=lambda found: _write(parsed.json, found, earlier))
-        show(figures, console)
+        console.print(Markdown(section("peers", json.loads(json.dumps(figures)))))
 
     return ends_with_one_line(run)
 
 
 def _cell(name: str, load: Load) -> Cell:
-    cells = {f"{cell.kind}:{cell.latency_ms}:{cell.workers}": cell for cell in load.cells()}
+    cells = {str(cell): cell for cell in load.cells()}
     if name not in cells:
         raise ValueError(f"there is no cell {name!r}; there are {', '.join(cells)}")
     return cells[name]
 
 
-def _write(file: Path | None, figures: dict[str, object], earlier: dict[str, object] | None) -> None:
+def _write(file: Path | None, figures: dict[str, Any], earlier: dict[str, Any] | None) -> None:
     if file is not None:
         if earlier is not None:
             figures = with_earlier(figures, earlier)
@@ -106,4 +98,4 @@ def _write(file: Path | None, figures: dict[str, object], earlier: dict[str, obj
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

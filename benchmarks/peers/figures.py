@@ -12,78 +12,43 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from benchmarks.figures import spread
+from benchmarks.figures import four_digits, with_spread
 from benchmarks.peers.catalog import OURS, PEERS, Peer
-from benchmarks.peers.messages import Outcome
+from benchmarks.peers.cells import Cell
+from benchmarks.peers.job import Outcome
 from benchmarks.shuffle_quality import class_distances
 
-__all__ = [
-    "Cell",
-    "Run",
-    "check",
-    "expected_digest",
-    "headline",
-    "is_slow",
-    "make_row",
-    "picture_digest",
-    "shuffle_distance",
-    "with_earlier",
-    "without_paths",
-]
-
 _SLOW = 0.25
-_CLASSES = 100  # made up, of pictures that lie side by side in the bucket
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What is measured together: every peer does this, in turn.
-
-    Attributes:
-        kind: ``raw`` or ``decoded``.
-        latency_ms: To the first byte.
-        workers: Worker processes, or threads.
-    """
-
-    kind: str
-    latency_ms: int
-    workers: int
+_MEASURED = (
+    "samples", "samples_s", "cpu_s_per_1000", "peak_rss_mb", "build_s", "first_batch_s", "half_s", "gets",
+    "bytes_ratio", "shuffle_distance", "resume_s", "resume", "complete", "fault",
+)  # fmt: skip
+_CLASSES = 100  # made up, of images that lie side by side in the bucket
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One epoch of a peer.
+    """One epoch of a peer."""
 
-    Attributes:
-        outcome: What its process said.
-        round: In which turn.
-        fault: What was wrong with the pictures that came; empty if nothing.
-    """
-
-    outcome: Outcome
-    round: int
-    fault: str = ""
+    outcome: Outcome  # what its process said
+    round: int  # in which turn
+    fault: str = ""  # what was wrong with the images that came; empty if nothing
 
 
 def expected_digest(numbers: Sequence[int], digests: Sequence[int]) -> str:
-    """What `Outcome.digest` must be for these pictures.
-
-    Args:
-        numbers: Of the pictures that came.
-        digests: Of each picture of the data set, by number.
-    """
+    """Returns what `Outcome.digest` must be for these images."""
     return f"{sum(digests[number] for number in numbers) % 2**128:032x}"
 
 
-def picture_digest(data: bytes, number: int) -> int:
-    """One picture's part of `Outcome.digest`."""
+def image_digest(data: bytes, number: int) -> int:
+    """Returns one image's part of `Outcome.digest`."""
     return xxhash.xxh3_128_intdigest(data, seed=number)
 
 
 def check(outcome: Outcome, digests: Sequence[int], *, decoded: bool) -> str:
-    """Says in words what is wrong with what was delivered; an empty string if each picture came once, as it is.
+    """Describes what is wrong with what was delivered; an empty string if each image came once, as it is.
 
-    An epoch that was cut short may lack pictures, but must have no other and none twice.
+    An epoch that was cut short may lack images, but must have no other and none twice.
     """
     num_samples = len(digests)
     counts = Counter(outcome.numbers)
@@ -92,28 +57,21 @@ def check(outcome: Outcome, digests: Sequence[int], *, decoded: bool) -> str:
     missing = num_samples - len(counts) + len(strange)
     faults = []
     if strange:
-        faults.append(f"{len(strange)} pictures that do not exist")
+        faults.append(f"{len(strange)} images that do not exist")
     if repeated:
-        faults.append(f"{repeated} pictures again")
+        faults.append(f"{repeated} images again")
     if missing and outcome.complete:
-        faults.append(f"{missing} pictures missing")
+        faults.append(f"{missing} images missing")
     if not strange and not decoded and outcome.digest != expected_digest(outcome.numbers, digests):
         faults.append("wrong bytes")
     return ", ".join(faults)
 
 
 def shuffle_distance(outcome: Outcome, order: Sequence[int]) -> float | None:
-    """How far batches are from the whole, if a hundred classes lay sorted in the bucket.
+    """Returns how far batches are from the whole, if a hundred classes lay sorted in the bucket.
 
-    Mean over the batches of the total variation distance between their classes and the data set's; see
+    Mean over the batches of the total variation distance between their classes and the dataset's; see
     `benchmarks.shuffle_quality`. A permutation has some, too: 0.25 for batches of 256.
-
-    Args:
-        outcome: An epoch.
-        order: Picture at each place in the bucket.
-
-    Returns:
-        None if nothing came, or pictures that do not exist.
     """
     if not outcome.numbers or max(outcome.numbers) >= len(order):
         return None
@@ -132,7 +90,7 @@ def shuffle_distance(outcome: Outcome, order: Sequence[int]) -> float | None:
 def make_row(
     peer: Peer, cell: Cell, epoch: str, runs: Sequence[Run], order: Sequence[int], error: str | None
 ) -> dict[str, Any]:
-    """A row of the JSON: medians over the rounds, extremes under ``spread``."""
+    """Returns a row of the JSON: medians over the rounds, extremes under ``spread``."""
     row: dict[str, Any] = {
         "peer": peer.name,
         "title": peer.title,
@@ -143,50 +101,38 @@ def make_row(
         "workers": cell.workers,
         "rounds": len(runs),
         "of_samples": len(order),
-        "samples": None,
-        "samples_s": None,
-        "cpu_s_per_1000": None,
-        "peak_rss_mb": None,
-        "build_s": None,
-        "first_batch_s": None,
-        "half_s": None,
-        "gets": None,
-        "bytes_ratio": None,
-        "shuffle_distance": None,
-        "resume_s": None,
-        "resume": None,
-        "complete": None,
-        "fault": None,
+        **dict.fromkeys(_MEASURED),
         "note": peer.note,
         "error": error,
     }
     if not runs:
         return row
-    values = {
-        "samples_s": [_rate(run.outcome) for run in runs],
-        "cpu_s_per_1000": [_cpu_per_1000(run.outcome) for run in runs],
-        "build_s": [run.outcome.build_s for run in runs],
-        "first_batch_s": [run.outcome.first_batch_s for run in runs],
-        "half_s": [run.outcome.half_s for run in runs],
-    }
-    spreads = {key: spread(found) for key, found in values.items()}
+    outcomes = [run.outcome for run in runs]
     return row | {
-        **{key: _short(found.median) for key, found in spreads.items()},
-        "samples": round(statistics.median(len(run.outcome.numbers) for run in runs)),
-        "shuffle_distance": shuffle_distance(runs[0].outcome, order),
-        "complete": all(run.outcome.complete for run in runs),
+        **with_spread(
+            {
+                "samples_s": [_rate(outcome) for outcome in outcomes],
+                "cpu_s_per_1000": [1000 * outcome.cpu_s / len(outcome.numbers) for outcome in outcomes],
+                "build_s": [outcome.build_s for outcome in outcomes],
+                "first_batch_s": [outcome.first_batch_s for outcome in outcomes],
+                "half_s": [outcome.half_s for outcome in outcomes],
+            },
+            four_digits,
+        ),
+        "samples": round(statistics.median(len(outcome.numbers) for outcome in outcomes)),
+        "shuffle_distance": shuffle_distance(outcomes[0], order),
+        "complete": all(outcome.complete for outcome in outcomes),
         "fault": "; ".join(sorted({run.fault for run in runs if run.fault})) or None,
-        "spread": {key: [_short(found.low), _short(found.high)] for key, found in spreads.items()},
     }
 
 
 def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, decoded: Cell) -> dict[str, Any]:
     """Ours against the best of the others: medians over the rounds of the ratio within a round.
 
-    ``cold_raw_vs_best`` and ``warm_raw_vs_best``: pictures a second. ``decoded_vs_best``: decoded pictures a second of
+    ``cold_raw_vs_best`` and ``warm_raw_vs_best``: images a second. ``decoded_vs_best``: decoded images a second of
     processor time, with a warm cache where the peer has one. ``first_batch_vs_best``: seconds to the first batch, cold
     and raw: less is better. ``best`` names who was the best. The best is the one with the best median; peers on the
-    local drive do not compete, nor does one that did not deliver each picture once. None where one side is missing.
+    local drive do not compete, nor does one that did not deliver each image once. None where one side is missing.
     """
     found: dict[str, Any] = {"best": {}}
     for key, cell, epoch, figure, more_is_better in (
@@ -211,20 +157,16 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
         best = (max if more_is_better else min)(medians, key=medians.__getitem__)
         theirs = {run.round: figure(run.outcome) for run in rivals[best]}
         ratios = [figure(run.outcome) / theirs[run.round] for run in ours if run.round in theirs]
-        found[key] = _short(statistics.median(ratios))
+        found[key] = four_digits(statistics.median(ratios))
         found["best"][key] = best
     return found
 
 
 def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's figures, and those rows of an earlier run that it did not measure again.
+    """Returns a run's figures, and those rows of an earlier run that it did not measure again.
 
     Ratios, and whatever else is said of the whole, are of the later run that had ours in both of the headline's cells;
     a row of the other run says when it was measured (``measured``), and its latencies that the main one has not stay.
-
-    Args:
-        figures: Of the later run.
-        earlier: Of the earlier one.
     """
     rows = {_identity(row): row for row in figures["rows"]}
     kept: dict[tuple[Any, ...], Any] = {}
@@ -252,7 +194,7 @@ def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _has_headline(figures: Mapping[str, Any]) -> bool:
-    """Whether a run measured ours in the first of its cells, raw and decoded: all ratios are of one run."""
+    """Returns whether a run measured ours in the first of its cells, raw and decoded: ratios are of one run."""
     ours = [row for row in figures["rows"] if row["peer"] == OURS]
     load = figures.get("load")
     if load is None:
@@ -262,19 +204,14 @@ def _has_headline(figures: Mapping[str, Any]) -> bool:
 
 
 def without_paths(error: str, *folders: str) -> str:
-    """What a peer said, without the places of this machine: figures go to other machines.
-
-    Args:
-        error: What it said.
-        folders: Not to be named.
-    """
+    """Returns a peer's message without the places of this machine: figures go to other machines."""
     for folder in folders:
         error = error.replace(f"{folder}/", "")
     return re.sub(r"(?<![\w.-])/[^\s\"']*/(?=(?:site-packages|python3\.\d+)/)", "…/", error)
 
 
 def is_slow(outcome: Outcome, ours: Outcome) -> bool:
-    """Whether an epoch came to less than a quarter of our pace."""
+    """Returns whether an epoch came to less than a quarter of our pace."""
     return _rate(outcome) < _SLOW * _rate(ours)
 
 
@@ -282,13 +219,5 @@ def _rate(outcome: Outcome) -> float:
     return len(outcome.numbers) / outcome.epoch_s
 
 
-def _cpu_per_1000(outcome: Outcome) -> float:
-    return 1000 * outcome.cpu_s / len(outcome.numbers)
-
-
 def _per_cpu_s(outcome: Outcome) -> float:
     return len(outcome.numbers) / outcome.cpu_s
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""Runs the peers in turn: cells, rounds, counting and resuming; what fails is told and the others go on."""
+"""Runs the peers in turn: cells, rounds, counting and resuming; a peer that fails is reported and the others go on."""
 
 from __future__ import annotations
 
@@ -9,37 +9,26 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from msgspec import structs
 from rich.console import Console
 
+from benchmarks.bucket import BANDWIDTH_MB_S, far_away
 from benchmarks.harness import CommandError
 from benchmarks.machine import Bystanders, describe_machine, read_into_page_cache, versions
-from benchmarks.peers.bucket import BUCKET, Way, counted, far_away, prefix_of, put_files, put_objects, signed_urls
+from benchmarks.peers.bucket import BUCKET, counted, led_to, prefix_of, put_files, put_objects, signed_urls
 from benchmarks.peers.catalog import OURS, Peer
-from benchmarks.peers.environments import EnvironmentFailed, python_of, requirements_file
-from benchmarks.peers.figures import (
-    Cell,
-    Run,
-    check,
-    headline,
-    is_slow,
-    make_row,
-    picture_digest,
-    without_paths,
-)
-from benchmarks.peers.messages import Job, Outcome
-from benchmarks.peers.pictures import paths
-from benchmarks.peers.processes import run_job
+from benchmarks.peers.cells import Cell, Load
+from benchmarks.peers.figures import Run, check, headline, image_digest, is_slow, make_row, without_paths
+from benchmarks.peers.job import Job, Outcome, paths
+from benchmarks.peers.processes import EnvironmentFailed, python_of, requirements_file, run_job
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
 from benchmarks.program import ROOT
 from concurrent_loader.storage.testing import LocalS3, local_s3
-
-__all__ = ["FULL", "QUICK", "Load", "Measuring"]
 
 _DEADLINE_S = 60.0
 _WRITE_S = 600.0
@@ -48,99 +37,8 @@ _CHANCES = 2  # of a kind: a peer that fails a turn is out with the second one
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """How much is measured.
-
-    Attributes:
-        num_photos: Cut; the decoded cells read these.
-        raw_bytes: Size that they are repeated to for the raw cells.
-        latencies_ms: The first is the one of the headline, and of decoding, of one worker and of resuming.
-        num_rounds: Of each cell.
-        batch_size: Pictures a batch.
-        limit_s: When an epoch is cut short.
-        objects_limit_s: The same for those who read an object a picture: they are slow and even.
-        workers: The first is the headline's.
-        resident: Whether real memory is put behind the page cache before each epoch.
-        num_counted: Of the first cells: in how many requests and memory are looked at.
-        only: Of all cells; none for all.
-    """
-
-    num_photos: int
-    raw_bytes: int
-    latencies_ms: tuple[int, ...]
-    num_rounds: int
-    batch_size: int
-    limit_s: float
-    objects_limit_s: float
-    workers: tuple[int, ...]
-    num_counted: int
-    resident: bool
-    only: tuple[Cell, ...] = ()
-
-    def changed(self, *, num_rounds: int | None, latencies_ms: Sequence[int] | None) -> Self:
-        """With what the command line says otherwise."""
-        return replace(
-            self,
-            num_rounds=self.num_rounds if num_rounds is None else num_rounds,
-            latencies_ms=self.latencies_ms if latencies_ms is None else tuple(latencies_ms),
-        )
-
-    def headline_of(self, cell: Cell) -> Cell:
-        """The cell of the headline that has the same kind."""
-        return next(other for other in self.cells() if other.kind == cell.kind)
-
-    def measures(self, cell: Cell) -> bool:
-        """Whether that cell is to be measured."""
-        return not self.only or cell in self.only
-
-    def has_turn(self, peer: Peer, cell: Cell) -> bool:
-        """Whether a peer has a turn in a cell: latency is nothing to the local drive, so once is enough."""
-        return peer.place != "local" or cell.latency_ms == self.latencies_ms[0]
-
-    def limit_s_of(self, peer: Peer) -> float:
-        """When an epoch of a peer is cut short."""
-        return self.objects_limit_s if peer.place == "objects" else self.limit_s
-
-    def cells(self) -> list[Cell]:
-        """In the order of measuring: those of the headline first."""
-        first = self.latencies_ms[0]
-        return [
-            Cell("raw", first, self.workers[0]),
-            Cell("decoded", first, self.workers[0]),
-            *(Cell("raw", latency, self.workers[0]) for latency in self.latencies_ms[1:]),
-            *(Cell(kind, first, workers) for workers in self.workers[1:] for kind in ("raw", "decoded")),
-        ]
-
-
-FULL = Load(
-    num_photos=3_200,
-    raw_bytes=1_000_000_000,
-    latencies_ms=(30, 5, 130),
-    num_rounds=5,
-    batch_size=128,
-    limit_s=12.0,
-    objects_limit_s=20.0,
-    workers=(2, 1),
-    num_counted=2,
-    resident=True,
-)
-QUICK = Load(
-    num_photos=60,
-    raw_bytes=1,
-    latencies_ms=(5,),
-    num_rounds=1,
-    batch_size=16,
-    limit_s=6.0,
-    objects_limit_s=6.0,
-    workers=(2,),
-    num_counted=1,
-    resident=False,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pictures:
-    """A data set and where each peer has it."""
+class _Images:
+    """A dataset and where each peer has it."""
 
     photos: PhotoFolder
     order: list[int]
@@ -149,57 +47,51 @@ class _Pictures:
 
 
 class Measuring:
-    """One run of the benchmark.
-
-    Args:
-        load: How much.
-        peers: Who. Without ours there is nothing to compare with, and no ratios.
-        data: Folder for all that is made.
-        console: Where progress is told.
-    """
+    """One run of the benchmark, in a folder; without ours there is nothing to compare with, and no ratios."""
 
     def __init__(self, load: Load, peers: Sequence[Peer], data: Path, console: Console) -> None:
         self._load = load
         self._peers = list(peers)
         self._data = data.resolve() / "peers"
+        self._run = self._data / "run"
+        self._filled = self._run / "filled"
         self._console = console
         self._pythons: dict[str, str] = {}
         self._errors: dict[tuple[str, str], str] = {}  # of peers that are out
-        self._stumbles: dict[tuple[str, str], list[str]] = defaultdict(list)  # what failed turns said
+        self._stumbles: dict[tuple[str, str], list[str]] = defaultdict(list)  # messages of failed turns
         self._runs: dict[tuple[str, Cell, str], list[Run]] = defaultdict(list)
         self._extras: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
-        self._pictures: dict[str, _Pictures] = {}
-        self._first_byte_ms: dict[str, float | None] = {}
+        self._images: dict[str, _Images] = {}
+        self._first_byte_ms: dict[str, float] = {}
         self._others = Bystanders()
-        self._filled = self._data / "run" / "filled"
         self._began = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
-    def run(self, *, on_figures: Callable[[dict[str, object]], object]) -> dict[str, object]:
+    def run(self, *, on_figures: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """Measures everything; ``on_figures`` gets the figures so far after each cell."""
-        shutil.rmtree(self._data / "run", ignore_errors=True)
+        shutil.rmtree(self._run, ignore_errors=True)
         self._data.mkdir(parents=True, exist_ok=True)
         self._make_environments()
         photos = make_photos(self._data, count=self._load.num_photos)
-        with local_s3(data_dir=self._data / "run" / "s3") as server:
+        with local_s3(data_dir=self._run / "s3") as server:
             server.make_bucket(BUCKET)
             cells = self._load.cells()
             for cell in filter(self._load.measures, cells):
-                if cell.kind not in self._pictures:
+                if cell.kind not in self._images:
                     self._prepare(server, cell.kind, photos)
-                with far_away(server, cell.latency_ms) as way:
-                    self._first_byte_ms[str(cell.latency_ms)] = way.first_byte_ms
-                    self._measure(cell, way)
+                with far_away(server, cell.latency_ms) as (far, first_byte_ms):
+                    self._first_byte_ms[str(cell.latency_ms)] = first_byte_ms
+                    self._measure(cell, far)
                     on_figures(self.figures(server.kind))
                     if cell == cells[0]:
-                        self._resume(cell, way)
+                        self._resume(cell, far)
                     if cell in cells[: self._load.num_counted]:
                         self._count(server, cell)
                     figures = self.figures(server.kind)
                     on_figures(figures)
-        shutil.rmtree(self._data / "run", ignore_errors=True)
+        shutil.rmtree(self._run, ignore_errors=True)
         return figures
 
-    # -- what has to be there -----------------------------------------------------------------------------------------
+    # -- what has to be there ------------------------------------------------------------------------------------------
 
     def _make_environments(self) -> None:
         for peer in self._peers:
@@ -211,64 +103,60 @@ class Measuring:
                 self._fail(peer, "decoded", error)
 
     def _prepare(self, server: LocalS3, kind: str, photos: PhotoFolder) -> None:
-        """Writes a kind's pictures in every format."""
+        """Writes a kind's images in every format."""
         if kind == "raw":
             photos = replicate_photos(photos, min_bytes=self._load.raw_bytes)
         found = paths(str(photos.root))
         order = random.Random(0).sample(range(len(found)), len(found))
-        digests = [picture_digest(path.read_bytes(), number) for number, path in enumerate(found)]
-        made = self._pictures[kind] = _Pictures(photos, order, digests, {})
+        digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(found)]
+        made = self._images[kind] = _Images(photos, order, digests, {})
         for prefix in sorted({prefix_of(peer) for peer in self._peers if peer.place == "objects"}):
             self._tell(f"{kind}: {len(found):,} objects below {prefix}")
             put_objects(server, f"{kind}/{prefix}", found)
-        direct = Way(endpoint_url=server.endpoint_url, options=server.storage_options())
         for peer in self._able(kind):
-            if peer.place == "objects" or peer.program == "local_files":
+            if peer.place == "objects" or peer.reads_files:
                 continue
             self._tell(f"{kind}: {peer.name} writes its format")
-            folder = self._data / "run" / "write"
+            folder = self._run / "write"
             folder.mkdir(parents=True)
-            job = self._job(peer, Cell(kind, 0, 1), direct)
+            job = structs.replace(
+                self._job(peer, Cell(kind, 0, 1), server), task="write", folder=str(folder), order=order
+            )
             with self._told(peer, kind):
-                run_job(
-                    self._pythons[peer.name],
-                    structs.replace(job, task="write", folder=str(folder), order=order),
-                    deadline_s=_WRITE_S,
-                )
+                run_job(self._pythons[peer.name], job, deadline_s=_WRITE_S)
                 made.keys[peer.name] = put_files(server, f"{kind}/{prefix_of(peer)}", folder)
             shutil.rmtree(folder, ignore_errors=True)
 
-    # -- measuring ----------------------------------------------------------------------------------------------------
+    # -- measuring -----------------------------------------------------------------------------------------------------
 
-    def _measure(self, cell: Cell, way: Way) -> None:
+    def _measure(self, cell: Cell, far: LocalS3) -> None:
         for number in range(self._load.num_rounds):
             peers = [peer for peer in self._able(cell.kind) if self._has_turns(peer, cell)]
             turn = number * len(peers) // self._load.num_rounds
             for peer in (*peers[turn:], *peers[:turn])[:: -1 if number % 2 else 1]:
-                self._tell(
-                    f"{cell.kind}, {cell.latency_ms} ms, {cell.workers} workers, round {number + 1}: {peer.name}"
-                )
+                where = f"{cell.kind}, {cell.latency_ms} ms, {cell.workers} workers"
+                self._tell(f"{where}, round {number + 1}: {peer.name}")
                 with self._told(peer, cell.kind, chances=_CHANCES):
-                    self._turn(peer, cell, way, number)
+                    self._turn(peer, cell, far, number)
         shutil.rmtree(self._filled, ignore_errors=True)
 
-    def _turn(self, peer: Peer, cell: Cell, way: Way, number: int) -> None:
-        """A cold epoch, and a warm one of a peer that has a cache."""
+    def _turn(self, peer: Peer, cell: Cell, far: LocalS3, number: int) -> None:
+        """Measures a cold epoch, and a warm one of a peer that has a cache."""
         self._put_at_hand(peer, cell.kind)
         with self._cache(peer) as cache:
-            cold = self._epoch(peer, cell, "cold", way, cache, number)
+            cold = self._epoch(peer, cell, "cold", far, cache, number)
             if not peer.caches:
                 return
             if cold.complete:
-                self._epoch(peer, cell, "warm", way, cache, number)
+                self._epoch(peer, cell, "warm", far, cache, number)
                 return
         with self._cache(peer) as cache:
             assert cache is not None
-            self._fill(peer, cell, way, cache)
-            self._epoch(peer, cell, "warm", way, cache, number)
+            self._fill(peer, cell, far, cache)
+            self._epoch(peer, cell, "warm", far, cache, number)
 
-    def _fill(self, peer: Peer, cell: Cell, way: Way, cache: str) -> None:
-        """Has in a cache folder what a whole cold epoch leaves there.
+    def _fill(self, peer: Peer, cell: Cell, far: LocalS3, cache: str) -> None:
+        """Puts into a cache folder what a whole cold epoch leaves there.
 
         To fill one takes long, and once in a cell is enough. Later turns have a copy: some loaders change what they
         find, and a warm epoch is the second one here, not the third.
@@ -277,188 +165,176 @@ class Measuring:
         if kept.exists():
             shutil.copytree(kept, cache, dirs_exist_ok=True, symlinks=True)
             return
-        job = structs.replace(self._job(peer, cell, way), cache_dir=cache)
-        run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)
+        self._do(peer, structs.replace(self._job(peer, cell, far), cache_dir=cache))
         copy = kept.with_name(f"{kept.name}.part")
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(cache, copy, symlinks=True)
         copy.rename(kept)  # a copy that broke off is none
 
-    def _epoch(self, peer: Peer, cell: Cell, epoch: str, way: Way, cache: str | None, number: int) -> Outcome:
-        job = structs.replace(self._job(peer, cell, way), cache_dir=cache, limit_s=self._load.limit_s_of(peer))
-        outcome, _ = run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)
-        fault = check(outcome, self._pictures[cell.kind].digests, decoded=cell.kind == "decoded")
+    def _epoch(self, peer: Peer, cell: Cell, epoch: str, far: LocalS3, cache: str | None, number: int) -> Outcome:
+        job = structs.replace(self._job(peer, cell, far), cache_dir=cache, limit_s=self._load.limit_s_of(peer))
+        outcome = self._do(peer, job)
+        fault = check(outcome, self._images[cell.kind].digests, decoded=cell.kind == "decoded")
         self._runs[peer.name, cell, epoch].append(Run(outcome, number, fault))
         return outcome
 
-    def _has_turns(self, peer: Peer, cell: Cell) -> bool:
-        """Whether a peer is measured in a cell; the slow ones have no turns beside the headline's.
+    def _do(self, peer: Peer, job: Job) -> Outcome:
+        return run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)[0]
 
-        What was slow is said by the headline's first round alone: in the others nobody stops half way.
+    def _has_turns(self, peer: Peer, cell: Cell) -> bool:
+        """Returns whether a peer is measured in a cell; the slow ones have no turns beside the headline's.
+
+        The headline's first round alone decides who is slow: in the others nobody stops half way.
         """
-        headline = self._load.headline_of(cell)
-        if cell != headline:
-            theirs, ours = (self._runs[name, headline, "cold"][:1] for name in (peer.name, OURS))
+        main = self._load.headline_of(cell)
+        if cell != main:
+            theirs, ours = (self._runs[name, main, "cold"][:1] for name in (peer.name, OURS))
             if theirs and ours and is_slow(theirs[0].outcome, ours[0].outcome):
                 return False
         return self._load.has_turn(peer, cell)
 
     def _count(self, server: LocalS3, cell: Cell) -> None:
-        """One more epoch each, cold and warm, without latency: requests and bytes on the wire, and memory."""
+        """Runs one more epoch each, cold and warm, without latency: requests and bytes on the wire, and memory."""
         for peer in self._able(cell.kind):
             self._tell(f"{cell.kind}: requests and memory of {peer.name}")
             self._put_at_hand(peer, cell.kind)
             with self._cache(peer) as cache:
-                for epoch in ("cold", "warm") if peer.caches else ("cold",):
+                for epoch in _epochs(peer):
                     with self._noted(peer, cell.kind, epoch, "counting_error"):
                         self._extras[peer.name, cell.kind, epoch] |= self._counts(server, peer, cell, cache)
 
     def _counts(self, server: LocalS3, peer: Peer, cell: Cell, cache: str | None) -> dict[str, Any]:
-        pictures = self._pictures[cell.kind]
+        images = self._images[cell.kind]
         limit_s = 2 * self._load.objects_limit_s if peer.place == "objects" else None
-        with counted(server) as (way, requests):
-            job = structs.replace(self._job(peer, cell, way), cache_dir=cache, limit_s=limit_s)
+        with counted(server) as (proxied, requests):
+            job = structs.replace(self._job(peer, cell, proxied), cache_dir=cache, limit_s=limit_s)
             outcome, peak_bytes = run_job(self._pythons[peer.name], job, deadline_s=2 * _DEADLINE_S, watch_memory=True)
         memory = {"peak_rss_mb": round(peak_bytes / 1e6, 1)}
         if peer.place == "local":
             return memory
-        scale = len(pictures.order) / len(outcome.numbers)
+        scale = len(images.order) / len(outcome.numbers)
         return memory | {
             "gets": round(requests[0].gets * scale),
-            "bytes_ratio": round(requests[0].bytes * scale / pictures.photos.num_bytes, 4),
+            "bytes_ratio": round(requests[0].bytes * scale / images.photos.num_bytes, 4),
         }
 
-    def _resume(self, cell: Cell, way: Way) -> None:
+    def _resume(self, cell: Cell, far: LocalS3) -> None:
         """Stops half way and goes on in a new process."""
-        pictures = self._pictures[cell.kind]
-        half = len(pictures.order) // self._load.batch_size // 2
+        images = self._images[cell.kind]
+        half = len(images.order) // self._load.batch_size // 2
         for peer in self._able(cell.kind):
-            epoch = "warm" if peer.caches else "cold"
+            epoch = _epochs(peer)[-1]
             runs = self._runs[peer.name, cell, epoch]
             if not runs:
                 continue
             extra = self._extras[peer.name, cell.kind, epoch]
             if not peer.resumes:
                 # An epoch that was cut short is half done when its rate says so.
-                factor = len(pictures.order) / len(runs[-1].outcome.numbers)
+                factor = len(images.order) / len(runs[-1].outcome.numbers)
                 extra |= {"resume": "replay", "resume_s": round(runs[-1].outcome.half_s * factor, 3)}
                 continue
             self._tell(f"{peer.name} stops half way and goes on")
             self._put_at_hand(peer, cell.kind)
             with self._noted(peer, cell.kind, epoch, "resume"), self._cache(peer) as cache:
-                job = structs.replace(self._job(peer, cell, way), cache_dir=cache)
-                first = run_job(
-                    self._pythons[peer.name], structs.replace(job, num_batches=half), deadline_s=_DEADLINE_S
-                )[0]
-                second = run_job(
-                    self._pythons[peer.name], structs.replace(job, state=first.state), deadline_s=_DEADLINE_S
-                )[0]
+                job = structs.replace(self._job(peer, cell, far), cache_dir=cache)
+                first = self._do(peer, structs.replace(job, num_batches=half))
+                second = self._do(peer, structs.replace(job, state=first.state))
                 both = structs.replace(first, numbers=first.numbers + second.numbers, complete=True)
-                wrong = check(both, pictures.digests, decoded=True)
-                extra |= {
-                    "resume": f"state{f' ({wrong})' if wrong else ''}",
-                    "resume_s": round(second.first_batch_s, 3),
-                }
+                wrong = check(both, images.digests, decoded=True)
+                told = f"state ({wrong})" if wrong else "state"
+                extra |= {"resume": told, "resume_s": round(second.first_batch_s, 3)}
 
-    # -- what came of it ----------------------------------------------------------------------------------------------
+    # -- what came of it -----------------------------------------------------------------------------------------------
 
-    def figures(self, server: str) -> dict[str, object]:
-        """The figures so far, as they are written to the JSON file."""
+    def figures(self, server: str) -> dict[str, Any]:
+        """Returns the figures so far, as they are written to the JSON file."""
         cells = self._load.cells()
         rows = []
         for cell in cells:
-            pictures = self._pictures.get(cell.kind)
-            if pictures is None or not self._load.measures(cell):
+            images = self._images.get(cell.kind)
+            if images is None or not self._load.measures(cell):
                 continue
             for peer in self._peers:
-                for epoch in ("cold", "warm") if peer.caches else ("cold",):
+                for epoch in _epochs(peer):
                     runs = self._runs[peer.name, cell, epoch]
                     error = self._errors.get((peer.name, cell.kind))
                     if not runs and error is None:
                         continue
                     if error is None and self._stumbles[peer.name, cell.kind]:
                         error = f"one turn: {self._stumbles[peer.name, cell.kind][0]}"
-                    row = make_row(peer, cell, epoch, runs, pictures.order, error)
+                    row = make_row(peer, cell, epoch, runs, images.order, error)
                     if cell in cells[:2]:
                         row |= self._extras[peer.name, cell.kind, epoch]
                     rows.append(row)
+        files = {peer.environment: requirements_file(peer.environment) for peer in self._peers if peer.environment}
         return {
             "rows": rows,
             **headline(self._runs, cells[0], cells[1]),
             "began": self._began,
             "load": asdict(self._load),
             "photos": {
-                kind: {
-                    "samples": len(made.order),
-                    "bytes": made.photos.num_bytes,
-                    "digest": made.photos.digest,
-                }
-                for kind, made in self._pictures.items()
+                kind: {"samples": len(made.order), "bytes": made.photos.num_bytes, "digest": made.photos.digest}
+                for kind, made in self._images.items()
             },
-            "sample_bytes": round(next(iter(self._pictures.values())).photos.mean_bytes),
+            "sample_bytes": round(next(iter(self._images.values())).photos.mean_bytes),
             "first_byte_ms": self._first_byte_ms,
-            "bandwidth_mb_s": 90,
+            "bandwidth_mb_s": BANDWIDTH_MB_S,
             "server": server,
-            "environments": {
-                peer.environment: requirements_file(peer.environment).read_text().splitlines()
-                for peer in self._peers
-                if peer.environment is not None and requirements_file(peer.environment).exists()
-            },
+            "environments": {name: file.read_text().splitlines() for name, file in files.items() if file.exists()},
             "machine": describe_machine(),
             "versions": versions(),
             "other_programs_share": round(self._others.share(), 3),
         }
 
-    # -- small things -------------------------------------------------------------------------------------------------
+    # -- small things --------------------------------------------------------------------------------------------------
 
     def _able(self, kind: str) -> list[Peer]:
-        """Peers that have not failed at this kind."""
+        """Returns the peers that have not failed at this kind."""
         return [peer for peer in self._peers if (peer.name, kind) not in self._errors]
 
-    def _job(self, peer: Peer, cell: Cell, way: Way) -> Job:
-        pictures = self._pictures[cell.kind]
-        keys = pictures.keys.get(peer.name, [])
+    def _job(self, peer: Peer, cell: Cell, server: LocalS3) -> Job:
+        images = self._images[cell.kind]
+        keys = images.keys.get(peer.name, [])
         options = dict(peer.options)
+        by_url = peer.program == "webdataset_tars"
         if options.get("layout") == "local":
-            options["folder"] = str(self._data / "run" / f"local-{cell.kind}")
-        if peer.program == "webdataset_tars":
+            options["folder"] = str(self._run / f"local-{cell.kind}")
+        if by_url:
             # As large as its documentation advises if each worker still has several.
-            options["tar_bytes"] = min(64_000_000, pictures.photos.num_bytes // _TAR_FILES)
+            options["tar_bytes"] = min(64_000_000, images.photos.num_bytes // _TAR_FILES)
         job = Job(
             peer=peer.program,
-            task="epoch",
-            photos=str(pictures.photos.root),
+            photos=str(images.photos.root),
             prefix=f"{cell.kind}/{prefix_of(peer)}",
-            urls=signed_urls(way, keys) if peer.program == "webdataset_tars" and keys else [],
+            urls=signed_urls(server, keys) if by_url and keys else [],
             options=options,
             decoded=cell.kind == "decoded",
             batch_size=self._load.batch_size,
             num_workers=cell.workers,
-            resident_bytes=pictures.photos.num_bytes * 11 // 10 if self._load.resident else 0,
+            resident_bytes=images.photos.num_bytes * 11 // 10 if self._load.resident else 0,
         )
-        return way.lead(job)
+        return led_to(job, server)
 
     def _put_at_hand(self, peer: Peer, kind: str) -> None:
-        """Has what a peer's turn reads in the page cache: neither the server's drive nor the local one is measured.
+        """Reads what a peer's turn reads into the page cache: neither the server's drive nor the local one is measured.
 
         Some gigabytes have been written shortly before. Which of them the system still holds is chance, and would be
         another peer's bad luck in every run.
         """
-        run = self._data / "run"
-        if peer.program == "local_files":
-            read_into_page_cache(self._pictures[kind].photos.root)
+        if peer.reads_files:
+            read_into_page_cache(self._images[kind].photos.root)
         elif peer.place == "local":
-            read_into_page_cache(run / f"local-{kind}")
+            read_into_page_cache(self._run / f"local-{kind}")
         else:
-            read_into_page_cache(run / "s3" / BUCKET / kind / prefix_of(peer))
+            read_into_page_cache(self._run / "s3" / BUCKET / kind / prefix_of(peer))
 
     @contextlib.contextmanager
     def _cache(self, peer: Peer) -> Iterator[str | None]:
-        """An empty folder for a peer that keeps what it has fetched."""
+        """Makes an empty folder for a peer that keeps what it has fetched."""
         if not peer.caches:
             yield None
             return
-        folder = self._data / "run" / "cache"
+        folder = self._run / "cache"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
@@ -468,7 +344,7 @@ class Measuring:
 
     @contextlib.contextmanager
     def _told(self, peer: Peer, kind: str, *, chances: int = 1) -> Iterator[None]:
-        """A peer that fails so often is out, with its error in the report; ours must not."""
+        """Leaves out a peer that fails so often, with its error in the report; ours must not fail."""
         try:
             yield
         except (CommandError, OSError) as error:
@@ -479,25 +355,29 @@ class Measuring:
             if len(stumbles) >= chances:
                 self._fail(peer, kind, error)
             else:
-                self._console.print(f"{peer.name} ({kind}) fails in one turn:\n{error}", markup=False, style="red")
+                self._tell(f"{peer.name} ({kind}) fails in one turn:\n{error}", style="red")
 
     @contextlib.contextmanager
     def _noted(self, peer: Peer, kind: str, epoch: str, key: str) -> Iterator[None]:
-        """A peer that fails at something beside the measuring has that in its row, and stays."""
+        """Notes in its row that a peer failed at something beside the measuring; it stays."""
         try:
             yield
         except (CommandError, OSError) as error:
             if peer.name == OURS:
                 raise
             self._extras[peer.name, kind, epoch][key] = f"failed: {self._said(error)}"
-            self._console.print(f"{peer.name} ({kind}): {error}", markup=False, style="red")
+            self._tell(f"{peer.name} ({kind}): {error}", style="red")
 
     def _fail(self, peer: Peer, kind: str, error: Exception) -> None:
         self._errors[peer.name, kind] = self._said(error)
-        self._console.print(f"{peer.name} ({kind}) fails and is left out:\n{error}", markup=False, style="red")
+        self._tell(f"{peer.name} ({kind}) fails and is left out:\n{error}", style="red")
 
     def _said(self, error: Exception) -> str:
         return without_paths(str(error), str(self._data), str(ROOT), tempfile.gettempdir())
 
-    def _tell(self, what: str) -> None:
-        self._console.print(what, markup=False, highlight=False, style="dim")
+    def _tell(self, what: str, *, style: str = "dim") -> None:
+        self._console.print(what, markup=False, highlight=False, style=style)
+
+
+def _epochs(peer: Peer) -> tuple[str, ...]:
+    return ("cold", "warm") if peer.caches else ("cold",)

@@ -1,111 +1,112 @@
-"""Runs a peer's process, so that nothing of it is left, and watches what it and its workers keep in memory."""
+"""Runs a peer's process, in a virtual environment of its own, and watches what it and its workers keep in memory.
+
+Each peer has an environment because their dependencies exclude each other's and ours.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 
 import msgspec
 import psutil
 
-from benchmarks.harness import ENVIRONMENT, CommandError, child_process
-from benchmarks.peers.messages import Job, Outcome
+from benchmarks.harness import converse
+from benchmarks.machine import resident_bytes
+from benchmarks.peers.job import Job, Outcome
 
-__all__ = ["run_job"]
-
-_EXIT_S = 30.0
+_INSTALL_S = 1800
 _WATCH_S = 0.05
 
 
-def run_job(python: str, job: Job, *, deadline_s: float, watch_memory: bool = False) -> tuple[Outcome, int]:
-    """Does a job in a process of the peer's environment.
+class EnvironmentFailed(RuntimeError):
+    """The packages could not be installed; the message has the end of the installer's output."""
 
-    Args:
-        python: Its interpreter.
-        job: What to do.
-        deadline_s: The process is ended after so long.
-        watch_memory: Whether to look at its memory every 50 ms, which takes processor time from it.
 
-    Returns:
-        The outcome, and the highest memory of process and workers in bytes (pages that they share counted once), 0 if
-        nobody looked.
+def requirements_file(environment: str) -> Path:
+    """Returns the file with the pinned packages of an environment."""
+    return Path(__file__).parent / "requirements" / f"{environment}.txt"
 
-    Raises:
-        CommandError: It gave no outcome.
+
+def python_of(environment: str | None, folder: Path) -> str:
+    """Returns the interpreter of an environment (None for the project's own), made now unless an earlier run did.
+
+    With uv, if it is installed, all environments share the files of what they have in common (torch: 5 GB).
     """
-    command = [python, "-m", "benchmarks.peers.side"]
-    outcome = None
-    with (
-        tempfile.TemporaryDirectory(prefix="peer-") as scratch,
-        tempfile.TemporaryFile() as errors,
-        child_process(command, errors=errors.fileno(), env={**ENVIRONMENT, "TMPDIR": scratch}) as process,
-        _watching(process.pid, watch_memory) as watched,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        late = threading.Timer(deadline_s, process.kill)
-        late.start()
+    if environment is None:
+        return sys.executable
+    file = requirements_file(environment)
+    digest = hashlib.sha256(file.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    final = folder / f"{environment}-{digest}"
+    python = str(final / "bin" / "python")
+    if (final / "finished").exists():
+        return python
+    shutil.rmtree(final, ignore_errors=True)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    here = [sys.executable, "-m"]
+    if find_spec("uv") is not None:
+        make = [*here, "uv", "venv", "--quiet", "--python", sys.executable, str(final)]
+        install = [*here, "uv", "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
+    else:
+        make = [*here, "venv", str(final)]
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for command in (make, [*install, "--requirement", str(file)]):
+        done = subprocess.run(command, capture_output=True, check=False, timeout=_INSTALL_S)
+        if done.returncode:
+            said = (done.stdout + done.stderr)[-2000:].decode(errors="replace").strip()
+            raise EnvironmentFailed(f"{' '.join(command)} ended with status {done.returncode}\n{said}")
+    (final / "finished").touch()
+    return python
+
+
+def run_job(python: str, job: Job, *, deadline_s: float, watch_memory: bool = False) -> tuple[Outcome, int]:
+    """Does a job in a process of the peer's environment, which is ended after the deadline.
+
+    Returns the outcome, and the highest memory of process and workers in bytes (pages that they share counted once), 0
+    without ``watch_memory``, which takes processor time from the peer. Raises CommandError if there is no outcome.
+    """
+    outcome = Outcome()
+    peak_bytes = [0]
+
+    @contextlib.contextmanager
+    def watching(pid: int) -> Iterator[None]:
+        over = threading.Event()
+        thread = threading.Thread(target=_watch, args=(pid, over, peak_bytes), name="watch-memory", daemon=True)
+        if watch_memory:
+            thread.start()
         try:
-            process.stdin.write(msgspec.json.encode(job) + b"\n")
-            process.stdin.flush()
-            for line in process.stdout:
-                outcome = msgspec.json.decode(line, type=Outcome)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_EXIT_S)
+            yield
         finally:
-            late.cancel()
-            late.join()
-        if outcome is not None:
-            return outcome, watched.peak_bytes
-        errors.seek(0)
-        said = errors.read()[-4000:].decode(errors="replace").strip()
-    raise CommandError(f"{job.peer} ({job.task}) ended with status {process.returncode}\n{said}")
+            over.set()
+            if watch_memory:
+                thread.join()
+
+    with tempfile.TemporaryDirectory(prefix="peer-") as scratch:
+        for line in converse(
+            [python, "-m", "benchmarks.peers.side"],
+            msgspec.json.encode(job),
+            what=f"{job.peer} ({job.task})",
+            env={"TMPDIR": scratch},
+            deadline_s=deadline_s,
+            watching=watching,
+        ):
+            outcome = msgspec.json.decode(line, type=Outcome)
+    return outcome, peak_bytes[0]
 
 
-class _Watched:
-    """Looks at a process's memory, and its workers', until told to stop."""
-
-    def __init__(self, pid: int) -> None:
-        self._root = psutil.Process(pid)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch-memory", daemon=True)
-        self.peak_bytes = 0
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(_WATCH_S):
-            try:
-                tree = [self._root, *self._root.children(recursive=True)]
-            except psutil.NoSuchProcess:
-                return
-            self.peak_bytes = max(self.peak_bytes, sum(map(_resident_bytes, tree)))
-
-
-def _resident_bytes(process: psutil.Process) -> int:
-    """Its memory, what it shares with others divided by their number; 0 if it has ended meanwhile."""
-    try:
-        info = process.memory_full_info()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return 0
-    return int(getattr(info, "pss", info.rss))
-
-
-@contextlib.contextmanager
-def _watching(pid: int, wanted: bool) -> Iterator[_Watched]:
-    watched = _Watched(pid)
-    if wanted:
-        watched.start()
-    try:
-        yield watched
-    finally:
-        if wanted:
-            watched.stop()
+def _watch(pid: int, over: threading.Event, peak_bytes: list[int]) -> None:
+    root = psutil.Process(pid)
+    while not over.wait(_WATCH_S):
+        try:
+            tree = [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        peak_bytes[0] = max(peak_bytes[0], resident_bytes(tree))

@@ -1,68 +1,39 @@
 """One peer's epoch in one process of its own environment: ``python -m benchmarks.peers.side``, a job on standard input.
 
-The outcome is a line of JSON on standard output; what libraries print goes to standard error. Only what the peers'
-environments have is imported here: msgspec, psutil, torch, xxhash.
+The outcome is a line of JSON on standard output; what libraries print goes to standard error. A program below
+`benchmarks.peers.programs` has ``write(job)``, which puts the images into the bucket in the peer's format, and
+``open_loader(job)``, which makes the peer's dataset and loader, from ``job.state`` where there is one. It may have
+``prepare(job)``: what runs already when a training starts, before an epoch's clock does.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import xxhash
 from torch import Tensor
 
-from benchmarks.child import take_task
+from benchmarks.harness import take_task
 from benchmarks.machine import cpu_of_tree_s, make_memory_resident
-from benchmarks.peers.messages import Job, Outcome
-
-__all__ = ["Batch", "Loader", "Program", "main", "read"]
-
-Batch = tuple["Sequence[bytes | memoryview] | Tensor", "Sequence[int] | Tensor"]
+from benchmarks.peers.job import SIZE, Job, Loader, Outcome
 
 
-class Loader(Protocol):
-    """A peer's loader, ready to be iterated."""
-
-    def __iter__(self) -> Any:
-        """Pictures (files as they are, or uint8 (N, 3, 224, 224)) and their numbers, batch by batch."""
-
-    def state(self) -> Any:
-        """The position, as JSON can carry it; None where the peer has no such thing."""
-
-    def close(self) -> None:
-        """Ends workers and connections, as a training script would at its end."""
-
-
-class Program(Protocol):
-    """A module below `benchmarks.peers.programs`.
-
-    One may have ``prepare(job)``, too: what runs already when a training starts; an epoch's clock is not running yet.
-    """
-
-    def write(self, job: Job) -> None:
-        """Puts the pictures into the bucket in the peer's format."""
-
-    def open_loader(self, job: Job) -> Loader:
-        """Makes the peer's data set and loader, from ``job.state`` where there is one."""
-
-
-def read(program: Program, job: Job) -> Outcome:
+def read(program: Any, job: Job) -> Outcome:
     """Times one epoch."""
     if job.resident_bytes:
         make_memory_resident(Path(job.cache_dir or job.photos).parent, job.resident_bytes)
     taken = _Taken(job)
-    prepare: Callable[[Job], None] | None = getattr(program, "prepare", None)
-    if prepare is not None:
-        prepare(job)
+    if hasattr(program, "prepare"):
+        program.prepare(job)
     cpu_before_s = cpu_of_tree_s()
     began = perf_counter()
-    loader = program.open_loader(job)
+    loader: Loader = program.open_loader(job)
     build_s = perf_counter() - began
     try:
         complete = taken.take(loader, began)
@@ -97,7 +68,8 @@ class _Taken:
         self.times: list[float] = []
         self.digest = 0
 
-    def take(self, batches: Iterable[Batch], began: float) -> bool:
+    def take(self, batches: Iterable[Any], began: float) -> bool:
+        """Takes all batches, or as many as the job allows; returns whether the epoch ended."""
         for images, numbers in batches:
             told: list[int] = numbers.tolist() if isinstance(numbers, Tensor) else [int(number) for number in numbers]
             self._look_at(images, told)
@@ -113,7 +85,7 @@ class _Taken:
         return True
 
     def half_s(self) -> float:
-        """When half of what came had come."""
+        """Returns when half of what came had come."""
         num_samples = 0
         for time_s, size in zip(self.times, self.batch_sizes, strict=True):
             num_samples += size
@@ -123,13 +95,13 @@ class _Taken:
 
     def _look_at(self, images: Sequence[bytes | memoryview] | Tensor, numbers: Sequence[int]) -> None:
         if len(images) != len(numbers):
-            raise RuntimeError(f"{len(images)} pictures with {len(numbers)} numbers")
+            raise RuntimeError(f"{len(images)} images with {len(numbers)} numbers")
+        if isinstance(images, Tensor) != self._job.decoded:
+            raise RuntimeError(f"{type(images).__name__} was delivered, decoded is {self._job.decoded}")
         if isinstance(images, Tensor):
-            if not self._job.decoded or images.shape[1:] != (3, 224, 224) or images.element_size() != 1:
+            if images.shape[1:] != (3, SIZE, SIZE) or images.element_size() != 1:
                 raise RuntimeError(f"a tensor of {images.dtype}, {tuple(images.shape)} was not asked for")
             return
-        if self._job.decoded:
-            raise RuntimeError("files came where pictures were asked for")
         for data, number in zip(images, numbers, strict=True):
             self.digest = (self.digest + xxhash.xxh3_128_intdigest(data, seed=number)) % 2**128
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.access import ChunkSizes, Measured, Workload, computed, scaled
-from benchmarks.bucket_requests import Requests
+from benchmarks.access import ChunkSizes, Measured, Requests, Workload, computed, scaled
 from benchmarks.prices import PRICES, Price
 from concurrent_loader.storage.testing.faults.http_proxy import Exchange
 from concurrent_loader.storage.testing.faults.wire_faults import Request

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 PROGRAM = """
 import subprocess, sys, time
 import pytest
-from benchmarks.child import take_task
+from benchmarks.harness import take_task
 task, results = take_task()
 print("what a library prints")
 results.write(task.upper())

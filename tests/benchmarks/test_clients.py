@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from benchmarks.clients import CLIENTS, RANGE_BYTES, Cost, Figures, Load, measure, summarise
+from benchmarks.clients import CLIENTS, RANGE_BYTES, Cost, Load, fill, measure, summarise
 
 
 def test_figures_are_medians_per_request_and_per_gb():
@@ -10,16 +12,17 @@ def test_figures_are_medians_per_request_and_per_gb():
     small = [Cost(1.0, 0.5), Cost(9.0, 9.0), Cost(2.0, 1.0)]
     ranges = [Cost(0.5, 0.1), Cost(0.25, 0.2), Cost(1.0, 0.3)]
     num_gb = 4 * RANGE_BYTES / 1e9
-    assert summarise(small, ranges, load) == Figures(50.0, 10.0, num_gb / 0.5, 0.2 / num_gb)
+    assert list(summarise(small, ranges, load).values()) == [50.0, 10.0, num_gb / 0.5, 0.2 / num_gb]
 
 
 @pytest.mark.s3
-async def test_every_client_is_measured(s3_bucket):
+def test_every_client_is_measured(s3_bucket):
     rounds = []
     load = Load(num_keys=3, num_small=6, num_ranges=2, num_rounds=1)
-    found = await measure(s3_bucket.url, s3_bucket.storage_options, load, on_round=lambda: rounds.append(1))
+    fill(s3_bucket.url, s3_bucket.storage_options, load)
+    found = asyncio.run(measure(s3_bucket.url, s3_bucket.storage_options, load, on_round=lambda: rounds.append(1)))
     assert found.keys() == CLIENTS.keys()
     assert len(rounds) == 2 * len(CLIENTS)
     for figures in found.values():
-        assert figures.small_per_s > 0
-        assert figures.ranges_cpu_s_per_gb > 0
+        assert figures["small_per_s"] > 0
+        assert figures["ranges_cpu_s_per_gb"] > 0

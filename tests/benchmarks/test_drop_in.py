@@ -22,32 +22,8 @@ def test_the_main_case_is_the_default():
     assert FULL.num_rounds >= 5
 
 
-def test_options_leave_out_cases(monkeypatch):
-    asked = []
-    monkeypatch.setattr(drop_in, "run_benchmark", lambda load, console: asked.append(load))
-    monkeypatch.setattr(drop_in, "show", lambda figures, console: None)
-    assert main(["--main", "--rounds", "2"]) == 0
-    assert (asked[0].cases, asked[0].num_rounds, asked[0].kinds) == (FULL.cases[:1], 2, ())
-    assert main(["--only", "local"]) == 0
-    assert (asked[1].cases, asked[1].kinds, asked[1].num_local_rounds) == ((), FULL.kinds, 21)
-    assert main(["--kind", "in memory"]) == 0
-    assert (asked[2].cases, asked[2].kinds) == ((), ("in memory",))
-    assert main(["--only", "remote"]) == 0
-    assert (asked[3].cases, asked[3].kinds) == (FULL.cases, ())
-
-
 def cell(kind, ratio):
     return {"kind": kind, "num_workers": 0, "ratio": ratio}
-
-
-def test_the_cells_of_a_part_take_the_place_of_earlier_ones():
-    earlier = {"speedup": 5.0, "local": {"rows": [cell("in memory", 0.5), cell("NumPy augmentation", 1.1)]}}
-    figures = {"never_slower_min": 1.3, "local": {"rows": [cell("in memory", 1.3)], "num_rounds": 7}}
-    both = drop_in.merged(earlier, figures)
-    assert [row["ratio"] for row in both["local"]["rows"]] == [1.3, 1.1]
-    assert (both["speedup"], both["never_slower_min"], both["local"]["num_rounds"]) == (5.0, 1.1, 7)
-    assert drop_in.merged({"speedup": 5.0}, figures) == {"speedup": 5.0, **figures}
-    assert drop_in.merged({"never_slower_min": 1.3, "local": {}}, {"speedup": 6.0})["speedup"] == 6.0
 
 
 def test_a_kind_whose_package_is_missing_is_said_to_be(monkeypatch):

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.figures import RAW_TARGETS, TRAINING_TARGETS, Target, check_same_samples, section, spread
-from benchmarks.measurement import Epoch
+from benchmarks.figures import check_same_samples, with_spread
+from benchmarks.harness import Epoch
+from benchmarks.remote_vs_local import figures_of
 
 PROMISED_KEYS = {
     "local_img_s",
@@ -47,15 +48,8 @@ def make_epoch(**changes: Any) -> Epoch:
 
 
 def test_a_spread_has_the_median_and_the_extremes() -> None:
-    found = spread([5.0, 1.0, 3.0, 100.0, 2.0])
-    assert (found.median, found.low, found.high) == (3.0, 1.0, 100.0)
-    assert str(found) == "3 (1 … 100)"
-    assert spread([1.0, 2.0]).median == 1.5
-
-
-def test_nothing_measured_has_no_median() -> None:
-    with pytest.raises(ValueError, match="nothing"):
-        spread([])
+    assert with_spread({"a": [5.0, 1.0, 3.0, 100.0, 2.0]}) == {"a": 3.0, "spread": {"a": [1.0, 100.0]}}
+    assert with_spread({"a": [1.0, 2.0]})["a"] == 1.5
 
 
 def test_an_epochs_rates_cover_all_of_its_time() -> None:
@@ -70,7 +64,7 @@ def test_a_section_has_the_agreed_keys_and_pairs_the_rounds() -> None:
     local = [make_epoch(epoch_s=seconds) for seconds in (1.0, 2.0, 4.0)]
     cold = [make_epoch(epoch_s=2 * epoch.epoch_s, num_bytes=1010) for epoch in local]
 
-    made = section(local, cold, local)
+    made = figures_of(local, cold, local)
 
     assert set(made) >= PROMISED_KEYS
     assert made["cold_ratio"] == 0.5
@@ -80,31 +74,19 @@ def test_a_section_has_the_agreed_keys_and_pairs_the_rounds() -> None:
     assert made["bytes_ratio"] == 1.01
     assert made["client"] == "S3Store"
     assert made["rounds"] == 3
-    assert made["spread"]["local_img_s"] == [25.0, 100.0]  # type: ignore[index]
-    assert made["spread"]["cold_ratio"] == [0.5, 0.5]  # type: ignore[index]
+    assert made["spread"]["local_img_s"] == [25.0, 100.0]
+    assert made["spread"]["cold_ratio"] == [0.5, 0.5]
 
 
 def test_sides_of_different_rounds_cannot_be_paired() -> None:
     with pytest.raises(ValueError, match="zip"):
-        section([make_epoch()] * 2, [make_epoch()], [make_epoch()])
-
-
-@pytest.mark.parametrize(
-    ("value", "at_least", "met"), [(1.0, True, True), (0.9, True, False), (1.0, False, True), (1.1, False, False)]
-)
-def test_a_target_is_met_at_its_bound(value: float, at_least: bool, met: bool) -> None:
-    assert Target("x", 1.0, at_least=at_least).met(value) is met
-
-
-def test_targets_name_figures_that_exist() -> None:
-    made = section([make_epoch()], [make_epoch()], [make_epoch()])
-    assert {target.key for target in (*RAW_TARGETS, *TRAINING_TARGETS)} <= set(made)
+        figures_of([make_epoch()] * 2, [make_epoch()], [make_epoch()])
 
 
 @pytest.mark.parametrize(
     "change", [{"num_samples": 99}, {"class_counts": [51, 49]}, {"digest": "00"}], ids=["number", "classes", "bytes"]
 )
-def test_sides_that_deliver_other_pictures_are_noticed(change: dict[str, Any]) -> None:
+def test_sides_that_deliver_other_images_are_noticed(change: dict[str, Any]) -> None:
     check_same_samples({"local": [make_epoch(), make_epoch()], "cold": [make_epoch(epoch_s=9.0)]})
-    with pytest.raises(ValueError, match="same pictures"):
+    with pytest.raises(ValueError, match="same images"):
         check_same_samples({"local": [make_epoch()], "cold": [make_epoch(**change)]})

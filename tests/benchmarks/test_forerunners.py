@@ -1,43 +1,34 @@
-"""The forerunners' benchmark, with a few pictures: that all sides bring the same ones, and what is made of it."""
+"""The forerunners' benchmark, with a few images: that all sides bring the same ones, and what is made of it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from benchmarks import forerunners
 from benchmarks.figures import check_same_samples
-from benchmarks.filling import put_objects
-from benchmarks.forerunners import FULL, QUICK, _expected, main
+from benchmarks.filling import put_objects, write_shards
+from benchmarks.forerunners import FULL, QUICK, committed_or, expected, main, places_of
 from benchmarks.fresh_process import in_fresh_process
-from benchmarks.in_flight_map import Cell, measure_cell
-from benchmarks.layers import CASES, Case, measure_layer
-from benchmarks.photo_places import Where, order_of
-from benchmarks.photos import CLASSES, PhotoFolder, make_photos
-from benchmarks.sequential import READERS, measure_reading
-from concurrent_loader.storage import ShardWriter
+from benchmarks.layers import CASES, READERS, Case, Cell, Settings, measure_cell, measure_layer, measure_reading
+from benchmarks.photos import PhotoFolder, make_photos
+from benchmarks.timed_photos import Where, order_of
 
-PRELOAD = ("benchmarks.layers", "benchmarks.in_flight_map", "benchmarks.sequential")
+PRELOAD = ("benchmarks.layers",)
+SETTINGS = Settings(4, 1, 4)
 NUM_PHOTOS = 12
 
 
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory) -> Where:
-    """Pictures on the local drive only."""
+    """Images on the local drive only."""
     folder = tmp_path_factory.mktemp("forerunners")
     photos = make_photos(folder, count=NUM_PHOTOS)
-    paths = photos.paths()
-    labels = tuple(CLASSES.index(path.parent.name) for path in paths)
-    write_shards(str(folder / "shards"), paths, labels, {})
-    names = tuple(f"{path.parent.name}/{path.name}" for path in paths)
-    return Where(str(photos.root), names, labels, str(folder / "shards"), "nowhere", {})
-
-
-def write_shards(url: str, paths: list[Path], labels: tuple[int, ...], options: dict[str, str]) -> None:
-    columns = {"image": "jpeg", "label": "int64", "number": "int64"}
-    with ShardWriter(url, columns=columns, storage_options=options) as writer:
-        for number, path in enumerate(paths):
-            writer.write({"image": path.read_bytes(), "label": labels[number], "number": number})
+    write_shards(photos, str(folder / "shards"))
+    return places_of(photos, str(folder / "shards"), "nowhere", {})
 
 
 def measured(measure, *arguments):
@@ -50,10 +41,10 @@ LOCAL = next(case for case in CASES if case.place == "local" and case.layer == "
 
 @pytest.mark.processes
 @pytest.mark.parametrize("case", [LOCAL, Case("local", "training", "threads")], ids=str)
-def test_a_layer_brings_every_picture_from_the_local_drive(where, case):
-    epoch = measured(measure_layer, case, where, None, 4, 1, 4)
-    check_same_samples({"files": [_expected(where, None, raw=case.is_raw)], "side": [epoch]})
-    assert 0 < epoch.first_batch_s <= epoch.epoch_s
+def test_a_layer_brings_every_image_from_the_local_drive(where, case):
+    epoch = measured(measure_layer, case, where, None, SETTINGS)
+    check_same_samples({"files": [expected(where, None, raw=case.is_raw)], "side": [epoch]})
+    assert 0 < epoch.first_s <= epoch.epoch_s
     assert len(epoch.load_s) in ((0,) if case.layer in ("loader", "training") and case.side == "shards" else (3,))
     assert epoch.cpu_s > 0
     assert epoch.peak_rss_mb > 50
@@ -61,20 +52,21 @@ def test_a_layer_brings_every_picture_from_the_local_drive(where, case):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", list(READERS)[:1])
-def test_a_reader_brings_every_picture(where, name):
+def test_a_reader_brings_every_image(where, name):
     reading = measured(measure_reading, name, where, 0.01)
-    check_same_samples({"files": [_expected(where, None, raw=True)], "reader": [reading]})
+    check_same_samples({"files": [expected(where, None, raw=True)], "reader": [reading]})
     assert reading.timed_samples % NUM_PHOTOS == 0
-    assert 0 < reading.first_s <= reading.seconds
+    assert 0 < reading.first_s <= reading.epoch_s
 
 
 @pytest.fixture
 def far(where, s3_server, s3_bucket) -> Where:
-    """The same pictures in a bucket."""
+    """The same images in a bucket."""
     options = s3_server.storage_options()
     far = Where(where.root, where.names, where.labels, where.local_shards, s3_bucket.name, options)
-    put_objects(PhotoFolder(Path(where.root), NUM_PHOTOS, 0, 0, ""), far.objects_url, options)
-    write_shards(far.shards_url, [Path(where.root) / name for name in where.names], where.labels, options)
+    photos = PhotoFolder(Path(where.root), NUM_PHOTOS, 0, 0, "")
+    put_objects(photos, far.objects_url, options)
+    write_shards(photos, far.shards_url, options)
     return far
 
 
@@ -82,25 +74,25 @@ FROM_S3 = next(case for case in CASES if case.place == "s3" and case.is_slow)
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("case", [FROM_S3, Case("s3", "data set", "shards")], ids=str)
-def test_a_layer_brings_every_picture_from_a_bucket(far, case):
+@pytest.mark.parametrize("case", [FROM_S3, Case("s3", "dataset", "shards")], ids=str)
+def test_a_layer_brings_every_image_from_a_bucket(far, case):
     limit = 8 if case.is_slow else None
-    epoch = measured(measure_layer, case, far, limit, 4, 1, 4)
-    check_same_samples({"files": [_expected(far, limit, raw=case.is_raw)], str(case): [epoch]})
+    epoch = measured(measure_layer, case, far, limit, SETTINGS)
+    check_same_samples({"files": [expected(far, limit, raw=case.is_raw)], str(case): [epoch]})
 
 
 @pytest.mark.s3
 @pytest.mark.parametrize("cell", [Cell(1, "auto")], ids=str)
 def test_a_cell_brings_what_it_is_to_bring(far, cell):
     found = measured(measure_cell, cell, far, 10)
-    check_same_samples({"files": [_expected(far, 10, raw=True)], str(cell): [found]})
+    check_same_samples({"files": [expected(far, 10, raw=True)], str(cell): [found]})
 
 
 def test_what_is_expected_is_of_the_files(where):
-    whole, part = _expected(where, None, raw=True), _expected(where, 4, raw=True)
+    whole, part = expected(where, None, raw=True), expected(where, 4, raw=True)
     assert (whole.num_samples, sum(whole.class_counts)) == (NUM_PHOTOS, NUM_PHOTOS)
     assert (part.num_samples, part.digest) != (whole.num_samples, whole.digest)
-    assert _expected(where, None, raw=False).digest != whole.digest
+    assert expected(where, None, raw=False).digest != whole.digest
 
 
 def test_the_order_is_every_numbers_and_a_limit_takes_its_beginning():
@@ -128,3 +120,17 @@ def test_impossible_options(capsys):
 
 def test_secrets_stay_out_of_what_is_said(where):
     assert "hush" not in repr(Where(where.root, (), (), "", "bucket", {"secret_access_key": "hush"}))
+
+
+def test_committed_figures_are_taken_with_their_date(tmp_path):
+    figures = {"rows": [1], "machine": {"measured_at": "2026-01-02 03:04 UTC"}}
+    (tmp_path / "pipelines.json").write_text(json.dumps(figures))
+    found = committed_or("pipelines", Console(), results=tmp_path)
+    origin = "benchmarks/results/pipelines.json, measured at 2026-01-02 03:04 UTC"
+    assert found == {**figures, "origin": origin}
+
+
+def test_without_any_the_benchmark_is_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(forerunners._RUNS, "lossless", lambda console: {"rows": [2]})
+    found = committed_or("lossless", Console(), results=tmp_path)
+    assert found == {"rows": [2], "origin": "benchmarks.lossless, run now"}

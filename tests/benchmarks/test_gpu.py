@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.gpu import NO_GPU, Run, figures_of, main, measure_decoding, time_steps
+from benchmarks.photos import make_photos
 
 sys.path.append(str(Path(__file__).parent.parent / "concurrent_loader" / "device"))
 from fake_device import FakeDevice
@@ -109,5 +110,5 @@ def test_a_short_run_has_all_figures(tmp_path):
 
 @pytest.fixture(scope="module")
 def few_photos(tmp_path_factory):
-    photos = gpu.make_photos(tmp_path_factory.mktemp("photos"), count=4)
+    photos = make_photos(tmp_path_factory.mktemp("photos"), count=4)
     return [path.read_bytes() for path in photos.paths()]

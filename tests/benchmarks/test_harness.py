@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.harness import CommandError, run_command, run_epoch
-from benchmarks.measurement import Request
+from benchmarks.harness import CommandError, Request, run_command, run_epoch
 from benchmarks.photos import PhotoFolder, make_photos
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]
@@ -80,8 +79,7 @@ def test_a_side_keeps_compiled_modules_whatever_this_process_does(
 def test_no_process_outlives_the_one_that_asked(photos: PhotoFolder, ending: signal.Signals) -> None:
     script = textwrap.dedent("""
         import sys
-        from benchmarks.harness import run_epoch
-        from benchmarks.measurement import Request
+        from benchmarks.harness import Request, run_epoch
         request = Request(side="folder", step="decoded", location=sys.argv[1], num_classes=10, batch_size=1)
         while True:
             run_epoch(request, on_progress=lambda done: print(done, flush=True))

@@ -37,7 +37,7 @@ def test_a_table_of_medians_and_the_ratio_of_auto_to_the_best() -> None:
     table = rows(
         {few: [30, 29, 31], many: [900, 1000, 990]}, {few: [1.0] * 3, many: [0.5] * 3}, {few: 31.0, many: 1100.0}
     )
-    assert [(row.per_s, row.ratio) for row in table] == [(30, 0.968), (990, 0.9)]
+    assert [(row["per_s"], row["ratio"]) for row in table] == [(30, 0.968), (990, 0.9)]
     rates = {few: [30, 99999, 31], many: [900, 1000, 990], Cell("range", 30, 1): [9999.0]}
     assert best_fixed(rates, "object", 30) == many.in_flight
 

@@ -1,4 +1,4 @@
-"""The benchmark of lossless pictures, with two of them."""
+"""The benchmark of lossless images, with two of them."""
 
 from __future__ import annotations
 

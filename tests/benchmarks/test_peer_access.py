@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.access import Workload
-from benchmarks.bucket_requests import Requests
-from benchmarks.peer_access import peer_accesses
+from benchmarks.access import Requests, Workload, peer_accesses
 
 WORKLOAD = Workload(num_samples=10_000, sample_bytes=100_000, num_epochs=3)
 

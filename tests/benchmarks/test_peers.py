@@ -15,28 +15,27 @@ from rich.console import Console
 from benchmarks.harness import CommandError
 from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.__main__ import main
-from benchmarks.peers.bucket import Way
 from benchmarks.peers.catalog import OURS, PEERS, find
-from benchmarks.peers.environments import EnvironmentFailed, python_of, requirements_file
+from benchmarks.peers.cells import FULL, QUICK, Cell
 from benchmarks.peers.figures import (
-    Cell,
     Run,
     check,
     expected_digest,
     headline,
+    image_digest,
     is_slow,
     make_row,
-    picture_digest,
     shuffle_distance,
     with_earlier,
     without_paths,
 )
-from benchmarks.peers.measuring import FULL, QUICK, Measuring, _Pictures
-from benchmarks.peers.messages import Job, Outcome
+from benchmarks.peers.job import Job, Outcome
+from benchmarks.peers.measuring import Measuring, _Images
+from benchmarks.peers.processes import EnvironmentFailed, python_of, requirements_file
 from benchmarks.photos import PhotoFolder
 
-PICTURES = [f"picture {number}".encode() for number in range(8)]
-DIGESTS = [picture_digest(data, number) for number, data in enumerate(PICTURES)]
+IMAGES = [f"image {number}".encode() for number in range(8)]
+DIGESTS = [image_digest(data, number) for number, data in enumerate(IMAGES)]
 CELL = Cell("raw", 30, 2)
 
 
@@ -54,28 +53,33 @@ def outcome(numbers: list[int], *, epoch_s: float = 1.0, complete: bool = True, 
     )
 
 
+class FakeServer:
+    """Stands in for a server: has a way to it, which nobody goes."""
+
+    def storage_options(self) -> dict[str, str]:
+        return {"endpoint_url": "http://localhost", "access_key_id": "name", "secret_access_key": "secret"}
+
+
 class TestCheck:
-    def test_each_picture_once_in_any_order(self) -> None:
+    def test_each_image_once_in_any_order(self) -> None:
         assert check(outcome([3, 1, 2, 0, 7, 6, 5, 4]), DIGESTS, decoded=False) == ""
 
     def test_missing_and_repeated(self) -> None:
-        assert check(outcome([0, 0, 2, 3, 4, 5, 6, 7]), DIGESTS, decoded=False) == (
-            "1 pictures again, 1 pictures missing"
-        )
+        assert check(outcome([0, 0, 2, 3, 4, 5, 6, 7]), DIGESTS, decoded=False) == ("1 images again, 1 images missing")
 
     def test_an_epoch_that_was_cut_short_may_lack_some(self) -> None:
         assert check(outcome([0, 1], complete=False), DIGESTS, decoded=False) == ""
-        assert check(outcome([0, 0], complete=False), DIGESTS, decoded=False) == "1 pictures again"
+        assert check(outcome([0, 0], complete=False), DIGESTS, decoded=False) == "1 images again"
 
     def test_wrong_bytes(self) -> None:
         assert check(outcome(list(range(8)), digest="0" * 32), DIGESTS, decoded=False) == "wrong bytes"
 
-    def test_bytes_of_another_picture(self) -> None:
-        swapped = sum(picture_digest(PICTURES[number ^ 1], number) for number in range(8)) % 2**128
+    def test_bytes_of_another_image(self) -> None:
+        swapped = sum(image_digest(IMAGES[number ^ 1], number) for number in range(8)) % 2**128
         assert check(outcome(list(range(8)), digest=f"{swapped:032x}"), DIGESTS, decoded=False) == "wrong bytes"
 
-    def test_pictures_that_do_not_exist(self) -> None:
-        assert "1 pictures that do not exist" in check(outcome([*range(7), 9]), DIGESTS, decoded=True)
+    def test_images_that_do_not_exist(self) -> None:
+        assert "1 images that do not exist" in check(outcome([*range(7), 9]), DIGESTS, decoded=True)
 
 
 def test_a_row_has_medians_and_extremes() -> None:
@@ -124,10 +128,9 @@ def test_where_cold_epochs_are_cut_short_one_whole_epoch_fills_the_cache_for_all
     monkeypatch.setattr("benchmarks.peers.measuring.run_job", run_job)
     measuring = Measuring(FULL, [peer], tmp_path, Console(quiet=True))
     photos = PhotoFolder(tmp_path, count=8, seed=0, num_bytes=64, digest="")
-    measuring._pictures["raw"] = _Pictures(photos, list(range(8)), DIGESTS, {})
+    measuring._images["raw"] = _Images(photos, list(range(8)), DIGESTS, {})
     measuring._pythons[peer.name] = sys.executable
-    options = {"access_key_id": "name", "secret_access_key": "secret"}
-    measuring._measure(CELL, Way(endpoint_url="http://localhost", options=options))
+    measuring._measure(CELL, FakeServer())
     cold, warm = (measuring._runs[peer.name, CELL, epoch] for epoch in ("cold", "warm"))
     assert [run.outcome.complete for run in cold] == [False] * 5
     assert [run.outcome.complete for run in warm] == [True] * 4  # all but the turn in which filling failed
@@ -251,7 +254,7 @@ def test_the_headline_compares_with_the_best_within_a_round() -> None:
             (OURS, CELL, "cold"): runs(1, 2, 1),
             ("litdata", CELL, "cold"): runs(3, 6, 3),
             ("webdataset", CELL, "cold"): runs(9, 9, 9),
-            ("torch_boto3", CELL, "cold"): [Run(outcome([0], epoch_s=0.1), 0, "7 pictures missing")],
+            ("torch_boto3", CELL, "cold"): [Run(outcome([0], epoch_s=0.1), 0, "7 images missing")],
             ("ours_objects", CELL, "cold"): runs(0.1, 0.1, 0.1),
             ("local_files", CELL, "cold"): runs(0.1, 0.1, 0.1),
             (OURS, CELL, "warm"): runs(1, 1, 1),
@@ -271,7 +274,7 @@ def test_who_fails_in_one_cell_leaves_what_is_known_of_others(tmp_path: Path) ->
     measured = FULL.cells()[0]
     measuring = Measuring(replace(FULL, only=(measured,)), [find("mosaicml")], tmp_path, Console(quiet=True))
     photos = PhotoFolder(tmp_path, count=8, seed=0, num_bytes=64, digest="")
-    measuring._pictures["raw"] = _Pictures(photos, list(range(8)), DIGESTS, {})
+    measuring._images["raw"] = _Images(photos, list(range(8)), DIGESTS, {})
     with measuring._told(find("mosaicml"), "raw"):
         raise CommandError("IndexError")
     rows: Any = measuring.figures("minio")["rows"]
@@ -309,7 +312,7 @@ def test_an_unknown_peer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_packages_that_cannot_be_installed_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = tmp_path / "pinned.txt"
     pinned.write_text("no-such-package-at-all @ file:///nowhere\n")
-    monkeypatch.setattr("benchmarks.peers.environments.requirements_file", lambda _: pinned)
+    monkeypatch.setattr("benchmarks.peers.processes.requirements_file", lambda _: pinned)
     with pytest.raises(EnvironmentFailed, match="ended with status"):
         python_of("broken", tmp_path / "environments")
 
@@ -369,11 +372,11 @@ def test_a_peer_that_is_slow_beside_the_headline_keeps_its_turns() -> None:
     assert measuring._has_turns(peer, side_cell)
 
 
-def test_pictures_that_do_not_exist_say_nothing_of_shuffling() -> None:
+def test_images_that_do_not_exist_say_nothing_of_shuffling() -> None:
     assert shuffle_distance(Outcome(numbers=[0, 99], batch_sizes=[2]), range(10)) is None
 
 
-def test_shuffling_is_looked_at_where_pictures_lie() -> None:
+def test_shuffling_is_looked_at_where_images_lie() -> None:
     order = random.Random(1).sample(range(1000), 1000)
     sorted_run = Outcome(numbers=order, batch_sizes=[100] * 10)
     mixed = Outcome(numbers=random.Random(2).sample(range(1000), 1000), batch_sizes=[100] * 10)

@@ -37,7 +37,7 @@ def test_they_depend_on_the_seed_and_on_nothing_else(tmp_path: Path) -> None:
     assert other.digest != one.digest
 
 
-def test_a_second_run_finds_the_first_ones_pictures(tmp_path: Path) -> None:
+def test_a_second_run_finds_the_first_ones_images(tmp_path: Path) -> None:
     first = make_photos(tmp_path, count=10)
     drawn: list[None] = []
 
@@ -47,11 +47,11 @@ def test_a_second_run_finds_the_first_ones_pictures(tmp_path: Path) -> None:
     assert drawn == []
 
 
-@pytest.mark.parametrize("damage", ["a picture is gone", "the facts are gone", "the facts are of another recipe"])
+@pytest.mark.parametrize("damage", ["an image is gone", "the facts are gone", "the facts are of another recipe"])
 def test_a_damaged_folder_is_made_again(tmp_path: Path, damage: str) -> None:
     first = make_photos(tmp_path, count=10)
     facts = first.root.parent / "photos.json"
-    if damage == "a picture is gone":
+    if damage == "an image is gone":
         first.paths()[0].unlink()
     elif damage == "the facts are gone":
         facts.unlink()

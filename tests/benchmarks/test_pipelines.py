@@ -1,4 +1,4 @@
-"""The benchmark of the four pipelines, with a few pictures."""
+"""The benchmark of the four pipelines, with a few images."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks import remote_vs_local
 from benchmarks.bucket import Bucket
-from benchmarks.measurement import Epoch, Request
+from benchmarks.harness import Epoch, Request
 from benchmarks.remote_vs_local import main, parse_options, run_benchmark
 
 PROMISED_KEYS = {
@@ -131,7 +131,7 @@ def test_without_latency_the_figures_say_so(tmp_path: Path, sides: FakeSides) ->
 
 def test_other_bytes_than_the_files_are_an_error(tmp_path: Path, sides: FakeSides) -> None:
     sides.wrong_digest = "wrong"
-    with pytest.raises(ValueError, match="same pictures"):
+    with pytest.raises(ValueError, match="same images"):
         run_benchmark(parse_options(arguments(tmp_path, "--step", "none")), Console(quiet=True))
 
 

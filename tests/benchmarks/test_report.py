@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.measurement import Epoch
+from benchmarks.harness import Epoch
 from benchmarks.report import Row, headline, table, write_report
 
 
@@ -40,7 +40,7 @@ def make_row(name: str, seconds: float, *, client: str | None, note: str = "") -
 def rows() -> list[Row]:
     return [
         make_row("image folder", 4.0, client=None),
-        make_row("objects", 40.0, client="botocore", note="640 of 3,200 <pictures>"),
+        make_row("objects", 40.0, client="botocore", note="640 of 3,200 <images>"),
         make_row("shards, cold cache", 5.0, client="S3Store"),
         make_row("shards, warm cache", 4.0, client="S3Store"),
     ]
@@ -99,7 +99,7 @@ def test_the_report_is_well_formed_and_refers_to_nothing_outside(tmp_path: Path,
     assert not re.search(r"https?:|//\w|@import|url\(|<script", page)
     assert page.count("<svg") == 2
     assert page.count("<polyline") == 4
-    assert "640 of 3,200 &lt;pictures&gt;" in page
+    assert "640 of 3,200 &lt;images&gt;" in page
     assert "30 ms &lt;measured&gt;" in page
     assert "make demo" in page
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]

@@ -7,25 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import RAW_TARGETS, TRAINING_TARGETS
 from benchmarks.report_page import (
     RESULTS,
     Results,
     Target,
     anchor,
-    by_cell,
     circumstances,
     headline,
-    number,
     pages,
-    peer_rows,
     report,
-    table,
     targets,
     with_part,
     write,
 )
+from benchmarks.report_peers import by_cell, peer_rows
 from benchmarks.report_plots import PLOTS
+from benchmarks.report_text import number, table
 
 COMMITTED = Results(RESULTS)
 
@@ -91,12 +88,6 @@ def test_a_part_is_put_between_its_marks() -> None:
 def test_a_target_is_met_at_its_bound(value: float | None, at_least: bool, verdict: str) -> None:
     found = Target("x", "what", 2.0, at_least, "", value)
     assert (found.verdict, found.bounded) == (verdict, "≥ 2" if at_least else "≤ 2")
-
-
-def test_remote_against_local_has_the_targets_of_its_benchmark() -> None:
-    found = {(target.benchmark, target.bound) for target in targets(COMMITTED)}
-    assert {("remote_vs_local.train", target.bound) for target in TRAINING_TARGETS} <= found
-    assert {("remote_vs_local.none", target.bound) for target in RAW_TARGETS} <= found
 
 
 def test_the_worst_latency_counts(tmp_path: Path) -> None:

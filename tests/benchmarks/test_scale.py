@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scale import in_own_process, main
-from benchmarks.simulated_nodes import NodesRow
+from benchmarks.scale import exponent, fit, in_own_process, main
 
 OPENED = {
     "num_samples", "num_shards", "manifest_bytes", "open_s", "loader_s", "shuffle_s", "batch_s", "seek_s", "resume_s",
@@ -16,6 +15,12 @@ OPENED = {
 READ = {
     "num_shards", "num_samples", "sample_bytes", "batch_size", "open_s", "first_batch_s", "samples_s", "mb_s",
     "cpu_s_per_1000", "gets", "rss_added_mb", "spread",
+}  # fmt: skip
+
+
+NODES = {
+    "nodes", "groups", "gets", "bytes", "bytes_ratio", "shared_shards", "most_over_mean", "least_over_mean", "epoch_s",
+    "requests_s", "busiest_requests_s", "limit_share", "objects_limit_share",
 }  # fmt: skip
 
 
@@ -34,10 +39,12 @@ def test_quick_writes_every_series(tmp_path: Path, capsys: pytest.CaptureFixture
         "load",
         "machine",
         "versions",
+        "took_s",
+        "other_programs_share",
     }
     assert [set(row) for row in report["samples"]] == [OPENED] * 2
     assert [set(row) for row in report["shards"] + report["sample_bytes"]] == [READ] * 4
-    assert [set(row) for row in report["nodes"]] == [set(NodesRow.__dataclass_fields__)] * 6
+    assert [set(row) for row in report["nodes"]] == [NODES] * 6
     assert [set(row) for row in report["rows"]] == [READ | {"kind", "rows_per_shard"}] * 4
     assert [row["num_shards"] == 1 for row in report["rows"]] == [False, True] * 2
     assert [row["num_shards"] for row in report["shards"]] == [1, 10]
@@ -52,3 +59,26 @@ def test_quick_writes_every_series(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.processes
 def test_a_process_of_its_own() -> None:
     assert in_own_process(os.getpid) != os.getpid()
+
+
+@pytest.mark.parametrize("power", [-1.0, 0.0, 0.5, 2.0])
+def test_a_power_law_gives_its_power(power: float) -> None:
+    sizes = [1, 10, 100, 1000]
+    assert exponent(sizes, [3 * size**power for size in sizes]) == pytest.approx(power, abs=1e-3)
+
+
+def test_a_value_without_a_logarithm_is_left_out() -> None:
+    assert exponent([1, 10, 100], [0.0, 20, 200]) == pytest.approx(1)
+    assert exponent([1, 10], [0.0, 20]) is None
+    assert exponent([10], [20]) is None
+
+
+def test_a_fixed_cost_hides_growth_from_the_first_slope_only() -> None:
+    rows = [{"kind": "str", "rows_per_shard": size, "cost": 1 + size / 100} for size in (1, 10, 100, 1000, 10_000)]
+    keys = ("num_shards", "first_batch_s", "samples_s", "cpu_s_per_1000", "gets")
+    empty = {"samples": [], "shards": [], "nodes": [], "sample_bytes": []}
+    rows = [{**row, **dict.fromkeys(keys, row["cost"])} for row in rows]
+    found = fit({**empty, "rows": rows})["rows, str"]["gets"]
+    assert found["all"] is not None
+    assert found["last"] is not None
+    assert found["all"] < 0.6 < 0.95 < found["last"] <= 1

@@ -44,7 +44,7 @@ async def test_one_that_runs_and_has_its_keys_is_well(monkeypatch: pytest.Monkey
     ("ended", "written", "told"),
     [
         (Ended(1, "Traceback\nKeyError: 'x'"), None, "ended with status 1\nTraceback\nKeyError: 'x'"),
-        (Ended(None, ""), None, "not done after"),
+        (Ended(None, ""), None, "not done in time"),
         (Ended(0, ""), None, "cannot be read: FileNotFoundError"),
         (Ended(0, ""), "{", "cannot be read: JSONDecodeError"),
         (Ended(0, ""), '{"machine": {}, "versions": {}}', "its JSON has not: speedup"),

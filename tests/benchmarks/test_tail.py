@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.tail import main, parse_options
+from benchmarks.tail import main
 
 
 @pytest.mark.s3
@@ -29,5 +29,5 @@ def test_it_measures_both_sides(s3_server, tmp_path):
 @pytest.mark.parametrize("wrong", [["--batches", "1"], ["--latency", "0"], ["--slow", "2"]])
 def test_impossible_options(wrong, capsys):
     with pytest.raises(SystemExit):
-        parse_options(wrong)
+        main(wrong)
     assert "--batches is at least" in capsys.readouterr().err

@@ -38,7 +38,7 @@ def test_the_same_seed_starts_from_the_same_weights_and_leaves_torchs_generator_
     assert first.step(images, labels) != Trainer(2, seed=2).step(images, labels)
 
 
-def test_a_picture_becomes_uint8_of_the_input_size() -> None:
+def test_a_image_becomes_uint8_of_the_input_size() -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (200, 150), (250, 20, 30)).save(buffer, "JPEG", quality=95)
     decoded = decode_rgb(buffer.getvalue())

@@ -6,39 +6,38 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import SIZE, written
+from benchmarks.peers.job import SIZE, Job, StatefulLoader, written
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, RandomResizedCrop, ShardDataset
 from concurrent_loader.storage import ShardWriter
 
-__all__ = ["open_loader", "write"]
-
 
 def write(job: Job) -> None:
-    """Shards of the default size, in the bucket or, with ``local``, in a folder."""
+    """Writes shards of the default size, in the bucket or, with ``local``, in a folder."""
     columns = {"image": "jpeg", "number": "int64"}
-    with ShardWriter(_url(job), columns=columns, overwrite=True, storage_options=_storage_options(job)) as writer:
+    url, options = _place(job)
+    with ShardWriter(url, columns=columns, overwrite=True, storage_options=options) as writer:
         for number, data in written(job):
             writer.write({"image": data, "number": number})
 
 
-def open_loader(job: Job) -> _Loader:
-    """Data set and loader."""
+def open_loader(job: Job) -> StatefulLoader:
+    """Makes dataset and loader."""
     return _Loader(job)
 
 
-class _Loader:
+class _Loader(StatefulLoader):
     def __init__(self, job: Job) -> None:
         self._objects = job.options["layout"] == "objects"
         # An adopted dataset has the names of the format, and numbers may be texts there.
         self._image, self._number = job.options.get("columns", ("image", "number"))
-        options: dict[str, Any] = {"storage_options": _storage_options(job), "cache_dir": job.cache_dir}
+        url, storage_options = _place(job)
+        options: dict[str, Any] = {"storage_options": storage_options, "cache_dir": job.cache_dir}
         self._dataset = (
-            ObjectDataset(_url(job), **options)
+            ObjectDataset(url, **options)
             if self._objects
-            else ShardDataset(_url(job), columns=(self._image, self._number), **options)
+            else ShardDataset(url, columns=(self._image, self._number), **options)
         )
-        self._loader: ConcurrentDataLoader = ConcurrentDataLoader(
+        loader = ConcurrentDataLoader(
             self._dataset,
             batch_size=job.batch_size,
             shuffle=True,
@@ -46,29 +45,22 @@ class _Loader:
             num_threads=job.num_workers,
             decode={self._image: RandomResizedCrop(SIZE, flip=0.5)} if job.decoded else None,
         )
-        if job.state is not None:
-            self._loader.load_state_dict(job.state)
+        super().__init__(loader, job)
 
     def __iter__(self) -> Iterator[tuple[Any, Sequence[int]]]:
         for batch in self._loader:
             numbers = [int(PurePosixPath(key).stem) for key in batch["key"]] if self._objects else batch[self._number]
             yield batch[self._image], numbers
 
-    def state(self) -> Any:
-        return self._loader.state_dict()
-
     def close(self) -> None:
         self._dataset.close()
 
 
-def _url(job: Job) -> str:
-    return str(job.options["folder"]) if job.options["layout"] == "local" else f"s3://{job.bucket}/{job.prefix}"
-
-
-def _storage_options(job: Job) -> dict[str, Any]:
+def _place(job: Job) -> tuple[str, dict[str, Any]]:
+    """Returns the URL and the options of its store."""
     if job.options["layout"] == "local":
-        return {}
-    return {
+        return job.options["folder"], {}
+    return job.url, {
         "endpoint_url": job.endpoint_url,
         "access_key_id": job.access_key_id,
         "secret_access_key": job.secret_access_key,

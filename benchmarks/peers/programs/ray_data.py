@@ -2,7 +2,7 @@
 
 Settings from https://docs.ray.io/en/latest/data/performance-tips.html and
 https://docs.ray.io/en/latest/data/shuffling-data.html: files shuffled, a local buffer of rows shuffled, a few batches
-fetched ahead; blocks of 16 MB in place of 128 MB, so that a small data set has enough of them to be streamed.
+fetched ahead; blocks of 16 MB in place of 128 MB, so that a small dataset has enough of them to be streamed.
 """
 
 from __future__ import annotations
@@ -22,49 +22,17 @@ os.environ |= {
 }
 
 import pyarrow.fs
-import pyarrow.parquet
 import ray
 import torch
 from torch import Tensor
 
-from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat, written
-
-__all__ = ["open_loader", "prepare", "write"]
-
-_SCHEMA = pyarrow.schema({"image": pyarrow.binary(), "number": pyarrow.int64()})
+from benchmarks.peers.job import Job, Loader, Treat
+from benchmarks.peers.programs.parquet import write_parquet
 
 
 def write(job: Job) -> None:
-    """Parquet files of ``file_bytes``: uncompressed, for pictures do not shrink."""
-    filesystem = _filesystem(job)
-    rows: list[tuple[int, bytes]] = []
-    num_files = 0
-
-    def flush() -> None:
-        nonlocal num_files
-        pyarrow.parquet.write_table(
-            pyarrow.table(
-                {"image": [data for _, data in rows], "number": [number for number, _ in rows]}, schema=_SCHEMA
-            ),
-            f"{job.bucket}/{job.prefix}/{num_files:06d}.parquet",
-            filesystem=filesystem,
-            compression="none",
-            use_dictionary=False,
-            write_statistics=False,
-        )
-        rows.clear()
-        num_files += 1
-
-    num_bytes = 0
-    for number, data in written(job):
-        rows.append((number, data))
-        num_bytes += len(data)
-        if num_bytes >= job.options.get("file_bytes", 16 << 20):
-            flush()
-            num_bytes = 0
-    if rows:
-        flush()
+    """Writes Parquet files."""
+    write_parquet(job, _filesystem(job))
 
 
 class _Decode:
@@ -74,14 +42,11 @@ class _Decode:
     def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(1)
         images = [image for image in map(self._treat, columns["image"]) if isinstance(image, Tensor)]
-        return {
-            "image": torch.stack(images).numpy(),
-            "number": columns["number"],
-        }
+        return {"image": torch.stack(images).numpy(), "number": columns["number"]}
 
 
 def prepare(job: Job) -> None:
-    """A cluster of this machine: a training with Ray joins one that runs, so its start is not timed."""
+    """Starts a cluster of this machine: a training with Ray joins one that runs, so its start is not timed."""
     ray.init(
         num_cpus=job.num_workers,
         include_dashboard=False,
@@ -93,29 +58,29 @@ def prepare(job: Job) -> None:
     )
 
 
-def open_loader(job: Job) -> _Loader:
-    """A data set in the cluster."""
-    return _Loader(job)
+def open_loader(job: Job) -> Loader:
+    """Makes a dataset in the cluster."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.target_max_block_size = job.options.get("block_bytes", 16 << 20)
+    dataset = ray.data.read_parquet(
+        f"{job.bucket}/{job.prefix}/",
+        filesystem=_filesystem(job),
+        shuffle=ray.data.FileShuffleConfig(seed=job.seed),
+        override_num_blocks=job.options.get("num_blocks"),
+    )
+    if job.decoded:
+        dataset = dataset.map_batches(_Decode(job), batch_size=job.options.get("map_batch", 64))
+    return _Loader(dataset, job)
 
 
-class _Loader:
-    def __init__(self, job: Job) -> None:
+class _Loader(Loader):
+    def __init__(self, dataset: Any, job: Job) -> None:
+        super().__init__(dataset)
         self._job = job
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        context.target_max_block_size = job.options.get("block_bytes", 16 << 20)
-        dataset = ray.data.read_parquet(
-            f"{job.bucket}/{job.prefix}/",
-            filesystem=_filesystem(job),
-            shuffle=ray.data.FileShuffleConfig(seed=job.seed),
-            override_num_blocks=job.options.get("num_blocks"),
-        )
-        if job.decoded:
-            dataset = dataset.map_batches(_Decode(job), batch_size=job.options.get("map_batch", 64))
-        self._dataset = dataset
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._dataset.iter_batches(
+        for batch in self._loader.iter_batches(
             batch_size=self._job.batch_size,
             prefetch_batches=self._job.options.get("prefetch_batches", 4),
             batch_format="numpy",
@@ -125,18 +90,15 @@ class _Loader:
             images = batch["image"]
             yield torch.from_numpy(images) if self._job.decoded else images.tolist(), batch["number"].tolist()
 
-    def state(self) -> None:
-        """Has none: an interrupted epoch is begun again."""
-
     def close(self) -> None:
-        """The cluster's processes, and the folder with its logs and sockets."""
-        del self._dataset
+        """Ends the cluster's processes, and removes the folder with its logs and sockets."""
+        super().close()
         ray.shutdown()
         shutil.rmtree(_folder(), ignore_errors=True)  # its last process may be removing a socket
 
 
 def _folder() -> str:
-    """Where this process's cluster keeps logs and sockets."""
+    """Returns where this process's cluster keeps logs and sockets."""
     return str(Path(tempfile.gettempdir()) / f"ray-{os.getpid()}")
 
 

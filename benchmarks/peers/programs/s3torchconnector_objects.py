@@ -1,7 +1,7 @@
-"""s3torchconnector's S3MapDataset: one object a picture, by AWS's own native client, in torch's DataLoader.
+"""s3torchconnector's S3MapDataset: one object per image, by AWS's own native client, in torch's DataLoader.
 
 https://github.com/awslabs/s3-connector-for-pytorch: `from_prefix`, a transform that reads, path style for an endpoint
-that is not AWS's.
+that is not AWS's. ``iterable`` takes S3IterableDataset, whose order is the bucket's.
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from typing import Any
 
 from s3torchconnector import S3ClientConfig, S3IterableDataset, S3MapDataset, S3ReaderConstructor
 
-from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat
-from benchmarks.peers.torch_loader import TorchLoader
-
-__all__ = ["open_loader"]
+from benchmarks.peers.job import Job, Loader, Treat, torch_loader
 
 
 class _Read:
@@ -27,8 +23,8 @@ class _Read:
         return self._treat(reader.read()), int(PurePosixPath(reader.key).stem)
 
 
-def open_loader(job: Job) -> TorchLoader:
-    """The data set in torch's DataLoader; ``iterable`` takes S3IterableDataset, whose order is the bucket's."""
+def open_loader(job: Job) -> Loader:
+    """Puts the dataset in torch's DataLoader."""
     os.environ["AWS_ACCESS_KEY_ID"] = job.access_key_id  # it takes keys from the environment only
     os.environ["AWS_SECRET_ACCESS_KEY"] = job.secret_access_key
     options: dict[str, Any] = {
@@ -38,7 +34,6 @@ def open_loader(job: Job) -> TorchLoader:
         "s3client_config": S3ClientConfig(force_path_style=True),
         "reader_constructor": S3ReaderConstructor.sequential(),
     }
-    uri = f"s3://{job.bucket}/{job.prefix}/"
     if job.options.get("iterable"):
-        return TorchLoader(S3IterableDataset.from_prefix(uri, enable_sharding=True, **options), job)
-    return TorchLoader(S3MapDataset.from_prefix(uri, **options), job)
+        return torch_loader(S3IterableDataset.from_prefix(f"{job.url}/", enable_sharding=True, **options), job)
+    return torch_loader(S3MapDataset.from_prefix(f"{job.url}/", **options), job)

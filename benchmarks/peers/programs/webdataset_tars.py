@@ -6,26 +6,20 @@ shuffled, batches made in the pipeline, `WebLoader`. Tar files of 64 MB, so that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import webdataset
 
-from benchmarks.peers.messages import Job
-from benchmarks.peers.pictures import Treat, collate, written
-
-__all__ = ["open_loader", "write"]
+from benchmarks.peers.job import Job, Loader, Treat, collate, written
 
 _SHUFFLE_BUFFER = 1000  # samples; what its examples have
 
 
 def write(job: Job) -> None:
-    """Tar files in the job's folder."""
-    pattern = str(Path(job.folder) / "%06d.tar")
-    with webdataset.ShardWriter(
-        pattern, maxsize=job.options.get("tar_bytes", 64_000_000), maxcount=10**9, verbose=0
-    ) as writer:
+    """Writes tar files in the job's folder."""
+    pattern, tar_bytes = str(Path(job.folder) / "%06d.tar"), job.options.get("tar_bytes", 64_000_000)
+    with webdataset.ShardWriter(pattern, maxsize=tar_bytes, maxcount=10**9, verbose=0) as writer:
         for number, data in written(job):
             writer.write({"__key__": f"{number:07d}", "jpg": data})
 
@@ -38,38 +32,24 @@ class _Item:
         return self._treat(sample["jpg"]), int(sample["__key__"])
 
 
-def open_loader(job: Job) -> _Loader:
-    """The pipeline in WebLoader."""
-    return _Loader(job)
-
-
-class _Loader:
-    def __init__(self, job: Job) -> None:
-        dataset = (
-            webdataset.WebDataset(
-                job.urls,
-                shardshuffle=100,
-                seed=job.seed,
-                cache_dir=job.cache_dir,
-                url_to_name=_name,
-                nodesplitter=webdataset.single_node_only,
-            )
-            .shuffle(_SHUFFLE_BUFFER)
-            .map(_Item(job))
-            .batched(job.batch_size, collation_fn=collate, partial=True)
+def open_loader(job: Job) -> Loader:
+    """Makes the pipeline in WebLoader."""
+    dataset = (
+        webdataset.WebDataset(
+            job.urls,
+            shardshuffle=100,
+            seed=job.seed,
+            cache_dir=job.cache_dir,
+            url_to_name=_name,
+            nodesplitter=webdataset.single_node_only,
         )
-        self._loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=job.num_workers, prefetch_factor=4)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
-
-    def state(self) -> None:
-        """Has none."""
-
-    def close(self) -> None:
-        del self._loader
+        .shuffle(_SHUFFLE_BUFFER)
+        .map(_Item(job))
+        .batched(job.batch_size, collation_fn=collate, partial=True)
+    )
+    return Loader(webdataset.WebLoader(dataset, batch_size=None, num_workers=job.num_workers, prefetch_factor=4))
 
 
 def _name(url: str) -> str:
-    """The file's, without the signature behind it."""
+    """Returns the file's name, without the signature behind it."""
     return Path(url.partition("?")[0]).name

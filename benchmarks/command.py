@@ -1,0 +1,119 @@
+"""What every benchmark's program has: its options, a progress bar, and what becomes of its figures."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.fresh_process import cpu_of_fresh_processes_s
+from benchmarks.machine import Bystanders, describe_machine, versions
+
+Load = TypeVar("Load")
+Side = TypeVar("Side")
+
+_INTERRUPTED = 130  # as a shell reports SIGINT
+
+
+def command_line(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Makes a parser with the options of every benchmark, ``--json FILE`` and ``--quick``."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; no figures to quote")
+    return parser
+
+
+def program(
+    name: str, description: str | None, measure: Callable[[Load, Console], Mapping[str, Any]], full: Load, quick: Load
+) -> Callable[[Sequence[str] | None], int]:
+    """Makes the main function of a benchmark that has two sizes and no other options; it returns the exit status."""
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        options = command_line(name, description).parse_args(arguments)
+        return publish(name, lambda console: measure(quick if options.quick else full, console), options.json)
+
+    return main
+
+
+def publish(name: str, measure: Callable[[Console], Mapping[str, Any]], file: Path | None) -> int:
+    """Measures, writes the JSON file if one is given, and prints the section of the report; returns the exit status.
+
+    The machine, the versions, the duration and the share of other programs are added to the figures.
+    """
+
+    def run() -> None:
+        from benchmarks.report_page import section
+
+        console, machine, began, others = Console(), describe_machine(), perf_counter(), Bystanders()
+        measured = measure(console)
+        figures = {
+            **measured,
+            "took_s": round(perf_counter() - began, 1),
+            "other_programs_share": round(others.share(also_own_s=cpu_of_fresh_processes_s()), 3),
+            "machine": machine,
+            "versions": {**versions(), **measured.get("versions", {})},
+        }
+        text = json.dumps(figures, indent=2) + "\n"
+        if file is not None:
+            file.write_text(text, encoding="utf-8")
+        console.print(Markdown(section(name, json.loads(text))))
+
+    return ends_with_one_line(run)
+
+
+def in_turns(sides: Sequence[Side], num_rounds: int) -> Iterator[tuple[int, Side]]:
+    """Yields every side in every round; odd rounds go backwards, so that a machine that slows down slows all alike."""
+    for number in range(num_rounds):
+        for side in sides[:: -1 if number % 2 else 1]:
+            yield number, side
+
+
+class Bar:
+    """A progress bar that can be advanced by one or set to a count."""
+
+    def __init__(self, progress: Progress, name: str, total: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task(name, total=total)
+
+    def advance(self) -> None:
+        """Adds one."""
+        self._progress.advance(self._task)
+
+    def reach(self, count: int) -> None:
+        """Sets the count."""
+        self._progress.update(self._task, completed=count)
+
+
+@contextlib.contextmanager
+def bar(console: Console, name: str, total: int) -> Iterator[Bar]:
+    """Shows a bar during the block, on a terminal; elsewhere nothing."""
+    columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield Bar(progress, name, total)
+
+
+def ends_with_one_line(run: Callable[[], object]) -> int:
+    """Runs a program so that Ctrl-C and SIGTERM leave one line instead of a traceback; returns the exit status."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        run()
+    except KeyboardInterrupt:
+        Console(stderr=True).print("\ninterrupted: what was started has been stopped")
+        return _INTERRUPTED
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,150 @@
+"""What a peer's process is told and answers, and what all peers have in common there.
+
+Only what the peers' environments have is imported here: msgspec, torch and torchvision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms import v2
+
+SIZE = 224
+
+
+class Job(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What a peer is to do."""
+
+    peer: str  # module below `benchmarks.peers.programs`
+    task: Literal["write", "epoch"] = "epoch"  # write the images in the peer's format, or read an epoch of them
+    photos: str  # folder of the images: one folder per class
+    # The image that is written at each place. An image's number is its place in the sorted list of all paths; every
+    # format keeps it beside the image, and the peers deliver it as its label.
+    order: list[int] = []
+    endpoint_url: str = ""
+    access_key_id: str = ""
+    secret_access_key: str = ""
+    region: str = "us-east-1"
+    bucket: str = ""
+    prefix: str = ""  # of all that the peer has in the bucket, without slashes at the ends
+    folder: str = ""  # for files of ``write`` that then go into the bucket; empty if the peer puts them there itself
+    urls: list[str] = []  # signed, of the peer's objects, for those who fetch by them
+    options: dict[str, Any] = {}  # from the catalogue
+    cache_dir: str | None = None  # for a peer that keeps what it has fetched
+    decoded: bool = False  # to uint8 (N, 3, 224, 224), a random crop of each; otherwise delivered as bytes
+    batch_size: int = 256
+    num_workers: int = 2  # worker processes, or threads where the peer has threads
+    seed: int = 0
+    limit_s: float | None = None  # stop after so long; the images that have come by then are the result
+    num_batches: int | None = None  # stop after so many
+    state: Any = None  # of an earlier outcome: go on from there
+    resident_bytes: int = 0  # page cache to put memory behind beforehand; see `benchmarks.machine.make_memory_resident`
+
+    @property
+    def url(self) -> str:
+        """URL of all that the peer has in the bucket."""
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+class Outcome(msgspec.Struct, kw_only=True, frozen=True):
+    """What came of it; times count from the first call of the peer, without imports."""
+
+    numbers: list[int] = []  # of the images, in the order in which they came
+    batch_sizes: list[int] = []
+    # Sum over the images of XXH3-128 of their bytes, seeded by their number, modulo 2^128, in hexadecimal: the same for
+    # the same images in any order. Empty for decoded ones.
+    digest: str = ""
+    build_s: float = 0.0  # to a loader that can be iterated
+    first_batch_s: float = 0.0
+    half_s: float = 0.0  # to half of the images
+    epoch_s: float = 0.0  # to the last batch
+    cpu_s: float = 0.0  # of the process and all that it started, in the same time, its end included
+    complete: bool = True  # whether the epoch came to its end
+    state: Any = None  # the peer's position, where it has one
+
+
+def paths(folder: str) -> list[Path]:
+    """Returns all images; an image's number is its place here."""
+    return sorted(Path(folder).glob("*/*.jpg"))
+
+
+def written(job: Job) -> Iterator[tuple[int, bytes]]:
+    """Yields number and file of each image, in the order in which every format gets them."""
+    found = paths(job.photos)
+    for number in job.order:
+        yield number, found[number].read_bytes()
+
+
+class Treat:
+    """Decodes and augments as torch users do, or leaves a file as it is. A class, because workers may get it pickled.
+
+    torchvision's decoder and v2 transforms: with torchcodec the same speed, with PIL 1.5 times as slow.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._augment = None
+        if job.decoded:
+            self._augment = v2.Compose([v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()])
+
+    def __call__(self, data: bytes) -> Tensor | bytes:
+        if self._augment is None:
+            return data
+        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)  # a copy of 3 µs: torch warns of read-only ones
+        image: Tensor = self._augment(decode_jpeg(encoded, mode=ImageReadMode.RGB))
+        return image
+
+
+def collate(samples: list[tuple[Tensor | bytes, int]]) -> tuple[Tensor | list[Tensor | bytes], Tensor]:
+    """Makes a batch of images and numbers."""
+    images, numbers = zip(*samples, strict=True)
+    return torch.stack(images) if isinstance(images[0], Tensor) else list(images), torch.tensor(numbers)
+
+
+class Loader:
+    """A peer's loader, ready to be iterated: yields images (files, or a tensor) and their numbers, batch by batch."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def state(self) -> Any:
+        """Returns the position, as JSON can carry it; None where the peer has no such thing."""
+
+    def close(self) -> None:
+        """Ends workers and connections, as a training script would at its end."""
+        del self._loader
+
+
+class StatefulLoader(Loader):
+    """A loader with ``state_dict`` and ``load_state_dict``, which goes on from the state of its job."""
+
+    def __init__(self, loader: Any, job: Job) -> None:
+        super().__init__(loader)
+        if job.state is not None:
+            loader.load_state_dict(job.state)
+
+    def state(self) -> Any:
+        return self._loader.state_dict()
+
+
+def torch_loader(dataset: Dataset[Any], job: Job, *, collate_fn: Any = collate) -> Loader:
+    """Puts torch's DataLoader around a dataset of (image, number), with the settings that serve it best here."""
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_size=job.batch_size,
+        shuffle=None if isinstance(dataset, IterableDataset) else True,
+        generator=torch.Generator().manual_seed(job.seed),
+        num_workers=job.num_workers,
+        prefetch_factor=4 if job.num_workers else None,
+        collate_fn=collate_fn,
+    )
+    return Loader(loader)

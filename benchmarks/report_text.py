@@ -1,0 +1,94 @@
+"""Numbers and tables of the report as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+Figures = Mapping[str, Any]
+DASH = "–"
+
+
+def number(value: float | None) -> str:
+    """Writes three digits, or all digits before the point: 0.194, 41,515; a dash for None."""
+    if value is None:
+        return DASH
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    rounded = float(f"{value:.3g}")
+    if rounded != 0 and abs(rounded) < 0.0001:
+        return f"{rounded:.2e}"
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:.10g}"
+
+
+def percent(value: float | None) -> str:
+    """Writes a share as a percentage with one decimal."""
+    return DASH if value is None else f"{100 * value:.1f} %"
+
+
+def ranged(value: float | None, extremes: Sequence[float] | None) -> str:
+    """Writes a median with its extremes, where they are known."""
+    if value is None or not extremes:
+        return number(value)
+    return f"{number(value)} ({number(min(extremes))} … {number(max(extremes))})"
+
+
+def seconds(value: float) -> str:
+    """Writes a time with its unit."""
+    scale, unit = (1, "s") if value >= 1 else (1e3, "ms") if value >= 1e-3 else (1e6, "µs")
+    return f"{value * scale:.3g} {unit}"
+
+
+def size(num_bytes: float) -> str:
+    """Writes a number of bytes with its unit."""
+    return f"{num_bytes / 1e6:.3g} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.3g} KB"
+
+
+def _cell(row: Figures, spec: str) -> str:
+    """Writes a cell by ``key``, ``key %``, ``key ±`` (extremes in ``spread``), ``key ± extremes``, or a format."""
+    if "{" in spec:
+        return spec.format(**row)
+    key, _, mark = spec.partition(" ")
+    value: Any = row
+    for name in key.split("."):
+        value = None if value is None else value.get(name)
+    if mark == "%":
+        return percent(value)
+    if mark.startswith("±"):
+        other = mark.removeprefix("±").strip()
+        return ranged(value, row[other] if other else row.get("spread", {}).get(key))
+    return number(value) if value is None or isinstance(value, int | float) else str(value)
+
+
+def grid(titles: Sequence[object], rows: Iterable[Sequence[object]], left: int = 1) -> str:
+    """Writes a Markdown table; the first ``left`` columns are aligned to the left."""
+
+    def told(cell: object) -> str:
+        text = number(cell) if cell is None or isinstance(cell, float | int) else str(cell)
+        return text.replace("|", "\\|").replace("\n", " ")
+
+    marks = ["---"] * left + ["---:"] * (len(titles) - left)
+    lines = [[str(title) for title in titles], marks, *([told(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def table(rows: Iterable[Figures], columns: Mapping[str, str], left: int = 1) -> str:
+    """Writes rows as a Markdown table; ``columns`` has a cell's rule under its title (see `_cell`).
+
+    A column that has no value in any row is left out.
+    """
+    rows = list(rows)
+    found = [list(row) for row in zip(*([_cell(row, spec) for row in rows] for spec in columns.values()), strict=True)]
+    kept = [at for at in range(len(columns)) if at < left or any(row[at] != DASH for row in found)]
+    titles = list(columns)
+    return grid([titles[at] for at in kept], ([row[at] for at in kept] for row in found), left)
+
+
+def pivot(rows: Iterable[Figures], index: Sequence[str], over: str, spec: str, titles: Sequence[str]) -> str:
+    """Writes one line for each ``index`` and one column for each value of ``over``."""
+    frame = pd.DataFrame([{**{key: row[key] for key in (*index, over)}, "cell": _cell(row, spec)} for row in rows])
+    wide = frame.pivot_table(index=list(index), columns=over, values="cell", aggfunc="first", sort=False).reset_index()
+    found = wide.astype(object).where(wide.notna(), DASH)
+    return grid([*titles, *(str(name) for name in found.columns[len(index) :])], found.values.tolist(), len(index))
