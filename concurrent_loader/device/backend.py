@@ -1,7 +1,7 @@
 """Defines the interface between the device stage and a GPU. All calls of a vendor's library are behind this protocol.
 
-A backend has one stream. `copy` and `run` enqueue work on the stream, in order. Decoders that read device memory also
-do. Decoders that read host memory are done when `decode` returns. A `Ticket` marks a point on the stream.
+A backend has one stream. `copy`, `run` and decoders that read device memory enqueue work on the stream, in order.
+Decoders that read host memory finish before `decode` returns. A `Ticket` marks a point on the stream.
 """
 
 from __future__ import annotations

@@ -79,11 +79,11 @@ class DeviceBatches:
         self._on_error = on_error
         self._open_device = open_device
         self._stage: DeviceStage | None = None
-        self._failed = False  # as the consumer has been told
-        self._broken = False  # as the stage's thread knows
+        self._failed = False  # whether the consumer has received a failure
+        self._broken = False  # whether staging has failed; written by the stage's thread
         self._thread = DecodeThreads(1, name=f"device_{device}")
         self._ahead: deque[_Staged] = deque()
-        self._last: Any = None  # a failure or the end, which comes after all that is ahead
+        self._last: Any = None  # a failure or the end; delivered after the batches ahead
         self._spans: Spans = ()
         self._free_since_s = -float("inf")  # when the stage's thread finished the batch taken last
         self._pid = os.getpid()
