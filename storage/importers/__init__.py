@@ -1,6 +1,62 @@
-"""Importers of other dataset formats, one per module; "Add an importer" in CONTRIBUTING.md lists the steps."""
+"""Importers of other dataset formats, one per module; "Add an importer" in CONTRIBUTING.md lists the steps.
 
-from concurrent_loader.storage.importers.image_folder import ImageFolder
-from concurrent_loader.storage.importers.protocol import ImportedSample, Importer, ImportProblem, ImportScan
+Classes are imported on first use, because the command line reads `FORMATS` and starts without any client of a store.
+"""
 
-__all__ = ["ImageFolder", "ImportProblem", "ImportScan", "ImportedSample", "Importer"]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from concurrent_loader.storage.importers.import_format import ImportFormat, ImportOption
+
+if TYPE_CHECKING:
+    from concurrent_loader.storage.importers.image_folder import ImageFolder
+    from concurrent_loader.storage.importers.protocol import (
+        ImportedSample,
+        Importer,
+        ImportProblem,
+        ImportScan,
+        SampleSource,
+    )
+    from concurrent_loader.storage.importers.tar import TarFiles
+
+__all__ = [
+    "FORMATS",
+    "ImageFolder",
+    "ImportFormat",
+    "ImportOption",
+    "ImportProblem",
+    "ImportScan",
+    "ImportedSample",
+    "Importer",
+    "SampleSource",
+    "TarFiles",
+]
+
+FORMATS = (
+    ImportFormat("tar", "tar", "TarFiles", "Import WebDataset tar files, also compressed ones (.gz, .bz2, .zst, .xz)."),
+)
+"""Formats of `concurrent-loader ingest`, besides image folders: name, module, class, help and options of each."""
+
+_HOMES = {
+    "ImageFolder": "image_folder",
+    "ImportProblem": "protocol",
+    "ImportScan": "protocol",
+    "ImportedSample": "protocol",
+    "Importer": "protocol",
+    "SampleSource": "protocol",
+    **{row.class_name: row.module for row in FORMATS},
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
