@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from concurrent_loader.storage.importers.import_format import ImportFormat, ImportOption
 
 if TYPE_CHECKING:
+    from concurrent_loader.storage.importers.arrow_files import ArrowFiles
     from concurrent_loader.storage.importers.image_folder import ImageFolder
+    from concurrent_loader.storage.importers.parquet import ParquetFiles
     from concurrent_loader.storage.importers.protocol import (
         ImportedSample,
         Importer,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMATS",
+    "ArrowFiles",
     "ImageFolder",
     "ImportFormat",
     "ImportOption",
@@ -30,11 +33,14 @@ __all__ = [
     "ImportScan",
     "ImportedSample",
     "Importer",
+    "ParquetFiles",
     "SampleSource",
     "TarFiles",
 ]
 
 FORMATS = (
+    ImportFormat("arrow", "arrow_files", "ArrowFiles", "Import Arrow IPC files and streams."),
+    ImportFormat("parquet", "parquet", "ParquetFiles", "Import Parquet files, such as Hugging Face datasets."),
     ImportFormat("tar", "tar", "TarFiles", "Import WebDataset tar files, also compressed ones (.gz, .bz2, .zst, .xz)."),
 )
 """Formats of `concurrent-loader ingest`, besides image folders: name, module, class, help and options of each."""
