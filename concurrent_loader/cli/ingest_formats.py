@@ -128,7 +128,8 @@ def _importer(
         check_there(check_url(src))
     importer = getattr(import_module(f"concurrent_loader.storage.importers.{row.module}"), row.class_name)
     given = {name: value for name, value in own.items() if value is not None}
+    at = src if row.is_stored else ""
     return importer(
-        src, columns=parse_column_types(column or []), drop=drop or [], client=client_for(src, client),
-        storage_options=options_for(src, options), **given,
+        src, columns=parse_column_types(column or []), drop=drop or [], client=client_for(at, client),
+        storage_options=options_for(at, options), **given,
     )  # fmt: skip

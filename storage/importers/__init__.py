@@ -12,7 +12,9 @@ from concurrent_loader.storage.importers.import_format import ImportFormat, Impo
 
 if TYPE_CHECKING:
     from concurrent_loader.storage.importers.arrow_files import ArrowFiles
+    from concurrent_loader.storage.importers.hdf5 import HDF5Files
     from concurrent_loader.storage.importers.image_folder import ImageFolder
+    from concurrent_loader.storage.importers.lmdb_database import LMDBDatabase
     from concurrent_loader.storage.importers.parquet import ParquetFiles
     from concurrent_loader.storage.importers.protocol import (
         ImportedSample,
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
         ImportScan,
         SampleSource,
     )
+    from concurrent_loader.storage.importers.python_generator import PythonGenerator
     from concurrent_loader.storage.importers.tar import TarFiles
 
 __all__ = [
     "FORMATS",
     "ArrowFiles",
+    "HDF5Files",
     "ImageFolder",
     "ImportFormat",
     "ImportOption",
@@ -33,14 +37,41 @@ __all__ = [
     "ImportScan",
     "ImportedSample",
     "Importer",
+    "LMDBDatabase",
     "ParquetFiles",
+    "PythonGenerator",
     "SampleSource",
     "TarFiles",
 ]
 
 FORMATS = (
     ImportFormat("arrow", "arrow_files", "ArrowFiles", "Import Arrow IPC files and streams."),
+    ImportFormat(
+        "hdf5",
+        "hdf5",
+        "HDF5Files",
+        "Import HDF5 files: datasets of the same length become columns.",
+        (ImportOption("group", "Path of the group. Default: the root."),),
+    ),
+    ImportFormat(
+        "lmdb",
+        "lmdb_database",
+        "LMDBDatabase",
+        "Import an LMDB database on a local drive.",
+        (ImportOption("database", "Name of a database inside the file. Default: the unnamed one."),),
+        source="Folder with data.mdb, or file of the database.",
+    ),
     ImportFormat("parquet", "parquet", "ParquetFiles", "Import Parquet files, such as Hugging Face datasets."),
+    ImportFormat(
+        "python",
+        "python_generator",
+        "PythonGenerator",
+        "Import the dicts that a Python function yields.",
+        (ImportOption("arg", "Argument of the function, NAME=VALUE, passed as text. May be repeated.", is_list=True),),
+        source="Function that yields a dict per sample.",
+        metavar="MODULE:FUNCTION",
+        is_stored=False,
+    ),
     ImportFormat("tar", "tar", "TarFiles", "Import WebDataset tar files, also compressed ones (.gz, .bz2, .zst, .xz)."),
 )
 """Formats of `concurrent-loader ingest`, besides image folders: name, module, class, help and options of each."""

@@ -25,7 +25,7 @@ def import_library(module: str, *, extra: str, package: str = "") -> Any:
         return import_module(module)
     except ImportError as error:
         root = module.partition(".")[0]
-        is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == root
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == root
         why = "is not installed" if is_missing else f"cannot be imported ({error})"
         raise ConfigurationError(
             f"this format needs {package or root}, which {why}: run `pip install {package or root}`, or install "
