@@ -12,6 +12,7 @@ from concurrent_loader.storage.importers.import_format import ImportFormat, Impo
 
 if TYPE_CHECKING:
     from concurrent_loader.storage.importers.arrow_files import ArrowFiles
+    from concurrent_loader.storage.importers.coco import CocoDataset
     from concurrent_loader.storage.importers.hdf5 import HDF5Files
     from concurrent_loader.storage.importers.image_folder import ImageFolder
     from concurrent_loader.storage.importers.lmdb_database import LMDBDatabase
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "ArrowFiles",
+    "CocoDataset",
     "HDF5Files",
     "ImageFolder",
     "ImportFormat",
@@ -46,6 +48,19 @@ __all__ = [
 
 FORMATS = (
     ImportFormat("arrow", "arrow_files", "ArrowFiles", "Import Arrow IPC files and streams."),
+    ImportFormat(
+        "coco",
+        "coco",
+        "CocoDataset",
+        "Import images with COCO's annotations: boxes, classes, masks, keypoints, captions.",
+        (
+            ImportOption("images", "Folder of the images. Required."),
+            ImportOption("captions", "Another JSON file of the same images, with captions."),
+            ImportOption("boxes", "Form of a box: xyxy (default: two corners) or xywh (as in COCO)."),
+            ImportOption("verify", "How to check each image: decode it (default), read its header, or none."),
+        ),
+        source="JSON file: path or URL.",
+    ),
     ImportFormat(
         "hdf5",
         "hdf5",

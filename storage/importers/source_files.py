@@ -93,7 +93,7 @@ class SourceFiles:
         Raises:
             NotFound: There is no file of this format.
         """
-        calls.run(self._find())
+        calls.run(self.find_here())
 
     def identity(self, name: str, *options: object) -> str | None:
         """Returns a digest of names, sizes and versions of the files and of import options.
@@ -136,7 +136,8 @@ class SourceFiles:
         """Closes the store."""
         await self.store.close()
 
-    async def _find(self) -> None:
+    async def find_here(self) -> None:
+        """Finds the files, like `find`, on the event loop."""
         if self._key is not None:
             key = self._key
             self.files = [SourceFile.of(await self.engine.call_with_retries(lambda: self.store.head(key), key))]
