@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from concurrent_loader.cli.ingest import progress_bar
 from concurrent_loader.cli.options import Json
+from concurrent_loader.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from concurrent_loader.storage.cache.folder import CacheFolder

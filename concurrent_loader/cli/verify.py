@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from concurrent_loader.cli.info import Url
-from concurrent_loader.cli.ingest import progress_bar
 from concurrent_loader.cli.options import (
     Client,
     EndpointUrl,
@@ -22,6 +21,7 @@ from concurrent_loader.cli.options import (
     open_for_command,
     store_options,
 )
+from concurrent_loader.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable

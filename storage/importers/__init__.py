@@ -1,6 +1,114 @@
-"""Importers of other dataset formats, one per module; "Add an importer" in CONTRIBUTING.md lists the steps."""
+"""Importers of other dataset formats, one per module; "Add an importer" in CONTRIBUTING.md lists the steps.
 
-from concurrent_loader.storage.importers.image_folder import ImageFolder
-from concurrent_loader.storage.importers.protocol import ImportedSample, Importer, ImportProblem, ImportScan
+Classes are imported on first use, because the command line reads `FORMATS` and starts without any client of a store.
+"""
 
-__all__ = ["ImageFolder", "ImportProblem", "ImportScan", "ImportedSample", "Importer"]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from concurrent_loader.storage.importers.import_format import ImportFormat, ImportOption
+
+if TYPE_CHECKING:
+    from concurrent_loader.storage.importers.arrow_files import ArrowFiles
+    from concurrent_loader.storage.importers.coco import CocoDataset
+    from concurrent_loader.storage.importers.hdf5 import HDF5Files
+    from concurrent_loader.storage.importers.image_folder import ImageFolder
+    from concurrent_loader.storage.importers.lmdb_database import LMDBDatabase
+    from concurrent_loader.storage.importers.parquet import ParquetFiles
+    from concurrent_loader.storage.importers.protocol import (
+        ImportedSample,
+        Importer,
+        ImportProblem,
+        ImportScan,
+        SampleSource,
+    )
+    from concurrent_loader.storage.importers.python_generator import PythonGenerator
+    from concurrent_loader.storage.importers.tar import TarFiles
+
+__all__ = [
+    "FORMATS",
+    "ArrowFiles",
+    "CocoDataset",
+    "HDF5Files",
+    "ImageFolder",
+    "ImportFormat",
+    "ImportOption",
+    "ImportProblem",
+    "ImportScan",
+    "ImportedSample",
+    "Importer",
+    "LMDBDatabase",
+    "ParquetFiles",
+    "PythonGenerator",
+    "SampleSource",
+    "TarFiles",
+]
+
+FORMATS = (
+    ImportFormat("arrow", "arrow_files", "ArrowFiles", "Import Arrow IPC files and streams."),
+    ImportFormat(
+        "coco",
+        "coco",
+        "CocoDataset",
+        "Import images with COCO's annotations: boxes, classes, masks, keypoints, captions.",
+        (
+            ImportOption("images", "Folder of the images. Required."),
+            ImportOption("captions", "Another JSON file of the same images, with captions."),
+            ImportOption("boxes", "Form of a box: xyxy (default: two corners) or xywh (as in COCO)."),
+            ImportOption("verify", "How to check each image: decode it (default), read its header, or none."),
+        ),
+        source="JSON file: path or URL.",
+    ),
+    ImportFormat(
+        "hdf5",
+        "hdf5",
+        "HDF5Files",
+        "Import HDF5 files: datasets of the same length become columns.",
+        (ImportOption("group", "Path of the group. Default: the root."),),
+    ),
+    ImportFormat(
+        "lmdb",
+        "lmdb_database",
+        "LMDBDatabase",
+        "Import an LMDB database on a local drive.",
+        (ImportOption("database", "Name of a database inside the file. Default: the unnamed one."),),
+        source="Folder with data.mdb, or file of the database.",
+    ),
+    ImportFormat("parquet", "parquet", "ParquetFiles", "Import Parquet files, such as Hugging Face datasets."),
+    ImportFormat(
+        "python",
+        "python_generator",
+        "PythonGenerator",
+        "Import the dicts that a Python function yields.",
+        (ImportOption("arg", "Argument of the function, NAME=VALUE, passed as text. May be repeated.", is_list=True),),
+        source="Function that yields a dict per sample.",
+        metavar="MODULE:FUNCTION",
+        is_stored=False,
+    ),
+    ImportFormat("tar", "tar", "TarFiles", "Import WebDataset tar files, also compressed ones (.gz, .bz2, .zst, .xz)."),
+)
+"""Formats of `concurrent-loader ingest`, besides image folders: name, module, class, help and options of each."""
+
+_HOMES = {
+    "ImageFolder": "image_folder",
+    "ImportProblem": "protocol",
+    "ImportScan": "protocol",
+    "ImportedSample": "protocol",
+    "Importer": "protocol",
+    "SampleSource": "protocol",
+    **{row.class_name: row.module for row in FORMATS},
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from concurrent_loader.storage.errors import ConfigurationError, InvalidRange, NotFound, ObjectChanged, StorageError
+from concurrent_loader.storage.errors import ConfigurationError, NotFound, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.importers.class_names import known_classes
+from concurrent_loader.storage.importers.fetch_in_order import fetch_in_order
 from concurrent_loader.storage.importers.image_check import check_verification, image_fault
 from concurrent_loader.storage.importers.lossless_encoding import LOSSLESS_EXTENSIONS, check_encoding, to_lossless
 from concurrent_loader.storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
+from concurrent_loader.storage.importers.source_files import is_hidden, version_of
 from concurrent_loader.storage.printable import printable
 from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
-from concurrent_loader.storage.sizes import Size, format_size, parse_size
-from concurrent_loader.storage.stores.objects import ObjectMeta
+from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.storage.stores.store import Store
 
 __all__ = ["ImageFolder"]
 
 _JPEG = frozenset({"jpg", "jpeg"})
 _IMAGES = _JPEG | {"png", "webp"}
-_MAX_IMAGE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,26 +148,14 @@ class ImageFolder:
 
         Cancellation: Closing the generator cancels the running fetches and waits for them.
         """
-        ahead: deque[tuple[asyncio.Task[ImportedSample | ImportProblem], int]] = deque()
-        ahead_bytes = 0
         for problem in self._problems:
             yield problem
-        with ThreadPoolExecutor(os.cpu_count(), "import-verify") as threads:
-            try:
-                for file in self._files:
-                    # Twice as many tasks as requests, because some decode while others fetch.
-                    while ahead and (len(ahead) >= 2 * self._in_flight or ahead_bytes + file.size > self._max_bytes):
-                        task, size = ahead.popleft()
-                        ahead_bytes -= size
-                        yield await task
-                    ahead.append((asyncio.create_task(self._import(file, threads)), file.size))
-                    ahead_bytes += file.size
-                while ahead:
-                    yield await ahead.popleft()[0]
-            finally:
-                for task, _ in ahead:
-                    task.cancel()
-                await asyncio.gather(*(task for task, _ in ahead), return_exceptions=True)
+        items = fetch_in_order(
+            self._engine, self._files, self._sample_of, in_flight=self._in_flight, max_bytes=self._max_bytes
+        )
+        async with aclosing(items):
+            async for item in items:
+                yield item
 
     async def close(self) -> None:
         """Closes the store."""
@@ -179,11 +166,11 @@ class ImageFolder:
     async def _list(self) -> tuple[list[_File], list[StorageError]]:
         problems: list[StorageError] = []
         files = [
-            _File(meta.key, meta.size, meta.etag or _time(meta))
+            _File(meta.key, meta.size, version_of(meta))
             async for meta in self._store.list("", on_error=problems.append)
-            if not _is_hidden(meta.key)
+            if not is_hidden(meta.key)
         ]
-        return files, [problem for problem in problems if not _is_hidden(problem.key or "")]
+        return files, [problem for problem in problems if not is_hidden(problem.key or "")]
 
     def _is_image(self, key: str) -> bool:
         return "." in key.rpartition("/")[2] and _extension(key) in self._extensions
@@ -240,7 +227,7 @@ class ImageFolder:
                 url=self.url,
                 key=strays[0],
             )
-        names = _known_classes(onto)
+        names = known_classes(onto, "label")
         here = {file.key.partition("/")[0] for file in self._files}
         names += sorted(here.difference(names), key=lambda name: name.encode(errors="surrogatepass"))
         self._labels = {name: number for number, name in enumerate(names)}
@@ -252,18 +239,8 @@ class ImageFolder:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def _import(self, file: _File, threads: ThreadPoolExecutor) -> ImportedSample | ImportProblem:
-        if file.size > _MAX_IMAGE_BYTES:
-            return ImportProblem(name=file.key, reason=f"larger than {format_size(_MAX_IMAGE_BYTES)}")
-        try:
-            result = await self._engine.fetch(file.key, 0, file.size, object_size=file.size)
-        except (NotFound, ObjectChanged, InvalidRange) as error:
-            return ImportProblem(name=file.key, reason=f"it was removed or replaced meanwhile: {error.what}")
-        except ConfigurationError as error:
-            return ImportProblem(name=file.key, reason=error.what)
-        data = bytes(result.data)
-        loop = asyncio.get_running_loop()
-        made = await loop.run_in_executor(threads, self._made, data)
+    def _sample_of(self, file: _File, data: bytes) -> ImportedSample | ImportProblem:
+        made = self._made(data)
         if isinstance(made, str):
             return ImportProblem(name=file.key, reason=made)
         values: dict[str, object] = {"image": made, "path": file.key}
@@ -279,22 +256,5 @@ class ImageFolder:
         return image_fault(data, column=self._column, verify=self._verify) or data
 
 
-def _time(meta: ObjectMeta) -> str | None:
-    return None if meta.last_modified is None else meta.last_modified.isoformat()
-
-
 def _extension(key: str) -> str:
     return key.rpartition("/")[2].rpartition(".")[2].lower()
-
-
-def _is_hidden(key: str) -> bool:
-    return any(segment.startswith(".") and segment not in (".", "..") for segment in key.split("/"))
-
-
-def _known_classes(onto: Manifest | None) -> list[str]:
-    """Returns the class names of the dataset to append to, in the order of their numbers."""
-    classes = onto.metadata.get("classes") if onto is not None else None
-    names = classes.get("label") if isinstance(classes, dict) else None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return []
-    return list(names)

@@ -11,7 +11,14 @@ from typing import Any, Literal, cast
 
 from concurrent_loader.storage.errors import CommitConflict, ConfigurationError, CorruptData, SchemaError
 from concurrent_loader.storage.hidden_arguments import hides_secrets
-from concurrent_loader.storage.importers.protocol import ImportedSample, Importer, ImportProblem
+from concurrent_loader.storage.importers.protocol import (
+    ImportedSample,
+    Importer,
+    ImportProblem,
+    ImportScan,
+    SampleSource,
+)
+from concurrent_loader.storage.importers.sample_source import as_importer
 from concurrent_loader.storage.loop_thread import LoopThread
 from concurrent_loader.storage.printable import printable
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
@@ -33,14 +40,14 @@ class IngestProgress:
 
     Attributes:
         num_done: Number of samples written and files skipped.
-        num_total: Number of samples and files to expect.
+        num_total: Number of samples and files to expect; None if unknown.
         num_skipped: Number of files skipped.
         num_bytes: Number of bytes of imported files.
         duration_s: Seconds since the first file was requested.
     """
 
     num_done: int
-    num_total: int
+    num_total: int | None
     num_skipped: int
     num_bytes: int
     duration_s: float = 0.0
@@ -83,7 +90,7 @@ class IngestReport:
 
 @hides_secrets
 def ingest(
-    importer: Importer,
+    importer: Importer | SampleSource,
     url: str | os.PathLike[str],
     *,
     on_error: OnError = "fail",
@@ -101,7 +108,8 @@ def ingest(
     """Writes all samples of an importer and commits them. The importer is closed at the end.
 
     Args:
-        importer: Source of the samples.
+        importer: Source of the samples: an importer, or an object with ``columns`` and an iterator of dicts (see
+            `SampleSource`).
         url: URL of the dataset; see `ShardWriter`.
         on_error: ``"fail"`` (default) raises an error at the first file that cannot be imported, and commits nothing.
             ``"skip"`` leaves such files out, and names them in the report and in the metadata under ``last_import``.
@@ -130,8 +138,7 @@ def ingest(
     """
     if on_error not in ("fail", "skip"):
         raise ConfigurationError("on_error must be 'fail' or 'skip'", got=on_error)
-    if not all(callable(getattr(importer, method, None)) for method in ("scan", "read", "close")):
-        raise ConfigurationError("importer must be an importer such as ImageFolder", got=type(importer).__name__)
+    importer = as_importer(importer)
     if again and token is not None:
         raise ConfigurationError("again adds the source without a token; pass only one of them", got=token)
     options = dict(storage_options or {})
@@ -151,7 +158,7 @@ def ingest(
                 if name is None:
                     writer.keep_token(scan.identity)
                 _check_unchanged(writer, onto, append=append)
-                run = _Run(writer, importer.url, on_error, scan.num_samples, on_progress)
+                run = _Run(writer, importer.url, on_error, scan, on_progress)
                 if not writer.repeats:
                     run.drain(loop, _Source(importer.read()))
                 writer.update_metadata({"last_import": run.summary(), **run.encoded(onto)})
@@ -179,13 +186,14 @@ class _Run:
         writer: ShardWriter,
         source: str,
         on_error: OnError,
-        num_total: int,
+        scan: ImportScan,
         on_progress: Callable[[IngestProgress], None] | None,
     ) -> None:
         self._writer = writer
         self._source = source
         self._on_error = on_error
-        self._num_total = num_total
+        self._num_total = scan.num_samples
+        self._derived = scan.derived
         self._on_progress = on_progress
         self.num_bytes = 0
         self.skipped: list[ImportProblem] = []
@@ -229,7 +237,7 @@ class _Run:
             try:
                 self._writer.write(item.values)
             except SchemaError as error:
-                item = ImportProblem(name=item.name, reason=str(error))
+                item = ImportProblem(name=item.name, reason=self._reason(error))
             else:
                 self.num_bytes += item.num_bytes
                 for column, num_bytes in item.encoded_from.items():
@@ -245,6 +253,14 @@ class _Run:
                 key=item.name,
             )
         self.skipped.append(item)
+
+    def _reason(self, error: SchemaError) -> str:
+        if error.column not in self._derived:
+            return str(error)
+        return (
+            f"{error}; this column's type was derived from the first samples, so choose another one (--column "
+            f"{error.column}=TYPE; in Python columns={{{error.column!r}: type}})"
+        )
 
     def _report(self) -> None:
         if self._on_progress is not None:

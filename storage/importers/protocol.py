@@ -5,13 +5,13 @@ An importer first scans its source, and then yields the samples in a fixed order
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
-__all__ = ["ImportProblem", "ImportScan", "ImportedSample", "Importer"]
+__all__ = ["ImportProblem", "ImportScan", "ImportedSample", "Importer", "SampleSource"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,20 +20,23 @@ class ImportScan:
 
     Attributes:
         columns: Column types by name.
-        num_samples: Number of samples to expect, including problems.
+        num_samples: Number of samples to expect, including problems; None if only reading the source shows it.
         num_bytes: Size of the source's objects in bytes.
         num_ignored: Number of objects that are not of this format and are left out.
         metadata: Metadata for the manifest.
         identity: Digest of the source and of the import options. Scans with the same identity yield the same samples.
             None if the source cannot guarantee this.
+        derived: Columns whose type was derived from the first samples, so that a later value may not fit. An error then
+            tells how to choose another type.
     """
 
     columns: dict[str, str]
-    num_samples: int
+    num_samples: int | None
     num_bytes: int
     num_ignored: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
     identity: str | None = None
+    derived: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,4 +91,27 @@ class Importer(Protocol):
 
     async def close(self) -> None:
         """Releases the source's connections. Idempotent."""
+        ...
+
+
+class SampleSource(Protocol):
+    """A simple, synchronous source of samples: columns, and an iterator of dicts.
+
+    `concurrent_loader.storage.importers.ingest.ingest` accepts it in place of an `Importer`. The iterator runs on a
+    thread of its own. An item may also be an `ImportedSample`, which names the sample for messages, or an
+    `ImportProblem`. Optional attributes of a source:
+
+    - ``url`` (str): URL of the source for messages.
+    - ``num_samples`` (int): number of samples, for the progress bar.
+    - ``metadata`` (dict): metadata for the manifest, such as ``{"classes": {"label": ["cat", "dog"]}}``.
+    - ``identity`` (str): digest of the source, so that appending the same source twice adds it once.
+    """
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Column types by name."""
+        ...
+
+    def __iter__(self) -> Iterator[Mapping[str, object] | ImportedSample | ImportProblem]:
+        """Yields one dict per sample, with a value for each column."""
         ...

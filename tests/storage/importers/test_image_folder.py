@@ -252,7 +252,7 @@ class TestDamagedFiles:
         assert {item.name for item in items if isinstance(item, ImportProblem)} == {"b/2.jpeg", "b/1.JPG"}
 
     async def test_too_large_a_file_is_not_even_fetched(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("concurrent_loader.storage.importers.image_folder._MAX_IMAGE_BYTES", 100)
+        monkeypatch.setattr("concurrent_loader.storage.importers.fetch_in_order.MAX_FILE_BYTES", 100)
         store = FaultStore(await folder(CLASSES), lambda call: ())
         _, items = await run(store)
         assert all(isinstance(item, ImportProblem) for item in items)
