@@ -225,6 +225,9 @@ class _Adoption:
         reader = scanner.open(found[0])
         try:
             derived = self._format.columns(found[0], reader)
+        except StorageError as error:
+            error.locate(url=self._source.store.url, key=found[0].entry.key)
+            raise
         finally:
             reader.close()
         for name in (*types, *(only or ())):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from concurrent_loader.storage.shards.format.parquet_payload import FOOTER_GUESS_BYTES, ParquetFooter, footer_bytes
+from concurrent_loader.storage.shards.format.parquet_file import FOOTER_GUESS_BYTES, ParquetFooter, footer_bytes
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile
 
 __all__ = ["Fetch", "FooterCache"]

@@ -33,16 +33,16 @@ from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.listing import ObjectEntry
 from concurrent_loader.storage.ranges import ByteRange
 from concurrent_loader.storage.shards.format.parquet_arrays import byte_values
-from concurrent_loader.storage.shards.format.parquet_payload import (
+from concurrent_loader.storage.shards.format.parquet_file import (
     FOOTER_GUESS_BYTES,
     MAX_ROW_GROUP_BYTES,
     ParquetFooter,
-    PayloadField,
     RowGroup,
     footer_bytes,
     load_pyarrow,
-    read_payload,
+    too_large,
 )
+from concurrent_loader.storage.shards.format.parquet_payload import PayloadField, in_row, read_payload
 from concurrent_loader.storage.shards.format.schema import Column, ColumnKind
 from concurrent_loader.storage.shards.format.transforms import parquet_transform
 
@@ -166,12 +166,12 @@ def _read_chunks(reader: ObjectReader, group: RowGroup) -> list[memoryview]:
 def _derive_image(footer: ParquetFooter, reader: ObjectReader, name: str, field: str) -> str:
     path = f"{name}.{field}" if field else name
     for number in range(footer.num_row_groups):
+        if not footer.metadata.row_group(number).num_rows:
+            continue
         group = footer.row_group(number, [path])
         for batch in footer.batches(group, [path], _read_chunks(reader, group)):
-            values = batch.column(0).slice(0, _SEEN_ROWS)
-            if not len(values):
-                continue
-            data, offsets = byte_values(values, name, field)
+            with in_row(number, 0):
+                data, offsets = byte_values(batch.column(0).slice(0, _SEEN_ROWS), name, field)
             bounds = offsets.tolist()
             return image_type([bytes(data[at : min(at + _HEAD_BYTES, end)]) for at, end in pairwise(bounds)])
     return "bytes"
@@ -185,16 +185,15 @@ def _walk_group(
     fields: Sequence[PayloadField],
     surplus: Mapping[str, Any],
 ) -> Iterator[FoundSample]:
+    if not footer.metadata.row_group(number).num_rows:
+        return
     unit = Unit(start=0, end=0, payload=memoryview(b""))
     lengths = np.empty((0, 0), np.int64)
     if fields:
         group = footer.row_group(number, [field.path for field in fields])
         span = group.span
         if len(span) > MAX_ROW_GROUP_BYTES:
-            raise FormatError(
-                f"row group {number} is too large to be read in place; convert the files with "
-                "`concurrent-loader ingest parquet`", expected=f"<= {MAX_ROW_GROUP_BYTES} bytes", got=len(span),
-            )  # fmt: skip
+            raise too_large(number, None, f"<= {MAX_ROW_GROUP_BYTES} bytes", len(span))
         payload, lengths = read_payload(footer, group, fields, _read_chunks(reader, group), MAX_ROW_GROUP_BYTES)
         unit = Unit(start=span.start, end=span.end, payload=memoryview(payload).toreadonly())
     inline = [name for name in columns if name not in {field.name for field in fields}]
@@ -216,13 +215,9 @@ def _index_rows(
     group = footer.row_group(number, names)
     first = 0
     for batch in footer.batches(group, names, _read_chunks(reader, group)):
-        try:
+        with in_row(number, first):
             lists = [index_values(batch.column(batch.schema.get_field_index(name)), name, columns[name].type)
                      for name in names]  # fmt: skip
-        except FormatError as error:
-            error.what = f"row group {number}, row {first + (error.sample or 0)}: {error.what}"
-            error.sample = None
-            raise
         for values in zip(*lists, strict=True):
             yield dict(zip(names, values, strict=True))
         first += batch.num_rows

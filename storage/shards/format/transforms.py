@@ -14,10 +14,9 @@ import zstandard
 
 from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.ranges import ByteRange
+from concurrent_loader.storage.shards.format.parquet_file import ParquetFooter, cut
 from concurrent_loader.storage.shards.format.parquet_payload import (
-    ParquetFooter,
     PayloadField,
-    cut,
     format_fields,
     parse_fields,
     read_payload,
