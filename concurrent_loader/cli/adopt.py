@@ -29,7 +29,7 @@ _MB_PER_S = 300.0  # measured on one core by benchmarks.adopt; a slower network 
 
 
 def adopt(
-    format: Annotated[str, typer.Argument(metavar="FORMAT", help="webdataset, mds, litdata or tfrecord.")],  # noqa: A002
+    format: Annotated[str, typer.Argument(metavar="FORMAT", help="webdataset, mds, litdata, tfrecord or parquet.")],  # noqa: A002
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or URL of the data, which stays unchanged.")],
     index: Annotated[str, typer.Argument(metavar="INDEX", help="URL of the dataset to make.")],
     *,
@@ -38,6 +38,9 @@ def adopt(
         typer.Option(metavar="NAME=TYPE", help="Type of a column, if not the derived one. May be repeated."),
     ] = None,
     only: Annotated[str | None, typer.Option(metavar="NAME,…", help="Columns to adopt. Default: all.")] = None,
+    match: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Pattern of the objects' keys, such as 'data/train-*'.")
+    ] = None,
     append: Annotated[bool, typer.Option("--append", help="Adopt only the objects that the index lacks.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Commit a snapshot that contains only this source.")
@@ -81,6 +84,7 @@ def adopt(
             index,
             columns=dict(_named(each) for each in column or []),
             only=None if only is None else [name for name in only.split(",") if name],
+            match=match,
             append=append,
             overwrite=overwrite,
             dry_run=dry_run,

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from concurrent_loader.storage.adopt.formats import find_format
@@ -52,6 +54,7 @@ def adopt(
     *,
     columns: Mapping[str, str] | None = None,
     only: Sequence[str] | None = None,
+    match: str | None = None,
     append: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -69,11 +72,13 @@ def adopt(
     the source. A run that was interrupted continues: objects that were scanned are not read again.
 
     Args:
-        format: ``"webdataset"``, ``"mds"``, ``"litdata"`` or ``"tfrecord"``.
+        format: ``"webdataset"``, ``"mds"``, ``"litdata"``, ``"tfrecord"`` or ``"parquet"``.
         source: URL of the folder or prefix that holds the data. Nothing is written there.
         index: URL of the dataset to make.
         columns: Types by column name, for columns whose derived type is not the wanted one.
         only: Columns to adopt; all by default.
+        match: Pattern that the keys of objects must match, such as ``"data/train-*"``, as in a shell, where ``*``
+            matches slashes too; by default every key.
         append: Whether to adopt only the objects that the newest snapshot of the index does not have.
         overwrite: Whether the new snapshot replaces the samples of the index.
         dry_run: Whether to stop before the scan, and only report what it would read.
@@ -119,7 +124,7 @@ def adopt(
     with open_both(source, index, client, storage_options, source_options) as (loop, data, target):
         run = _Adoption(loop, data, target, form)
         parent = run.parent(append=append, overwrite=overwrite)
-        found = run.find(None if not append else parent)
+        found = run.find(parent if append else None, match)
         derived = run.columns(found, columns or {}, only, parent if append else None)
         plan = run.plan(found, derived)
         if dry_run:
@@ -139,7 +144,9 @@ def adopt(
         records = Records(target, identity)
         threads = num_threads or min(8, os.cpu_count() or 1)
         scanned, num_resumed = run.scan(scanner, records, found, threads, plan, on_progress)
-        manifest = run.commit(scanned, derived, parent, append=append, metadata={**(metadata or {}), "adopted": format})
+        classes = {name: list(column.classes) for name, column in derived.items() if column.classes}
+        facts = {**({"classes": classes} if classes else {}), **(metadata or {}), "adopted": format}
+        manifest = run.commit(scanned, derived, parent, append=append, metadata=facts)
         with suppress(StorageError):  # they are small, and no reader looks at them
             loop.run(records.delete())
     entries = [shard.entry for each in scanned for shard in each]
@@ -176,7 +183,7 @@ class _Adoption:
             )  # fmt: skip
         return self._loop.run(load_manifest(self._target, snapshot))
 
-    def find(self, onto: Manifest | None) -> list[SourceObject]:
+    def find(self, onto: Manifest | None, match: str | None) -> list[SourceObject]:
         """Returns the objects to scan, in the order of the samples."""
         listing = self._loop.run(list_objects(self._source, lambda key: True))
         url = self._source.store.url
@@ -187,7 +194,8 @@ class _Adoption:
             )
         ]
         small = StoreObjects({entry.key: entry for entry in entries}, self._source, self._loop)
-        found = self._format.objects(entries, small)
+        wanted = entries if match is None else [entry for entry in entries if fnmatchcase(entry.key, match)]
+        found = self._format.objects(wanted, small)
         self._num_ignored = len(entries) - len(found)
         ranges = onto.table.ranges if onto is not None else None
         if ranges is None:
@@ -217,12 +225,17 @@ class _Adoption:
         reader = scanner.open(found[0])
         try:
             derived = self._format.columns(found[0], reader)
+        except StorageError as error:
+            error.locate(url=self._source.store.url, key=found[0].entry.key)
+            raise
         finally:
             reader.close()
         for name in (*types, *(only or ())):
             if name not in derived:
                 raise SchemaError("the source has no such column", column=name, expected=sorted(derived))
-        derived |= {name: self._format.retype(found[0], name, type_) for name, type_ in types.items()}
+        for name, type_ in types.items():
+            asked, known = self._format.retype(found[0], name, type_), derived[name]
+            derived[name] = replace(asked, field=known.field, classes=known.classes if "int" in asked.type else ())
         chosen = {name: derived[name] for name in (only if only is not None else derived)}
         schema = Schema(tuple(Column(name, column.type, column.encoding) for name, column in chosen.items()))
         if onto is not None and list(schema.to_dict().items()) != list(onto.schema.items()):

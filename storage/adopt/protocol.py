@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.listing import ObjectEntry
@@ -23,6 +23,8 @@ __all__ = [
     "ObjectReader",
     "SmallObjects",
     "SourceObject",
+    "Unit",
+    "UnitFormat",
     "check_inside",
 ]
 
@@ -33,7 +35,8 @@ class SourceObject:
 
     Attributes:
         entry: Key relative to the source's URL, size in bytes and ETag.
-        info: Facts from the source's own index that the walk needs, such as the number of samples.
+        info: Facts from the source's own index that the walk needs, such as the number of samples. ``compression``
+            names the compression of an object that is decompressed as a whole.
     """
 
     entry: ObjectEntry
@@ -49,10 +52,29 @@ class ForeignColumn:
         encoding: Name of the value's encoding in the source, as registered in
             `concurrent_loader.storage.shards.format.foreign_codecs`; empty if the source's bytes are exactly the stored
             form of ``type``. Only payload columns may have an encoding.
+        field: Name of the field that holds the value, where the source has a struct in place of a value.
+        classes: Names of the classes of a column of labels, where label i is the i-th; they become metadata.
     """
 
     type: str
     encoding: str = ""
+    field: str = ""
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Unit:
+    """A range of an object whose payload is not the range itself, but is made from it, such as a row group.
+
+    Attributes:
+        start: First byte of the range.
+        end: One past the last byte.
+        payload: The payload, exactly as the transform of the object gives it to readers.
+    """
+
+    start: int
+    end: int
+    payload: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +87,15 @@ class FoundSample:
         end: One past the last byte.
         values: For payload columns, the range of the value's bytes in the object, within [start, end). For other
             columns either a range, whose bytes `ForeignFormat.parse` turns into a value, or the value itself.
+        unit: Unit of the sample. All ranges of such a sample are ranges of the unit's payload. The samples of one unit
+            become one virtual shard.
     """
 
     name: str
     start: int
     end: int
     values: dict[str, ByteRange | Any]
+    unit: Unit | None = None
 
 
 class ObjectReader(Protocol):
@@ -164,6 +189,18 @@ class ForeignFormat(Protocol):
 
         Raises:
             ValueError: The bytes are not a value of this type.
+        """
+        ...
+
+
+@runtime_checkable
+class UnitFormat(Protocol):
+    """A `ForeignFormat` whose samples have units."""
+
+    def transform(self, columns: Mapping[str, ForeignColumn]) -> str:
+        """Returns the name of the transform that makes the payload of units from their ranges.
+
+        It is a name that `concurrent_loader.storage.shards.format.transforms` knows; empty if there is no payload.
         """
         ...
 

@@ -16,6 +16,8 @@ from concurrent_loader.storage.adopt.protocol import (
     FoundSample,
     ObjectReader,
     SourceObject,
+    Unit,
+    UnitFormat,
 )
 from concurrent_loader.storage.adopt.records import DoneShard
 from concurrent_loader.storage.adopt.virtual_shard import VirtualShard, VirtualShardBuilder
@@ -23,14 +25,13 @@ from concurrent_loader.storage.errors import ConfigurationError, FormatError, St
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.loop_thread import LoopThread
 from concurrent_loader.storage.shards.format.schema import Column, Schema
-from concurrent_loader.storage.shards.format.transforms import transform
+from concurrent_loader.storage.shards.format.transforms import MAX_UNIT_BYTES, transform
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRange
 
 __all__ = ["ScannedObject", "Scanner"]
 
 _TAIL_OBJECT_BYTES = 1 << 20
-_MAX_UNIT_BYTES = 1 << 30
 
 Upload = Callable[[str, bytes], None]
 
@@ -76,11 +77,11 @@ class Scanner:
         compression = source.info.get("compression")
         if not compression:
             return FetchingReader(source.entry, self.engine, self.loop)
-        most = int(source.info.get("raw_bytes") or _MAX_UNIT_BYTES)
-        if most > _MAX_UNIT_BYTES:
+        most = int(source.info.get("raw_bytes") or MAX_UNIT_BYTES)
+        if most > MAX_UNIT_BYTES:
             raise ConfigurationError(
                 "a compressed object is too large to be read in place; convert it with `concurrent-loader ingest`",
-                key=source.entry.key, expected=f"<= {_MAX_UNIT_BYTES} bytes", got=most,
+                key=source.entry.key, expected=f"<= {MAX_UNIT_BYTES} bytes", got=most,
             )  # fmt: skip
         data = self.loop.run(fetch_unchanged(self.engine, source.entry, 0, source.entry.size))
         return BytesReader(transform(str(compression), data, max_bytes=most), source.entry.key)
@@ -121,37 +122,44 @@ class Scanner:
             key=entry.key,
             size=entry.size,
             etag=entry.etag if self.pins_etags else None,
-            transform=str(source.info.get("compression") or ""),
+            transform=self.format.transform(self.columns)
+            if isinstance(self.format, UnitFormat)
+            else str(source.info.get("compression") or ""),
         )
 
     def _shards(self, source: SourceObject, reader: ObjectReader) -> Iterator[VirtualShard]:
         schema = _schema(self.columns)
         by_name = {column.name: column for column in schema}
         builder = VirtualShardBuilder(schema, reader, self.format.parse)
-        is_unit = bool(source.info.get("compression"))
+        whole: Unit | None = None
+        if source.info.get("compression"):
+            whole = Unit(start=0, end=source.entry.size, payload=reader.read(0, reader.size))
+        unit: Unit | None = None
         end = 0
         for sample in self.format.walk(source, reader, self.columns):
-            self._check(sample, end, reader)
+            wanted = sample.unit or whole
+            if wanted is not unit:
+                if builder.num_samples:
+                    yield _finish(builder, unit)
+                unit, end = wanted, 0
+                payload = reader if unit is None else BytesReader(unit.payload, reader.name)
+                builder = VirtualShardBuilder(schema, payload, self.format.parse)
+            self._check(sample, end, reader.size if unit is None else len(unit.payload))
             end = sample.end
-            if builder.num_samples and not is_unit:
+            if builder.num_samples and unit is None:
                 num_bytes = sample.end - builder.start + builder.tail_bytes
                 if num_bytes > self.shard_bytes:
                     yield builder.finish()
             try:
-                if is_unit and not builder.num_samples:
-                    builder.add(FoundSample(sample.name, 0, sample.end, sample.values), by_name)
-                else:
-                    builder.add(sample, by_name)
+                builder.add(sample, by_name)
             except FormatError as error:
                 _named(error, sample.name)
                 raise
         if builder.num_samples:
-            if is_unit:
-                builder.end = reader.size
-            yield builder.finish()
+            yield _finish(builder, unit)
 
-    def _check(self, sample: FoundSample, end: int, reader: ObjectReader) -> None:
-        if not end <= sample.start <= sample.end <= reader.size:
+    def _check(self, sample: FoundSample, end: int, size: int) -> None:
+        if not end <= sample.start <= sample.end <= size:
             raise _named(
                 FormatError("samples overlap, or are out of order", start=sample.start, end=sample.end), sample.name
             )
@@ -183,11 +191,15 @@ def _schema(columns: Mapping[str, ForeignColumn]) -> Schema:
     return Schema(tuple(Column(name, column.type, column.encoding) for name, column in columns.items()))
 
 
+def _finish(builder: VirtualShardBuilder, unit: Unit | None) -> VirtualShard:
+    if unit is None:
+        return builder.finish()
+    builder.start, builder.end = 0, len(unit.payload)
+    return replace(builder.finish(), start=unit.start, end=unit.end)
+
+
 def _entry(shard: VirtualShard, file: SourceFile, key: str, offset: int) -> ShardEntry:
-    end = file.size if file.transform else shard.end
-    source = SourceRange(
-        file=file, start=0 if file.transform else shard.start, end=end, tail_key=key, tail_offset=offset
-    )
+    source = SourceRange(file=file, start=shard.start, end=shard.end, tail_key=key, tail_offset=offset)
     return ShardEntry(
         key=source.name,
         size=shard.size,

@@ -25,8 +25,9 @@ from concurrent_loader.storage.errors import (
 from concurrent_loader.storage.fetch.engine import FetchEngine
 from concurrent_loader.storage.fetch.transfer import Write
 from concurrent_loader.storage.ranges import ByteRange
+from concurrent_loader.storage.shards.footer_cache import FooterCache
 from concurrent_loader.storage.shards.format.layout import HEADER, HEADER_BYTES, padded
-from concurrent_loader.storage.shards.format.transforms import transform
+from concurrent_loader.storage.shards.format.transforms import is_parquet, transform, transform_row_group
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceRange
 
@@ -36,7 +37,7 @@ OpenSource = Callable[[str], FetchEngine]
 """Returns an engine over the store of adopted data, given its URL."""
 
 Entry = ShardEntry | BundleEntry
-_MAX_UNITS = 4  # decompressed payloads kept for the other chunks of the same shard
+_MAX_UNITS = 4  # decoded payloads kept for the other chunks of the same shard
 
 
 class ShardFetcher:
@@ -54,6 +55,7 @@ class ShardFetcher:
         self._open_source = open_source
         self._sources: dict[str, FetchEngine] = {}
         self._units: dict[str, asyncio.Task[memoryview]] = {}
+        self._footers = FooterCache()
 
     async def fetch(self, entry: Entry, start: int, end: int, *, digest: int | None = None) -> memoryview:
         """Fetches the bytes [start, end) of a shard.
@@ -106,6 +108,7 @@ class ShardFetcher:
         for unit in units.values():
             unit.cancel()
         await asyncio.gather(*units.values(), return_exceptions=True)
+        await self._footers.close()
         sources, self._sources = self._sources, {}
         for engine in sources.values():
             await engine.store.close()
@@ -160,7 +163,7 @@ class ShardFetcher:
         return result.data.toreadonly()
 
     async def _transformed(self, entry: ShardEntry, source: SourceRange, start: int, end: int) -> memoryview:
-        """Returns part of the payload of a compressed object, which is fetched and decompressed once for all chunks."""
+        """Returns part of the payload of a transformed range, which is fetched and decoded once for all chunks."""
         unit = self._units.get(entry.digest)
         if unit is None:
             while len(self._units) >= _MAX_UNITS:
@@ -177,18 +180,29 @@ class ShardFetcher:
         return payload[start - HEADER_BYTES : min(end - HEADER_BYTES, len(payload))]
 
     async def _fetch_unit(self, entry: ShardEntry, source: SourceRange) -> memoryview:
-        data = await self._fetch_object(entry, source, ByteRange(source.start, source.end))
+        file, span = source.file, ByteRange(source.start, source.end)
         most = entry.tail_start - HEADER_BYTES
         try:
-            payload = await asyncio.to_thread(transform, source.file.transform, data, max_bytes=most)
+            payload: bytes | bytearray
+            if is_parquet(file.transform):
+                footer = await self._footers.get(
+                    file, lambda start, end: self._fetch_object(entry, source, ByteRange(start, end))
+                )
+                data = await self._fetch_object(entry, source, span)
+                payload = await asyncio.to_thread(
+                    transform_row_group, file.transform, footer, span, data, max_bytes=most
+                )
+            else:
+                data = await self._fetch_object(entry, source, span)
+                payload = await asyncio.to_thread(transform, file.transform, data, max_bytes=most)
             if padded(HEADER_BYTES + len(payload)) != entry.tail_start:
                 raise FormatError(
-                    "a compressed range is shorter than its index states", expected=most, got=len(payload)
+                    "a transformed range is shorter than its index states", expected=most, got=len(payload)
                 )
         except FormatError as error:
-            error.locate(url=source.file.url, key=source.file.key, shard=entry.key)
+            error.locate(url=file.url, key=file.key, shard=entry.key)
             raise
-        return memoryview(payload)
+        return memoryview(payload).toreadonly()
 
     def _engine_of(self, url: str) -> FetchEngine:
         engine = self._sources.get(url)

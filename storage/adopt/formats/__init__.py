@@ -16,6 +16,7 @@ _HERE = "concurrent_loader.storage.adopt.formats"
 FORMATS: dict[str, tuple[str, str]] = {
     "litdata": ("litdata", "LitDataFormat"),
     "mds": ("mds", "MdsFormat"),
+    "parquet": ("parquet", "Parquet"),
     "tfrecord": ("tfrecord", "TfRecordFormat"),
     "webdataset": ("webdataset", "WebDataset"),
 }

@@ -12,7 +12,7 @@ from concurrent_loader.storage.checked_url import check_url
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, SchemaError
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES, FOOTER_BYTES, HEADER_BYTES
 from concurrent_loader.storage.shards.format.schema import Schema
-from concurrent_loader.storage.shards.format.transforms import TRANSFORMS
+from concurrent_loader.storage.shards.format.transforms import MAX_UNIT_BYTES, check_transform
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardTable
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceRanges
@@ -72,8 +72,11 @@ def _check_ranges(table: ShardTable, ranges: SourceRanges, url: str | None) -> N
     for each in ranges.files:
         _check_key(each.key, "", url)
         _check_source_url(each.url, url)
-        if each.transform and each.transform not in TRANSFORMS:
-            raise FormatError("an adopted object has an unknown transform", url=url, key=each.key, got=each.transform)
+        if each.transform:
+            try:
+                check_transform(each.transform)
+            except FormatError as error:
+                raise error.locate(url=url, key=each.key) from None
     if len(ranges.rows) != len(table):
         raise FormatError("each shard needs a row of its places", url=url, expected=len(table), got=len(ranges.rows))
     file, start, end, tail, offset = ranges.rows.T
@@ -86,6 +89,7 @@ def _check_ranges(table: ShardTable, ranges: SourceRanges, url: str | None) -> N
     length = end - start
     impossible = (start < 0) | (length < 0) | (end > sizes[file]) | (offset < 0)
     impossible |= plain[file] & (table.tail_starts != (HEADER_BYTES + length + 7) // 8 * 8)
+    impossible |= ~plain[file] & (length > MAX_UNIT_BYTES)
     if (impossible & virtual).any():
         raise FormatError(
             "the places of a virtual shard are impossible", url=url, got=int((impossible & virtual).argmax())

@@ -107,7 +107,7 @@ class _SourceFileBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
     key: _Key
     size: _Count
     etag: Annotated[str, msgspec.Meta(max_length=1024)] | None
-    transform: Annotated[str, msgspec.Meta(max_length=64)]
+    transform: Annotated[str, msgspec.Meta(max_length=8192)]  # names all payload columns of a Parquet file
 
 
 class SourcesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -27,8 +27,8 @@ class SourceFile:
         key: Key relative to ``url``.
         size: Size in bytes.
         etag: ETag; None if the store has none.
-        transform: Name of the function that turns a range into payload, such as ``"zstd"``; empty if the range is the
-            payload.
+        transform: Name of the function that turns a range into payload, such as ``"zstd"``, with its parameters; empty
+            if the range is the payload.
     """
 
     url: str
