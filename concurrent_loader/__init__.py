@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         open_store,
         verify_dataset,
     )
+    from concurrent_loader.storage.exporters.export import export
     from concurrent_loader.storage.importers.ingest import ingest
 
 __all__ = [
@@ -147,6 +148,7 @@ __all__ = [
     "WorkerCountError",
     "WorkerDied",
     "collate",
+    "export",
     "ingest",
     "load_manifest",
     "open_store",
@@ -228,6 +230,7 @@ _EXPORTS = {
         "open_store",
         "verify_dataset",
     ),
+    "concurrent_loader.storage.exporters.export": ("export",),
     "concurrent_loader.storage.importers.ingest": ("ingest",),
 }
 _HOMES = {name: home for home, names in _EXPORTS.items() for name in names}

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from concurrent_loader.cli import cache, ingest, s3
 from concurrent_loader.cli.doctor import doctor
+from concurrent_loader.cli.export import export
 from concurrent_loader.cli.info import info
 from concurrent_loader.cli.verify import verify
 from concurrent_loader.errors import LoaderError
@@ -46,6 +47,7 @@ app = typer.Typer(
     help="Train from a bucket as fast as from a local drive.",
 )
 app.add_typer(ingest.app, name="ingest")
+app.command("export")(export)
 app.command("info")(info)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
