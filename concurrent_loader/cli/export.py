@@ -36,6 +36,7 @@ class Format(StrEnum):
     """Selects the format to write."""
 
     WEBDATASET = "webdataset"
+    PARQUET = "parquet"
 
 
 def export(
