@@ -37,6 +37,7 @@ class Format(StrEnum):
 
     WEBDATASET = "webdataset"
     PARQUET = "parquet"
+    IMAGE_FOLDER = "image-folder"
 
 
 def export(

@@ -6,17 +6,19 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.exporters.image_folder import ImageFolders
 from concurrent_loader.storage.exporters.parquet import Parquet
 from concurrent_loader.storage.exporters.protocol import ExportFormat, ExportSpec
 from concurrent_loader.storage.exporters.webdataset import WebDataset
 
 __all__ = ["FORMAT_NAMES", "FormatName", "find_export_format"]
 
-FormatName = Literal["webdataset", "parquet"]
+FormatName = Literal["webdataset", "parquet", "image-folder"]
 
 _FORMATS: dict[str, Callable[[ExportSpec], ExportFormat]] = {
     "webdataset": WebDataset,
     "parquet": Parquet,
+    "image-folder": ImageFolders,
 }
 FORMAT_NAMES: tuple[str, ...] = get_args(FormatName)
 
