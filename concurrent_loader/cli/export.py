@@ -38,6 +38,7 @@ class Format(StrEnum):
     WEBDATASET = "webdataset"
     PARQUET = "parquet"
     IMAGE_FOLDER = "image-folder"
+    MDS = "mds"
 
 
 def export(

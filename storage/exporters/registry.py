@@ -7,18 +7,20 @@ from typing import Literal, get_args
 
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.exporters.image_folder import ImageFolders
+from concurrent_loader.storage.exporters.mds import Mds
 from concurrent_loader.storage.exporters.parquet import Parquet
 from concurrent_loader.storage.exporters.protocol import ExportFormat, ExportSpec
 from concurrent_loader.storage.exporters.webdataset import WebDataset
 
 __all__ = ["FORMAT_NAMES", "FormatName", "find_export_format"]
 
-FormatName = Literal["webdataset", "parquet", "image-folder"]
+FormatName = Literal["webdataset", "parquet", "image-folder", "mds"]
 
 _FORMATS: dict[str, Callable[[ExportSpec], ExportFormat]] = {
     "webdataset": WebDataset,
     "parquet": Parquet,
     "image-folder": ImageFolders,
+    "mds": Mds,
 }
 FORMAT_NAMES: tuple[str, ...] = get_args(FormatName)
 
