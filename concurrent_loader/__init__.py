@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         verify_dataset,
     )
     from concurrent_loader.storage.adopt import adopt, convert
+    from concurrent_loader.storage.exporters.export import export
     from concurrent_loader.storage.importers.ingest import ingest
 
 __all__ = [
@@ -150,6 +151,7 @@ __all__ = [
     "adopt",
     "collate",
     "convert",
+    "export",
     "ingest",
     "load_manifest",
     "open_store",
@@ -232,6 +234,7 @@ _EXPORTS = {
         "verify_dataset",
     ),
     "concurrent_loader.storage.adopt": ("adopt", "convert"),
+    "concurrent_loader.storage.exporters.export": ("export",),
     "concurrent_loader.storage.importers.ingest": ("ingest",),
 }
 _HOMES = {name: home for home, names in _EXPORTS.items() for name in names}

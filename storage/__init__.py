@@ -35,6 +35,7 @@ from concurrent_loader.storage.errors import (
 )
 
 if TYPE_CHECKING:
+    from concurrent_loader.storage.exporters.export import ExportReport
     from concurrent_loader.storage.fetch import FetchEngine, FetchStats, HedgePolicy, RetryPolicy
     from concurrent_loader.storage.importers import ImageFolder
     from concurrent_loader.storage.importers.ingest import IngestReport
@@ -63,6 +64,7 @@ __all__ = [
     "DatasetChanged",
     "DeadlineExceeded",
     "DigestMismatch",
+    "ExportReport",
     "FetchEngine",
     "FetchStats",
     "FormatError",
@@ -102,6 +104,7 @@ __all__ = [
 _HOMES = {
     "Column": "concurrent_loader.storage.shards.format.schema",
     "ColumnKind": "concurrent_loader.storage.shards.format.schema",
+    "ExportReport": "concurrent_loader.storage.exporters.export",
     "FetchEngine": "concurrent_loader.storage.fetch",
     "FetchStats": "concurrent_loader.storage.fetch",
     "GetResult": "concurrent_loader.storage.stores.objects",

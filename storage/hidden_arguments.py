@@ -17,14 +17,15 @@ __all__ = ["hides_secrets"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_OPTIONS = ("storage_options", "options")
+_URLS = ("url", "dst")
+_OPTIONS = ("storage_options", "options", "dst_storage_options")
 
 
 def hides_secrets(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function with a ``url`` argument and storage options.
+    """Decorates a function with storage options and an argument ``url``, and perhaps another one, ``dst``.
 
     A URL with a secret is rejected before the function receives it. `concurrent_loader.storage.secret.hide` wraps the
-    mappings ``storage_options`` and ``options``, and keywords that the function does not name. The traceback of a
+    mappings named in ``_OPTIONS``, and keywords that the function does not name. The traceback of a
     `StorageError` ends here, with a note that names the lines below.
 
     Raises:
@@ -39,10 +40,12 @@ def hides_secrets(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         places = dict(zip(names, args, strict=False))
-        url = kwargs.get("url", places.get("url"))
-        if isinstance(url, str | os.PathLike) and (refused := secret_in_url(os.fspath(url))) is not None:
-            del url, args, kwargs, places
+        urls = [kwargs.get(name, places.get(name)) for name in _URLS]
+        checked = (secret_in_url(os.fspath(url)) for url in urls if isinstance(url, str | os.PathLike))
+        if (refused := next((error for error in checked if error is not None), None)) is not None:
+            del urls, checked, args, kwargs, places
             raise refused
+        del urls, checked
         hidden: dict[str, Any] = {k: hide(v, name=k) if is_hidden(k) else v for k, v in kwargs.items()}
         kept = [hide(value, name=name) if is_hidden(name) else value for name, value in places.items()]
         rest = args[len(kept) :]  # surplus arguments, for which the function raises its usual error

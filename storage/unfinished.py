@@ -9,6 +9,7 @@ this machine was started, must also be a day old.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -18,7 +19,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-__all__ = ["UNFINISHED", "create_unfinished", "sweep_unfinished"]
+__all__ = ["UNFINISHED", "create_unfinished", "sweep_unfinished", "sync_folder"]
 
 UNFINISHED = ".unfinished-"
 
@@ -58,6 +59,19 @@ def sweep_unfinished(folder: Path) -> int:
     except OSError:
         return 0
     return sum(_remove_abandoned(folder / name, is_local=match[1] == _machine()) for name, match in found)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder survive a power cut, if the file system can do that. A deleted folder is no error."""
+    with contextlib.suppress(FileNotFoundError):
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(file)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(file)
 
 
 def _remove_abandoned(path: Path, *, is_local: bool) -> bool:

@@ -12,6 +12,7 @@ from concurrent_loader.cli import cache, ingest, s3
 from concurrent_loader.cli.adopt import adopt
 from concurrent_loader.cli.convert import convert
 from concurrent_loader.cli.doctor import doctor
+from concurrent_loader.cli.export import export
 from concurrent_loader.cli.info import info
 from concurrent_loader.cli.verify import verify
 from concurrent_loader.errors import LoaderError
@@ -50,6 +51,7 @@ app = typer.Typer(
 app.add_typer(ingest.app, name="ingest")
 app.command("adopt")(adopt)
 app.command("convert")(convert)
+app.command("export")(export)
 app.command("info")(info)
 app.command("verify")(verify)
 app.command("doctor")(doctor)

@@ -1,4 +1,4 @@
-"""Uploads the writer's objects: retries where that can help, and never overwrites a key."""
+"""Uploads objects with retries where they can help. Only `Uploader.put` replaces what another writer has written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_READ_BACKS = 3  # attempts to read back an object that may have been writte
 
 @dataclass(frozen=True, kw_only=True)
 class Uploader:
-    """Writes objects that must not exist yet.
+    """Writes objects: under new keys, under keys derived from their bytes, or replacing others.
 
     Attributes:
         store: Store to write to.
@@ -78,6 +78,18 @@ class Uploader:
             except AlreadyExists:
                 if not await self._is_there(key, memoryview(data)):
                     await self.store.put(key, data)
+
+        await self._upload(put, key, data)
+
+    async def put(self, key: str, data: Buffer) -> None:
+        """Writes an object, and replaces an existing one.
+
+        Raises:
+            StorageError: Error of the last attempt, with ``attempts`` filled in.
+        """
+
+        async def put(_attempt: int) -> None:
+            await self.store.put(key, data)
 
         await self._upload(put, key, data)
 

@@ -24,7 +24,7 @@ from concurrent_loader.storage.errors import (
 )
 from concurrent_loader.storage.stores.objects import GetResult, ObjectMeta, check_etag, check_key
 from concurrent_loader.storage.stores.store import Store
-from concurrent_loader.storage.unfinished import UNFINISHED, create_unfinished, sweep_unfinished
+from concurrent_loader.storage.unfinished import UNFINISHED, create_unfinished, sweep_unfinished, sync_folder
 
 __all__ = ["LocalStore"]
 
@@ -129,7 +129,7 @@ class LocalStore(Store):
             finally:
                 unfinished.unlink(missing_ok=True)
                 os.close(file)
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
             return meta
 
     def _remove(self, key: str) -> None:
@@ -263,19 +263,6 @@ def _read_span(file: int, start: int, end: int) -> bytes:
 def _write_all(file: int, data: memoryview) -> None:
     while data:
         data = data[os.write(file, data) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename survive a power cut; the folder may be gone again, and some file systems cannot do it."""
-    with contextlib.suppress(FileNotFoundError):
-        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(file)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-                raise
-        finally:
-            os.close(file)
 
 
 @dataclass(frozen=True, slots=True, order=True)

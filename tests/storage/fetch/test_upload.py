@@ -53,6 +53,13 @@ async def test_insists() -> None:
     assert clock.now_s == pytest.approx(0.05 + 0.1)
 
 
+async def test_put_replaces_and_survives_a_lost_answer() -> None:
+    uploader, memory, _ = an_uploader([Fail(ConnectionFailed, after=True), Fail(ServerError)])
+    await memory.put("key", b"older")
+    await uploader.put("key", b"data")
+    assert (await memory.get("key")).data == b"data"
+
+
 async def test_gives_up_and_says_how_often() -> None:
     uploader, memory, _ = an_uploader([Fail(ServerError)] * 9, RetryPolicy(max_attempts=3))
     with pytest.raises(ServerError) as caught:
