@@ -7,7 +7,8 @@ A source has an ``index.json`` (version 2) and shards. A shard is little-endian:
     samples                      u32 per column without a fixed size, then the values, in the order of the columns
 
 A compressed shard (``shard.00000.mds.zstd``) is such a file in one compressed piece. The walk reads the decompressed
-bytes, and ``SourceObject.info["compression"]`` names the algorithm.
+bytes. ``SourceObject.info`` has the name of the algorithm (``compression``), the length of the decompressed bytes
+(``raw_bytes``), and the hashes of the object that the index states (``hashes``).
 """
 
 from __future__ import annotations
