@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from concurrent_loader.cli.ingest import progress_bar
+from concurrent_loader.cli.progress import progress_bar
 from concurrent_loader.cli.options import (
     Client,
     EndpointUrl,

@@ -16,6 +16,7 @@ from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.images import COLUMN_FORMATS, find_format
 from concurrent_loader.storage.shards.format.foreign_headers import ArrayHeader
 from concurrent_loader.storage.shards.format.schema import MAX_COLUMNS, MAX_FIXED_VALUE_BYTES, Column, ColumnKind
+from concurrent_loader.storage.shards.format.value_codecs import MAX_SMALL_VALUE_BYTES
 from concurrent_loader.storage.stores.objects import Buffer
 
 __all__ = [
@@ -203,6 +204,10 @@ def parse_value(type_: str, data: Buffer) -> object:
     column = parsed_column(type_)
     if column.kind is ColumnKind.PAYLOAD:
         raise ValueError(f"values of the type {type_} are payload")
+    if len(data) > MAX_SMALL_VALUE_BYTES:
+        raise ValueError(
+            f"a value of the type {type_} must have at most {MAX_SMALL_VALUE_BYTES} bytes, got {len(data)}"
+        )
     try:
         return column.decode(data)
     except FormatError as error:

@@ -28,8 +28,9 @@ _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 _FIRST_JSON_CHARACTER = 0x21
-_MAX_ELEMENTS = 1 << 20
-"""A dict takes 200 bytes of memory, and an empty one takes 5 bytes in the file."""
+_MAX_MEMORY_BYTES = 128 << 20
+"""Upper bound of the estimated memory of a value; a dict takes 200 bytes, and an empty one 5 bytes in the file."""
+_NUMBER_BYTES, _TEXT_BYTES, _BOOL_BYTES, _ENTRY_BYTES = 40, 80, 8, 200
 
 
 def parse_nested(data: memoryview) -> object:
@@ -59,7 +60,7 @@ class _Cursor:
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
-        self._elements = 0
+        self._memory_bytes = 0
         self.position = 0
 
     def value(self, depth: int) -> Any:
@@ -69,15 +70,15 @@ class _Cursor:
             case 0:
                 return self.json(self._u32())
             case 1:
-                return [self._text() for _ in range(self._count(4))]
+                return [self._text() for _ in range(self._count(4, _TEXT_BYTES))]
             case 2:
-                return list(struct.unpack(f"<{(count := self._count(8))}q", self._take(8 * count)))
+                return list(struct.unpack(f"<{(count := self._count(8, _NUMBER_BYTES))}q", self._take(8 * count)))
             case 3:
-                return list(struct.unpack(f"<{(count := self._count(8))}d", self._take(8 * count)))
+                return list(struct.unpack(f"<{(count := self._count(8, _NUMBER_BYTES))}d", self._take(8 * count)))
             case 4:
-                return [self._bool() for _ in range(self._count(1))]
+                return [byte != 0 for byte in self._take(self._count(1, _BOOL_BYTES))]
             case 5:
-                return {self._text(): self.value(depth + 1) for _ in range(self._count(5))}
+                return {self._text(): self.value(depth + 1) for _ in range(self._count(5, _ENTRY_BYTES))}
             case 6:
                 return self._records()
             case tag if 7 <= tag <= 10:
@@ -94,11 +95,11 @@ class _Cursor:
             raise FormatError("a nested value is not JSON") from error
 
     def _records(self) -> list[dict[str, Any]]:
-        num_rows, num_keys = self._u32(), self._count(4)
+        num_rows, num_keys = self._u32(), self._count(4, _TEXT_BYTES)
         keys = [self._text() for _ in range(num_keys)]
         if not keys or num_rows * num_keys > len(self._data) - self.position:
             raise FormatError("nested records state more rows than fit", got=num_rows)
-        self._account(num_rows * num_keys)
+        self._account(num_rows * num_keys * _ENTRY_BYTES)
         return [{key: self._scalar(self._byte()) for key in keys} for _ in range(num_rows)]
 
     def _scalar(self, tag: int) -> Any:
@@ -128,18 +129,18 @@ class _Cursor:
     def _u32(self) -> int:
         return int(_U32.unpack(self._take(4))[0])
 
-    def _count(self, min_bytes: int) -> int:
-        """Returns a number of elements of which each has at least so many bytes."""
+    def _count(self, min_bytes: int, memory_bytes: int) -> int:
+        """Returns a number of elements, of which each has at least so many bytes and takes so much memory."""
         count = self._u32()
         if count * min_bytes > len(self._data) - self.position:
             raise FormatError("a nested value states more elements than fit", got=count)
-        self._account(count)
+        self._account(count * memory_bytes)
         return count
 
-    def _account(self, count: int) -> None:
-        self._elements += count
-        if self._elements > _MAX_ELEMENTS:
-            raise FormatError("a nested value has too many elements", expected=f"<= {_MAX_ELEMENTS}")
+    def _account(self, memory_bytes: int) -> None:
+        self._memory_bytes += memory_bytes
+        if self._memory_bytes > _MAX_MEMORY_BYTES:
+            raise FormatError("a nested value has too many elements", expected=f"<= {_MAX_MEMORY_BYTES} bytes")
 
     def _bool(self) -> bool:
         return self._byte() != 0

@@ -7,7 +7,8 @@ A source has an ``index.json`` (version 2) and shards. A shard is little-endian:
     samples                      u32 per column without a fixed size, then the values, in the order of the columns
 
 A compressed shard (``shard.00000.mds.zstd``) is such a file in one compressed piece. The walk reads the decompressed
-bytes, and ``SourceObject.info["compression"]`` names the algorithm.
+bytes. ``SourceObject.info`` has the name of the algorithm (``compression``), the length of the decompressed bytes
+(``raw_bytes``), and the hashes of the object that the index states (``hashes``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -101,7 +103,7 @@ class MdsFormat:
             FormatError: There is no index, it is invalid, or a shard is missing or has another size.
         """
         by_key = {entry.key: entry for entry in entries}
-        found = []
+        found: list[SourceObject] = []
         for key in _index_keys(by_key):
             data = small.get(key, max_bytes=MAX_INDEX_BYTES)
             if data is None:
@@ -109,15 +111,9 @@ class MdsFormat:
             index = decode_index(data, _Index, key=key)
             if index.version != 2:
                 raise FormatError("the index has another version", key=key, expected=2, got=index.version)
-            found += [_source_object(shard, key, by_key) for shard in index.shards if shard.samples]
-        first = found[0].info["columns"] if found else []
-        for source in found:
-            if source.info["columns"] != first:
-                raise FormatError(
-                    f"a shard has other columns than the first one: {IMPORT_INSTEAD}", key=source.entry.key,
-                    expected=", ".join(f"{name}={encoding}" for name, encoding, _ in first),
-                    got=", ".join(f"{name}={encoding}" for name, encoding, _ in source.info["columns"]),
-                )  # fmt: skip
+            for shard in filter(_has_samples, index.shards):
+                source = _source_object(shard, key, by_key)
+                found.append(_with_shared_columns(source, found[0]) if found else source)
         return found
 
     def columns(self, source: SourceObject, reader: ObjectReader) -> dict[str, ForeignColumn]:
@@ -236,6 +232,23 @@ def _source_object(shard: _Shard, index: str, by_key: Mapping[str, ObjectEntry])
                           got=compression[:80])  # fmt: skip
     info |= {"compression": compression, "raw_bytes": shard.raw_data.bytes}
     return SourceObject(entry=by_key[key], info=info | {"hashes": dict(stored.hashes)})
+
+
+def _has_samples(shard: _Shard) -> bool:
+    """Returns whether a shard has samples; MDSWriter begins with an empty one if the first sample is large."""
+    return shard.samples != 0
+
+
+def _with_shared_columns(source: SourceObject, first: SourceObject) -> SourceObject:
+    """Checks that a shard has the columns of the first one, and shares them, because there may be very many shards."""
+    expected, got = first.info["columns"], source.info["columns"]
+    if got != expected:
+        raise FormatError(
+            f"a shard has other columns than the first one: {IMPORT_INSTEAD}", key=source.entry.key,
+            expected=", ".join(f"{name}={encoding}" for name, encoding, _ in expected),
+            got=", ".join(f"{name}={encoding}" for name, encoding, _ in got),
+        )  # fmt: skip
+    return replace(source, info={**source.info, "columns": expected})
 
 
 def _column_rows(columns: _Columns, key: str) -> list[list[Any]]:

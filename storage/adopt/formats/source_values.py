@@ -88,11 +88,27 @@ class SourceValue:
     size: int | None = None
     parse: Callable[[memoryview], object] | None = None
 
-    def derive(self, reader: ObjectReader, ranges: Sequence[Range], column: str) -> ForeignColumn:
-        """Derives the column, from the first values if the encoding leaves the type open.
+    def probe(self, reader: ObjectReader, value: Range) -> Any:
+        """Returns what a type can be derived from: first bytes, the header of an array, or a number.
 
         Raises:
-            FormatError: The first values have different dtypes, or are damaged.
+            FormatError: The value is damaged.
+        """
+        start, end = value
+        match self.kind:
+            case ValueKind.BYTES:
+                return bytes(reader.read(start, min(end, start + _MAGIC_BYTES)))
+            case ValueKind.INTEGER_TEXT:
+                return _integer(reader, value)
+            case ValueKind.ARRAY | ValueKind.FLAT | ValueKind.IMAGE:
+                return self._header(reader, value)
+        return None
+
+    def derive(self, probes: Sequence[Any], *, key: str, column: str) -> ForeignColumn:
+        """Derives the column, from the probes of the first values if the encoding leaves the type open.
+
+        Raises:
+            FormatError: The first values have different dtypes.
         """
         match self.kind:
             case ValueKind.TEXT:
@@ -102,17 +118,15 @@ class SourceValue:
             case ValueKind.FLOAT_TEXT:
                 return ForeignColumn(type="float64")
             case ValueKind.INTEGER_TEXT:
-                numbers = [_integer(reader, value) for value in ranges]
-                return ForeignColumn(type="int64" if all(-(2**63) <= n < 2**63 for n in numbers) else "str")
+                return ForeignColumn(type="int64" if all(-(2**63) <= n < 2**63 for n in probes) else "str")
             case ValueKind.JSON | ValueKind.PARSED:
                 return ForeignColumn(type="json")
             case ValueKind.LIST:
                 return ForeignColumn(type="bytes")
             case ValueKind.BYTES:
-                starts = [reader.read(start, min(end, start + _MAGIC_BYTES)) for start, end in ranges]
-                return ForeignColumn(type=image_type(bytes(start) for start in starts) or "bytes")
+                return ForeignColumn(type=image_type(probes) or "bytes")
             case ValueKind.ARRAY | ValueKind.FLAT | ValueKind.IMAGE:
-                return self._derive_array([self._header(reader, value) for value in ranges], reader.name, column)
+                return self._derive_array(probes, key, column)
 
     def _derive_array(self, headers: Sequence[ArrayHeader], key: str, column: str) -> ForeignColumn:
         encoding = self.header or _FLAT
@@ -218,15 +232,15 @@ def derive_columns(
     Raises:
         FormatError: The samples are damaged, or have values of different types.
     """
-    first = list(islice(samples, SNIFFED_SAMPLES))
-    columns = {}
-    for place, (name, value) in enumerate(values.items()):
-        try:
-            columns[name] = value.derive(reader, [ranges[place] for _, _, ranges in first], name)
-        except FormatError as error:
-            error.locate(key=reader.name, column=name)
-            raise
-    return columns
+    probes: dict[str, list[Any]] = {name: [] for name in values}
+    for sample, (_, _, ranges) in enumerate(islice(samples, SNIFFED_SAMPLES)):  # forward, as readers prefer
+        for place, (name, value) in enumerate(values.items()):
+            try:
+                probes[name].append(value.probe(reader, ranges[place]))
+            except FormatError as error:
+                error.locate(key=reader.name, sample=sample, column=name)
+                raise
+    return {name: value.derive(probes[name], key=reader.name, column=name) for name, value in values.items()}
 
 
 def walk_columns(

@@ -17,6 +17,8 @@ _TAG_VARINT = 0x08
 _TAG_FIXED32 = 0x0D
 _TAG_CHUNK = 0x0A
 _VARINT_BLOCK = 1 << 16
+_MAX_SHORT_BYTES = 64
+"""Lists up to this length, such as labels, are decoded faster without NumPy."""
 
 
 def read_varint(view: memoryview, position: int) -> tuple[int, int]:
@@ -30,6 +32,8 @@ def read_varint(view: memoryview, position: int) -> tuple[int, int]:
         >>> read_varint(memoryview(bytes([0xAC, 0x02])), 0)
         (300, 2)
     """
+    if position < len(view) and view[position] < 0x80:
+        return view[position], position + 1
     number = 0
     for shift in range(0, 70, 7):
         if position >= len(view):
@@ -78,7 +82,15 @@ def decode_ints(view: memoryview) -> npt.NDArray[np.int64]:
     Raises:
         FormatError: The bytes are not such a message.
     """
-    return _varints(np.frombuffer(_joined(view, _TAG_VARINT), np.uint8))
+    packed = memoryview(_joined(view, _TAG_VARINT))
+    if len(packed) > _MAX_SHORT_BYTES:
+        return _varints(np.frombuffer(packed, np.uint8))
+    numbers = []
+    position = 0
+    while position < len(packed):
+        number, position = read_varint(packed, position)
+        numbers.append(number - (1 << 64) if number >> 63 else number)
+    return np.array(numbers, np.int64)
 
 
 def _chunk(view: memoryview, position: int) -> tuple[int, memoryview]:

@@ -207,6 +207,8 @@ def main() -> int:
     slowest = 0.0
     started = time.monotonic()
     for number in range(options.inputs):
+        if number % 100_000 == 0:
+            sys.stderr.write(f"{number} inputs after {time.monotonic() - started:.0f} s\n")
         name, (seed, run) = every[number % len(every)]
         data = (mutate_json if seed[:1] == b"{" and rng.random() < 0.8 else mutate)(rng, seed)
         before = time.monotonic()

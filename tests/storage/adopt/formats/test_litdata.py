@@ -352,7 +352,7 @@ def nested(tag: int, content: bytes) -> memoryview:
         nested(11, b"x"),
         nested(0, struct.pack("<I", 1) + b"{"),
         memoryview((bytes([5]) + struct.pack("<II", 1, 0)) * 5000),
-        nested(4, struct.pack("<I", (1 << 20) + 1) + bytes((1 << 20) + 1)),
+        nested(6, struct.pack("<IIII", 1 << 20, 1, 1, 97) + bytes([16]) * (1 << 20)),
     ],
     ids=range(17),
 )
