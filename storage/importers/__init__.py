@@ -13,8 +13,10 @@ from concurrent_loader.storage.importers.import_format import ImportFormat, Impo
 if TYPE_CHECKING:
     from concurrent_loader.storage.importers.arrow_files import ArrowFiles
     from concurrent_loader.storage.importers.coco import CocoDataset
+    from concurrent_loader.storage.importers.datadings import DatadingsFiles
     from concurrent_loader.storage.importers.hdf5 import HDF5Files
     from concurrent_loader.storage.importers.image_folder import ImageFolder
+    from concurrent_loader.storage.importers.lance_dataset import LanceDataset
     from concurrent_loader.storage.importers.lmdb_database import LMDBDatabase
     from concurrent_loader.storage.importers.parquet import ParquetFiles
     from concurrent_loader.storage.importers.protocol import (
@@ -26,11 +28,13 @@ if TYPE_CHECKING:
     )
     from concurrent_loader.storage.importers.python_generator import PythonGenerator
     from concurrent_loader.storage.importers.tar import TarFiles
+    from concurrent_loader.storage.importers.zarr_group import ZarrGroup
 
 __all__ = [
     "FORMATS",
     "ArrowFiles",
     "CocoDataset",
+    "DatadingsFiles",
     "HDF5Files",
     "ImageFolder",
     "ImportFormat",
@@ -40,10 +44,12 @@ __all__ = [
     "ImportedSample",
     "Importer",
     "LMDBDatabase",
+    "LanceDataset",
     "ParquetFiles",
     "PythonGenerator",
     "SampleSource",
     "TarFiles",
+    "ZarrGroup",
 ]
 
 FORMATS = (
@@ -61,12 +67,21 @@ FORMATS = (
         ),
         source="JSON file: path or URL.",
     ),
+    ImportFormat("datadings", "datadings", "DatadingsFiles", "Import msgpack files of datadings."),
     ImportFormat(
         "hdf5",
         "hdf5",
         "HDF5Files",
         "Import HDF5 files: datasets of the same length become columns.",
         (ImportOption("group", "Path of the group. Default: the root."),),
+    ),
+    ImportFormat(
+        "lance",
+        "lance_dataset",
+        "LanceDataset",
+        "Import a Lance dataset.",
+        (ImportOption("version", "Number of the version. Default: the newest."),),
+        source="Folder of the dataset: path or URL.",
     ),
     ImportFormat(
         "lmdb",
@@ -88,6 +103,14 @@ FORMATS = (
         is_stored=False,
     ),
     ImportFormat("tar", "tar", "TarFiles", "Import WebDataset tar files, also compressed ones (.gz, .bz2, .zst, .xz)."),
+    ImportFormat(
+        "zarr",
+        "zarr_group",
+        "ZarrGroup",
+        "Import a Zarr group: arrays of the same length become columns.",
+        (ImportOption("group", "Path of a group below the source. Default: the source itself."),),
+        source="Folder of the group: path or URL.",
+    ),
 )
 """Formats of `concurrent-loader ingest`, besides image folders: name, module, class, help and options of each."""
 

@@ -37,7 +37,7 @@ def arrow() -> Any:
     Raises:
         ConfigurationError: It is not installed.
     """
-    return import_library("pyarrow", extra="arrow")
+    return import_library("pyarrow", extra="parquet")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,12 @@ class FileImporter(ThreadedImporter):
     Attributes:
         SUFFIXES: Suffixes of the files.
         WHAT: Name of the format for errors, with its article.
+        HIDDEN: Whether hidden files belong to a source.
     """
 
     SUFFIXES: ClassVar[tuple[str, ...]] = ()
     WHAT: ClassVar[str] = ""
+    HIDDEN: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -51,8 +53,9 @@ class FileImporter(ThreadedImporter):
         self._drop = tuple(drop)
         self._columns: dict[str, Column] = {}
         self._files = SourceFiles(
-            source, suffixes=self.SUFFIXES, what=self.WHAT, client=client, storage_options=storage_options
-        )
+            source, suffixes=self.SUFFIXES, what=self.WHAT, hidden=self.HIDDEN, client=client,
+            storage_options=storage_options,
+        )  # fmt: skip
 
     @property
     def url(self) -> str:

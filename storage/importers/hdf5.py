@@ -26,6 +26,7 @@ __all__ = ["HDF5Files"]
 
 _MAX_ROW_BYTES = 1 << 30
 _SLICE_BYTES = 8 << 20
+_CHUNK_CACHE_BYTES = 64 << 20  # per dataset, so that a chunk with more rows than a slice is decoded once
 _MAX_SLICE_ROWS = 256
 _VARIABLE_ROWS = 16  # per slice of values whose size only reading shows
 _MAX_DATASETS = 256
@@ -139,7 +140,7 @@ class HDF5Files(FileImporter):
                 self._files.check_unchanged(file, self.calls)
             opened = path or stack.enter_context(self._files.open(file, self.calls))
             with self._faults_of(file, *_FAULTS):
-                root = stack.enter_context(h5py.File(opened, "r"))
+                root = stack.enter_context(h5py.File(opened, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES))
                 datasets = self._datasets(h5py, root)
             yield datasets
 

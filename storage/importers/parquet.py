@@ -44,7 +44,7 @@ class ParquetFiles(ArrowSource):
     NAME = "parquet"
 
     def _open(self, file: BinaryIO) -> Any:
-        parquet = import_library("pyarrow.parquet", extra="arrow", package="pyarrow")
+        parquet = import_library("pyarrow.parquet", extra="parquet", package="pyarrow")
         return parquet.ParquetFile(file, buffer_size=_READ_BYTES, pre_buffer=False)
 
     def _schema(self, opened: Any) -> Any:

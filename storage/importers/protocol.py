@@ -28,6 +28,11 @@ class ImportScan:
             None if the source cannot guarantee this.
         derived: Columns whose type was derived from the first samples, so that a later value may not fit. An error then
             tells how to choose another type.
+
+    Example:
+        >>> from concurrent_loader.storage.importers import ImportScan
+        >>> ImportScan(columns={"x": "int64"}, num_samples=3, num_bytes=24).num_ignored
+        0
     """
 
     columns: dict[str, str]
@@ -48,6 +53,11 @@ class ImportedSample:
         values: Values by column name.
         num_bytes: Size of the source's object in bytes.
         encoded_from: Size of the value in the source, in bytes, by column name; for columns that were encoded again.
+
+    Example:
+        >>> from concurrent_loader.storage.importers import ImportedSample
+        >>> ImportedSample(name="row 0", values={"x": 1}, num_bytes=8).values
+        {'x': 1}
     """
 
     name: str
@@ -63,6 +73,11 @@ class ImportProblem:
     Attributes:
         name: Unchanged key, which may hold line breaks, and lone surrogates if a file name is not UTF-8.
         reason: Reason in words.
+
+    Example:
+        >>> from concurrent_loader.storage.importers import ImportProblem
+        >>> ImportProblem(name="a.jpg", reason="the file is empty").name
+        'a.jpg'
     """
 
     name: str
@@ -70,7 +85,19 @@ class ImportProblem:
 
 
 class Importer(Protocol):
-    """A source of samples. Used from one event loop: `scan`, then `read` once, then `close`."""
+    """A source of samples. Used from one event loop: `scan`, then `read` once, then `close`.
+
+    Example:
+        >>> import asyncio
+        >>> from concurrent_loader.storage import ImageFolder, open_store
+        >>> from concurrent_loader.storage.importers import Importer
+        >>> async def count(importer: Importer):
+        ...     scan = await importer.scan()
+        ...     await importer.close()
+        ...     return scan.num_samples
+        >>> asyncio.run(count(ImageFolder(open_store("images"))))
+        6
+    """
 
     @property
     def url(self) -> str:
@@ -105,6 +132,15 @@ class SampleSource(Protocol):
     - ``num_samples`` (int): number of samples, for the progress bar.
     - ``metadata`` (dict): metadata for the manifest, such as ``{"classes": {"label": ["cat", "dog"]}}``.
     - ``identity`` (str): digest of the source, so that appending the same source twice adds it once.
+
+    Example:
+        >>> from concurrent_loader import ingest
+        >>> class Squares:
+        ...     columns = {"square": "int64"}
+        ...     def __iter__(self):
+        ...         return ({"square": number**2} for number in range(4))
+        >>> ingest(Squares(), "some-squares").num_samples
+        4
     """
 
     @property

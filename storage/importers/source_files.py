@@ -56,6 +56,7 @@ class SourceFiles:
         source: URL or path of a file or a folder.
         suffixes: Suffixes of the names, in lower case with a dot. An empty tuple accepts all files.
         what: Name of the format for errors.
+        hidden: Whether hidden files, whose names begin with a dot, belong to the source.
         client: Client library of the store.
         storage_options: Options of the store.
     """
@@ -66,6 +67,7 @@ class SourceFiles:
         *,
         suffixes: Sequence[str] = (),
         what: str,
+        hidden: bool = False,
         client: str = "auto",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -77,6 +79,7 @@ class SourceFiles:
         self.num_ignored = 0
         self._suffixes = tuple(suffixes)
         self._what = what
+        self._hidden = hidden
 
     @property
     def num_bytes(self) -> int:
@@ -143,7 +146,7 @@ class SourceFiles:
             self.files = [SourceFile.of(await self.engine.call_with_retries(lambda: self.store.head(key), key))]
             return
         found = await self.engine.call_with_retries(self._find_once, "")
-        self.files = [file for file in found if not is_hidden(file.key) and self._matches(file.key)]
+        self.files = [file for file in found if self._matches(file.key)]
         self.num_ignored = len(found) - len(self.files)
         if not self.files:
             raise self._nothing_found([file.key for file in found])
@@ -152,7 +155,8 @@ class SourceFiles:
         return [SourceFile.of(meta) async for meta in self.store.list("")]
 
     def _matches(self, key: str) -> bool:
-        return not self._suffixes or key.lower().endswith(self._suffixes)
+        is_seen = self._hidden or not is_hidden(key)
+        return is_seen and (not self._suffixes or key.lower().endswith(self._suffixes))
 
     def _nothing_found(self, keys: Sequence[str]) -> NotFound:
         if not keys:

@@ -17,6 +17,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import h5py  # noqa: F401 - starts a process when it is imported, which a fast test must not
 import numpy as np
 import pytest
 from PIL import Image
@@ -28,6 +29,7 @@ PACKAGES = (
     "concurrent_loader.augment",
     "concurrent_loader.decode",
     "concurrent_loader.storage",
+    "concurrent_loader.storage.importers",
     "concurrent_loader.storage.testing",
 )
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

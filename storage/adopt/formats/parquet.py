@@ -58,7 +58,7 @@ _HEAD_BYTES = 64
 class Parquet:
     """The format of ``*.parquet`` files; other objects are ignored.
 
-    Needs the extra ``parquet``: ``pip install 'concurrent-loader[parquet]'``.
+    Needs pyarrow, the extra ``parquet``.
 
     Example:
         >>> from concurrent_loader.storage.adopt.formats.parquet import Parquet

@@ -178,7 +178,7 @@ def _crc32c() -> Callable[[memoryview], int]:
     try:
         import google_crc32c
     except ImportError as error:
-        raise ConfigurationError("TFRecord files need CRC-32C: pip install 'concurrent-loader[tfrecord]'") from error
+        raise ConfigurationError("TFRecord files need google-crc32c: pip install google-crc32c") from error
     if google_crc32c.implementation != "c":
         raise ConfigurationError(
             "google-crc32c has no compiled code on this machine, and Python is too slow: install a wheel of it",

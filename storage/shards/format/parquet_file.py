@@ -49,7 +49,7 @@ def load_pyarrow() -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
         raise ConfigurationError(
-            "Parquet files are read with pyarrow: pip install 'concurrent-loader[parquet]'"
+            "Parquet files are read with pyarrow: pip install pyarrow"
         ) from error
 
 
