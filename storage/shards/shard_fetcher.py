@@ -37,7 +37,7 @@ OpenSource = Callable[[str], FetchEngine]
 """Returns an engine over the store of adopted data, given its URL."""
 
 Entry = ShardEntry | BundleEntry
-_MAX_UNITS = 4  # decoded payloads kept for the other chunks of the same shard
+_MAX_UNITS, _MAX_UNIT_BYTES = 4, 128 << 20  # decoded payloads kept for the other chunks of their shards: either limit
 
 
 class ShardFetcher:
@@ -55,6 +55,7 @@ class ShardFetcher:
         self._open_source = open_source
         self._sources: dict[str, FetchEngine] = {}
         self._units: dict[str, asyncio.Task[memoryview]] = {}
+        self._unit_bytes: dict[str, int] = {}
         self._footers = FooterCache()
 
     async def fetch(self, entry: Entry, start: int, end: int, *, digest: int | None = None) -> memoryview:
@@ -166,8 +167,8 @@ class ShardFetcher:
         """Returns part of the payload of a transformed range, which is fetched and decoded once for all chunks."""
         unit = self._units.get(entry.digest)
         if unit is None:
-            while len(self._units) >= _MAX_UNITS:
-                del self._units[next(iter(self._units))]
+            self._evict_units(entry.tail_start)
+            self._unit_bytes[entry.digest] = entry.tail_start
             unit = self._units[entry.digest] = asyncio.create_task(self._fetch_unit(entry, source))
         try:
             payload = await asyncio.shield(unit)
@@ -178,6 +179,14 @@ class ShardFetcher:
         if end == entry.tail_start and self._units.get(entry.digest) is unit:
             self._units[entry.digest] = self._units.pop(entry.digest)  # its last chunk: the others come soon
         return payload[start - HEADER_BYTES : min(end - HEADER_BYTES, len(payload))]
+
+    def _evict_units(self, num_bytes: int) -> None:
+        """Makes room for a unit: at most four units stay, or more if they are small."""
+        for digest in [digest for digest in self._unit_bytes if digest not in self._units]:
+            del self._unit_bytes[digest]
+        while len(self._units) >= _MAX_UNITS and sum(self._unit_bytes.values()) + num_bytes > _MAX_UNIT_BYTES:
+            oldest = next(iter(self._units))
+            del self._units[oldest], self._unit_bytes[oldest]
 
     async def _fetch_unit(self, entry: ShardEntry, source: SourceRange) -> memoryview:
         file, span = source.file, ByteRange(source.start, source.end)

@@ -116,6 +116,14 @@ class Parquet:
         """Returns the name of the transform, with the payload columns; see `UnitFormat`."""
         return parquet_transform(_fields(columns))
 
+    def retype(self, source: SourceObject, column: str, type_: str) -> ForeignColumn:
+        """Returns the column that a user asked for; `walk` checks whether the file's column can be read so.
+
+        Raises:
+            SchemaError: The type is invalid.
+        """
+        return ForeignColumn(type=Column(column, type_).type)
+
     def walk(
         self, source: SourceObject, reader: ObjectReader, columns: Mapping[str, ForeignColumn]
     ) -> Iterator[FoundSample]:

@@ -329,7 +329,7 @@ def test_damage_anywhere_is_a_typed_error():
 
 def test_a_footer_that_lies_about_sizes_and_places(monkeypatch):
     whole = written(table(20).select(["image"]))
-    monkeypatch.setattr(parquet_payload, "MAX_ROW_GROUP_BYTES", 4000)
+    monkeypatch.setattr(parquet_file, "MAX_ROW_GROUP_BYTES", 4000)
     with pytest.raises(FormatError, match=r"row group 0 is too large.*ingest parquet"):
         walk(whole)
     monkeypatch.undo()
