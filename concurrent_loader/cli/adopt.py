@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from concurrent_loader.cli.progress import progress_bar
 from concurrent_loader.cli.options import (
     Client,
     EndpointUrl,
@@ -19,6 +18,7 @@ from concurrent_loader.cli.options import (
     options_for,
     store_options,
 )
+from concurrent_loader.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from concurrent_loader.storage.adopt import AdoptPlan, AdoptProgress, AdoptReport

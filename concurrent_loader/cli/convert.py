@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from concurrent_loader.cli.progress import progress_bar
 from concurrent_loader.cli.options import (
     Client,
     EndpointUrl,
@@ -18,6 +17,7 @@ from concurrent_loader.cli.options import (
     client_for,
     store_options,
 )
+from concurrent_loader.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from concurrent_loader.storage.adopt import ConvertProgress

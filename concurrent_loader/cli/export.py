@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from concurrent_loader.cli.progress import progress_bar
 from concurrent_loader.cli.options import (
     Client,
     EndpointUrl,
@@ -22,6 +21,7 @@ from concurrent_loader.cli.options import (
     options_for,
     store_options,
 )
+from concurrent_loader.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from concurrent_loader.storage.exporters.export import ExportReport

@@ -48,9 +48,7 @@ def load_pyarrow() -> tuple[Any, Any]:
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ConfigurationError(
-            "Parquet files are read with pyarrow: pip install pyarrow"
-        ) from error
+        raise ConfigurationError("Parquet files are read with pyarrow: pip install pyarrow") from error
 
 
 def footer_bytes(last: Buffer, size: int) -> int:
