@@ -30,7 +30,6 @@ import statistics
 import subprocess
 import sys
 import tarfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -131,7 +130,7 @@ class _Side:
     python: str
     job: Job
     caches: bool
-    outcomes: dict[str, dict[int, Outcome]] = field(default_factory=lambda: defaultdict(dict))
+    outcomes: dict[str, dict[int, Outcome]] = field(default_factory=dict)
     faults: set[str] = field(default_factory=set)
     peak_bytes: int = 0
     error: str | None = None
@@ -264,7 +263,7 @@ class _Measuring:
                 with self._told(side), self._cache() as cache:
                     for epoch in ("cold", "warm") if side.caches else ("cold",):
                         outcome, _ = self._epoch(side, far, cache if side.caches else None)
-                        side.outcomes[epoch][number] = outcome
+                        side.outcomes.setdefault(epoch, {})[number] = outcome
                         if not outcome.complete:
                             break
             on_figures(self._figures())
@@ -353,11 +352,8 @@ def _ratio(ours: _Side | None, theirs: _Side | None, epoch: str) -> float | None
     """Returns the median over the rounds of the ratio of rates, or None without a round that has both."""
     if ours is None or theirs is None:
         return None
-    pairs = [
-        (ours.outcomes[epoch][at], theirs.outcomes[epoch][at])
-        for at in ours.outcomes[epoch]
-        if at in theirs.outcomes[epoch]
-    ]
+    mine, others = ours.outcomes.get(epoch, {}), theirs.outcomes.get(epoch, {})
+    pairs = [(mine[at], others[at]) for at in mine if at in others]
     return four_digits(statistics.median(_rate(one) / _rate(other) for one, other in pairs)) if pairs else None
 
 

@@ -17,14 +17,15 @@ def side(**rates: dict[int, float]) -> _Side:
     made = _Side("webdataset", "in_place", "python", JOB, caches=True)
     for epoch, by_round in rates.items():
         for number, rate in by_round.items():
-            made.outcomes[epoch][number] = Outcome(numbers=list(range(10)), epoch_s=10 / rate, cpu_s=1.0)
+            made.outcomes.setdefault(epoch, {})[number] = Outcome(numbers=list(range(10)), epoch_s=10 / rate, cpu_s=1.0)
     return made
 
 
 def test_a_ratio_is_the_median_of_those_within_a_round() -> None:
     ours, theirs = side(cold={0: 100, 1: 60, 2: 30}), side(cold={0: 50, 1: 10, 2: 10, 3: 1})
     assert _ratio(ours, theirs, "cold") == 3
-    assert _ratio(ours, theirs, "warm") is None
+    assert _ratio(ours, theirs, "warm") is None  # cold epochs that were cut short have no warm one
+    assert list(ours.outcomes) == ["cold"]
     assert _ratio(ours, None, "cold") is None
 
 
