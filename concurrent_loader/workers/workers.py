@@ -229,12 +229,15 @@ def _context(given: str | BaseContext | None) -> BaseContext:
 
 
 def _preloading_context() -> BaseContext:
-    """Returns a fork server context that imports torch and other slow modules once, before it forks workers."""
+    """Returns a fork server context that imports torch and other slow modules once, before it forks workers.
+
+    The last import lets the server exit quickly. It must stay the last one; see there.
+    """
     claim_multiprocessing_folder()  # the server's socket is created there
     context = multiprocessing.get_context("forkserver")
     imported = [name for name in _SLOW_IMPORTS if name in sys.modules]
     context.set_forkserver_preload(
-        ["__main__", "concurrent_loader.workers.worker_main", *imported]
+        ["__main__", "concurrent_loader.workers.worker_main", *imported, "concurrent_loader.workers.fork_server_exit"]
     )  # read when the server starts
     return context
 

@@ -94,6 +94,49 @@ def test_an_iterator_that_nobody_ended_keeps_no_process_from_ending(
     assert ended_s - float(done.stdout) < EXIT_S
 
 
+IN_EACH_PROCESS = """
+    import atexit
+    import os
+    import sys
+
+    class TornDown:
+        def __del__(self, write=os.write, pid=os.getpid()):
+            write(2, b"%d torn down\\n" % pid)
+
+    sys.torn_down = TornDown()
+    atexit.register(lambda: os.write(2, b"%d exits\\n" % os.getpid()))
+"""
+SERVED = """
+    import os
+    import sys
+    from multiprocessing import forkserver
+
+    from concurrent_loader import ConcurrentDataLoader, ShardDataset
+
+    if __name__ == "__main__":
+        dataset = ShardDataset(sys.argv[1], client="fsspec", cache_dir=sys.argv[2])
+        next(iter(ConcurrentDataLoader(dataset, 8, num_workers=1)))
+        print(os.getpid(), forkserver._forkserver._forkserver_pid)
+"""
+
+
+@pytest.mark.processes
+def test_the_fork_server_exits_without_the_teardown_of_the_interpreter(tmp_path: Path) -> None:
+    write(str(tmp_path / "dataset"))
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(SERVED))
+    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(IN_EACH_PROCESS))
+    done = subprocess.run(
+        [sys.executable, program, tmp_path / "dataset", tmp_path / "cache"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *filter(None, sys.path)))},
+        capture_output=True, text=True, timeout=110, check=True,
+    )  # fmt: skip
+    main, server = done.stdout.split()
+    said = [line.split(" ", 1) for line in done.stderr.splitlines()]
+    assert [what for pid, what in said if pid == main] == ["exits", "torn down"]
+    assert [what for pid, what in said if pid == server] == ["exits"]
+
+
 def wait_until(done: Callable[[], bool]) -> None:
     """Waits for what another thread does; the threads that end are what is waited for, so there is no event."""
     deadline_s = time.monotonic() + SOON_S
