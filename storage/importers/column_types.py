@@ -14,6 +14,7 @@ import numpy as np
 
 from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.images import COLUMN_FORMATS, find_format
+from concurrent_loader.storage.importers.column_values import to_json
 from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
@@ -243,7 +244,7 @@ def _type_of_lists(values: Sequence[Any]) -> str:
 
 def _check_json(name: str, value: object) -> None:
     try:
-        Column(name, "json").encode(value)
+        Column(name, "json").encode(to_json(value))
     except SchemaError as error:
         raise SchemaError(
             "the values of a field fit no column type: bytes, str, numbers, arrays or JSON are expected", column=name,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from concurrent_loader.storage.images import COLUMN_FORMATS
 from concurrent_loader.storage.shards.format.schema import Column
 
-__all__ = ["convert", "parse_npy"]
+__all__ = ["convert", "parse_npy", "to_json"]
 
 _NPY_MAGIC = b"\x93NUMPY"
 _BYTES = (bytes, bytearray, memoryview)
@@ -35,7 +35,7 @@ def convert(value: Any, column: Column) -> object:
     if column.type == "str" and isinstance(value, int | float | np.generic):
         return str(value.item() if isinstance(value, np.generic) else value)
     if column.type == "json":
-        return _to_json(value)
+        return to_json(value)
     return value
 
 
@@ -114,9 +114,10 @@ def _to_bytes(value: Any) -> object:
     return value.tobytes() if isinstance(value, np.void | np.bytes_) else value
 
 
-def _to_json(value: Any) -> object:
+def to_json(value: Any) -> object:
+    """Returns a value with arrays and scalars of NumPy as lists and numbers."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, dict):
-        return {name: _to_json(each) for name, each in value.items()}
-    return [_to_json(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: to_json(each) for name, each in value.items()}
+    return [to_json(each) for each in value] if isinstance(value, list | tuple) else value

@@ -16,6 +16,7 @@ from concurrent_loader.storage.importers.column_types import (
     choose_columns,
     derive_columns,
 )
+from concurrent_loader.storage.importers.column_values import to_json
 from concurrent_loader.storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
 from concurrent_loader.storage.importers.sample_source import num_value_bytes
 from concurrent_loader.storage.importers.threaded_importer import Items, ThreadedImporter
@@ -67,6 +68,7 @@ class PythonGenerator(ThreadedImporter):
         self._arguments = _parse_arguments(arg)
         self._name = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
         self._function = _find(function) if isinstance(function, str) else function
+        self._json: set[str] = set()
         self._items: Iterator[Any] = iter(())
 
     @property
@@ -92,6 +94,7 @@ class PythonGenerator(ThreadedImporter):
             derive_columns(_undecided(dicts, {*self._types, *self._drop})), columns=self._types, drop=self._drop,
             onto=onto, url=self.url,
         )  # fmt: skip
+        self._json = {name for name, type_ in columns.items() if type_ == "json"}
         return ImportScan(
             columns=columns,
             num_samples=None,
@@ -106,7 +109,11 @@ class PythonGenerator(ThreadedImporter):
                 reason = f"a sample must be a dict of column names to values, not {type(sample).__name__}"
                 yield ImportProblem(name=name, reason=reason)
                 continue
-            values = {key: value for key, value in sample.items() if key not in self._drop}
+            values = {
+                key: to_json(value) if key in self._json else value
+                for key, value in sample.items()
+                if key not in self._drop
+            }
             yield ImportedSample(name=name, values=values, num_bytes=num_value_bytes(values))
 
     def _close(self) -> None:

@@ -247,3 +247,20 @@ def test_wrong_offsets_are_refused(tmp_path: Path, url: str) -> None:
 def test_appending_the_same_files_adds_nothing(tmp_path: Path, url: str) -> None:
     pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "x.parquet")
     assert [ingest(ParquetFiles(tmp_path), url, append=True).num_samples for _ in range(2)] == [2, 0]
+
+
+@without_leaks
+@pytest.mark.s3
+def test_a_file_in_a_bucket(tmp_path: Path, url: str, samples_of: Any, s3_bucket: Any) -> None:
+    blobs = [np.random.default_rng(at).bytes(300_000) for at in range(30)]
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"blob": blobs}), buffer, row_group_size=7)
+
+    async def fill() -> None:
+        async with open_store(s3_bucket.url, **s3_bucket.storage_options) as store:
+            await store.put("in/x.parquet", buffer.getvalue())
+
+    asyncio.run(fill())
+    for source in (f"{s3_bucket.url}/in", f"{s3_bucket.url}/in/x.parquet"):
+        ingest(ParquetFiles(source, storage_options=s3_bucket.storage_options), url, overwrite=True)
+        assert [sample["blob"] for sample in samples_of(url)] == blobs

@@ -44,6 +44,11 @@ class TestGenerator:
         with pytest.raises(ConfigurationError, match="name=value"):
             PythonGenerator("my_source:rows", arg=["a"])
 
+    def test_nested_values_of_numpy_become_json(self, url: str, samples_of: Any) -> None:
+        rows = [{"x": {"a": np.float32(0.5), "b": [np.arange(2)]}, "y": None}, {"x": {}, "y": np.int8(3)}]
+        ingest(PythonGenerator(lambda: rows), url)
+        assert samples_of(url) == [{"x": {"a": 0.5, "b": [[0, 1]]}, "y": None}, {"x": {}, "y": 3}]
+
     def test_a_bad_sample_is_named(self, url: str) -> None:
         def rows() -> Iterator[Any]:
             yield from numbers("250")
