@@ -99,9 +99,10 @@ def adopt(
         StorageError: Source or index failed.
 
     Example:
-        >>> import io, tarfile
+        >>> import io, os, tarfile
         >>> from concurrent_loader import ShardDataset
         >>> from concurrent_loader.storage.adopt import adopt
+        >>> os.mkdir("tars")
         >>> with tarfile.open("tars/a.tar", "w") as tar:
         ...     info = tarfile.TarInfo("0.txt")
         ...     info.size = 5
