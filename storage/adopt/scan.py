@@ -143,7 +143,7 @@ class Scanner:
                     yield _finish(builder, unit)
                 unit, end = wanted, 0
                 payload = reader if unit is None else BytesReader(unit.payload, reader.name)
-                builder = VirtualShardBuilder(schema, payload, self.format.parse)
+                builder = VirtualShardBuilder(schema, payload, self.format.parse, is_whole=unit is not None)
             self._check(sample, end, reader.size if unit is None else len(unit.payload))
             end = sample.end
             if builder.num_samples and unit is None:
@@ -194,7 +194,6 @@ def _schema(columns: Mapping[str, ForeignColumn]) -> Schema:
 def _finish(builder: VirtualShardBuilder, unit: Unit | None) -> VirtualShard:
     if unit is None:
         return builder.finish()
-    builder.start, builder.end = 0, len(unit.payload)
     return replace(builder.finish(), start=unit.start, end=unit.end)
 
 

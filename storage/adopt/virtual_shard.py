@@ -62,9 +62,11 @@ class VirtualShardBuilder:
         schema: Columns, with the encodings of the object's values.
         reader: Bytes of the object.
         parse: Function that turns the bytes of a FIXED or SMALL value into the value, given column, type and bytes.
+        is_whole: Whether the range is the whole object, and not only the samples.
     """
 
-    def __init__(self, schema: Schema, reader: ObjectReader, parse: Any) -> None:
+    def __init__(self, schema: Schema, reader: ObjectReader, parse: Any, *, is_whole: bool = False) -> None:
+        self._is_whole = is_whole
         self._schema = schema
         self._reader = reader
         self._parse = parse
@@ -101,9 +103,9 @@ class VirtualShardBuilder:
             if not isinstance(place, ByteRange) or not sample.start <= place.start <= place.end <= sample.end:
                 raise FormatError("a payload value must be a range of its sample", column=name)
             places.append((place, self._check(columns[name], place)))
-        if not self.num_samples:
+        if not self.num_samples and not self._is_whole:
             self.start = sample.start
-        self.end = sample.end
+        self.end = self._reader.size if self._is_whole else sample.end
         shift = HEADER_BYTES - self.start
         for place, digest in places:
             self._starts.append(place.start + shift)

@@ -116,7 +116,7 @@ def surroundings(place: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("page", "at_least"),
     [
-        ("README.md", 3),
+        ("README.md", 2),
         ("docs/coming-from/litdata.md", 2),
         ("docs/coming-from/streaming.md", 2),
         ("docs/coming-from/torch.md", 2),
