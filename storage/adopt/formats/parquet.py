@@ -174,7 +174,7 @@ def _read_chunks(reader: ObjectReader, group: RowGroup) -> list[memoryview]:
 def _derive_image(footer: ParquetFooter, reader: ObjectReader, name: str, field: str) -> str:
     path = f"{name}.{field}" if field else name
     for number in range(footer.num_row_groups):
-        if not footer.metadata.row_group(number).num_rows:
+        if not footer.num_rows(number):
             continue
         group = footer.row_group(number, [path])
         for batch in footer.batches(group, [path], _read_chunks(reader, group)):
@@ -193,7 +193,7 @@ def _walk_group(
     fields: Sequence[PayloadField],
     surplus: Mapping[str, Any],
 ) -> Iterator[FoundSample]:
-    if not footer.metadata.row_group(number).num_rows:
+    if not footer.num_rows(number):
         return
     unit = Unit(start=0, end=0, payload=memoryview(b""))
     lengths = np.empty((0, 0), np.int64)
@@ -207,7 +207,7 @@ def _walk_group(
     inline = [name for name in columns if name not in {field.name for field in fields}]
     rows = _index_rows(footer, number, reader, columns, inline) if inline else repeat({})
     at = 0
-    for row in range(footer.metadata.row_group(number).num_rows):
+    for row in range(footer.num_rows(number)):
         values: dict[str, Any] = {**surplus, **next(rows)}
         start = at
         for field, length in zip(fields, lengths[row].tolist() if fields else (), strict=True):

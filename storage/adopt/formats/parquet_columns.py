@@ -39,7 +39,7 @@ def features_of(schema: Any) -> Features:
     try:
         facts = msgspec.json.decode(text)
         features = facts["info"]["features"]
-    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         return {}
     return features if isinstance(features, dict) else {}
 

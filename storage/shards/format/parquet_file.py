@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, StorageError
 from concurrent_loader.storage.ranges import ByteRange
-from concurrent_loader.storage.shards.format.parquet_pages import chunk_cost, schema_depth
+from concurrent_loader.storage.shards.format.parquet_pages import chunk_cost, read_sizes
 from concurrent_loader.storage.stores.objects import Buffer
 
 __all__ = [
@@ -110,7 +110,8 @@ class ParquetFooter:
         pa, pq = load_pyarrow()
         self.size = size
         self._places: dict[tuple[str, ...], dict[ByteRange, int]] = {}
-        if schema_depth(memoryview(data)[:-8]) > _MAX_DEPTH:
+        stated = read_sizes(memoryview(data)[:-8])
+        if stated.depth > _MAX_DEPTH:
             raise FormatError("the columns are nested too deeply", expected=f"<= {_MAX_DEPTH}")
         try:
             self._file = pq.ParquetFile(
@@ -125,7 +126,16 @@ class ParquetFooter:
             ]
         except (pa.ArrowException, OSError, ValueError) as error:
             raise FormatError(f"the footer is damaged: {error}") from error
-        self.num_row_groups: int = self.metadata.num_row_groups
+        self._groups = stated.groups
+        self.num_row_groups = len(stated.groups)
+        if self.num_row_groups != self.metadata.num_row_groups or any(
+            len(group.chunks) != len(self.paths) for group in stated.groups
+        ):
+            raise FormatError("the footer contradicts itself", expected=len(self.paths), got=self.num_row_groups)
+
+    def num_rows(self, number: int) -> int:
+        """Returns the number of rows of a row group."""
+        return self._groups[number].num_rows
 
     def row_group(self, number: int, paths: Sequence[str]) -> RowGroup:
         """Returns the place of columns in a row group.
@@ -133,7 +143,7 @@ class ParquetFooter:
         Raises:
             FormatError: A column is missing, or its place is impossible.
         """
-        group = self.metadata.row_group(number)
+        group = self._groups[number]
         leaves, chunks = [], []
         num_bytes = 0
         for path in paths:
@@ -143,18 +153,15 @@ class ParquetFooter:
                     f"row group {number}: the file lacks a column", column=path, expected=paths, got=self.paths[:16]
                 )
             for leaf in found:
-                chunk = group.column(leaf)
-                start = chunk.data_page_offset
-                if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < start:
-                    start = chunk.dictionary_page_offset
-                length = chunk.total_compressed_size
-                if chunk.file_path or start < 4 or length < 0 or start + length > self.size:
+                chunk = group.chunks[leaf]
+                start, length = chunk.start, chunk.length
+                if chunk.is_outside or start < 4 or start + length > self.size:
                     raise FormatError(
                         f"row group {number}: the place of a column is impossible", column=path, start=start, got=length
                     )
                 if not 0 <= chunk.num_values <= _MAX_VALUES:
                     raise too_large(number, path, f"<= {_MAX_VALUES} values", chunk.num_values)
-                num_bytes += max(length, chunk.total_uncompressed_size)
+                num_bytes += max(length, chunk.raw_bytes)
                 leaves.append(leaf)
                 chunks.append(ByteRange(start, start + length))
         if num_bytes > MAX_ROW_GROUP_BYTES:
@@ -171,7 +178,7 @@ class ParquetFooter:
         """
         key = tuple(paths)
         if key not in self._places:
-            numbers = [at for at in range(self.num_row_groups) if self.metadata.row_group(at).num_rows]
+            numbers = [at for at in range(self.num_row_groups) if self.num_rows(at)]
             groups = (self.row_group(number, paths) for number in numbers)
             self._places[key] = {group.span: group.number for group in groups}
         number = self._places[key].get(span)
@@ -217,8 +224,7 @@ class ParquetFooter:
         num_bytes, rows = 0, _MAX_BATCH_ROWS
         try:
             for leaf, data in zip(group.leaves, chunks, strict=True):
-                stated = self.metadata.row_group(group.number).column(leaf).num_values
-                cost = chunk_cost(data, stated)
+                cost = chunk_cost(data, self._groups[group.number].chunks[leaf].num_values)
                 num_bytes += cost.num_bytes
                 is_bytes = self.metadata.schema.column(leaf).physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
                 if is_bytes and cost.max_repeated:

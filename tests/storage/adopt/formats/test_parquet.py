@@ -33,7 +33,7 @@ from concurrent_loader.storage.errors import (
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.listing import ObjectEntry
 from concurrent_loader.storage.shards.format import parquet_file
-from concurrent_loader.storage.shards.format.parquet_pages import chunk_cost, schema_depth
+from concurrent_loader.storage.shards.format.parquet_pages import chunk_cost, read_sizes
 from concurrent_loader.storage.shards.format.transforms import check_transform
 from concurrent_loader.storage.shards.manifest.manifest_file import decode
 from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
@@ -327,6 +327,21 @@ def test_damage_anywhere_is_a_typed_error():
     assert outcomes["error"] > 8
 
 
+@pytest.mark.slow
+def test_no_byte_of_a_footer_ends_the_process():
+    """pyarrow's own classes for the metadata of columns abort when a histogram in a footer has another length."""
+    whole = written(pa.table({"vector": pa.array([[1.0], []], pa.list_(pa.float32()))}), store_schema=False)
+    size = int.from_bytes(whole[-8:-4], "little")
+    num_errors = 0
+    for at in range(len(whole) - 8 - size, len(whole) - 8):
+        for other in (whole[at] ^ 1, whole[at] ^ 16, whole[at] ^ 128):
+            try:
+                walk(whole[:at] + bytes([other]) + whole[at + 1 :])
+            except (FormatError, SchemaError):
+                num_errors += 1
+    assert num_errors > size
+
+
 def test_a_footer_that_lies_about_sizes_and_places(monkeypatch):
     whole = written(table(20).select(["image"]))
     monkeypatch.setattr(parquet_file, "MAX_ROW_GROUP_BYTES", 4000)
@@ -376,7 +391,8 @@ def test_deep_schemas_are_refused():
         walk(written(pa.table({"x": pa.nulls(1, kind)})))
     footer = written(pa.table({"x": [[1]]}))
     size = int.from_bytes(footer[-8:-4], "little")
-    assert schema_depth(footer[-8 - size : -8]) == 3
+    stated = read_sizes(footer[-8 - size : -8])
+    assert (stated.depth, [group.num_rows for group in stated.groups]) == (3, [1])
 
 
 @pytest.mark.parametrize("data", [b"", b"\x15", b"\x1c" * 100, b"\x19\xfc\xff\xff\xff\xff\x0f", b"\xff" * 40])
@@ -384,7 +400,7 @@ def test_page_headers_that_are_no_headers(data):
     with pytest.raises(FormatError):
         chunk_cost(memoryview(data), 10)
     with pytest.raises(FormatError):
-        schema_depth(data)
+        read_sizes(data)
 
 
 @pytest.mark.parametrize(
@@ -431,11 +447,14 @@ def test_without_pyarrow(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-def test_workers(tmp_path):
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers(tmp_path, context):
     data = table(200)
     adopt("parquet", folder(tmp_path / "source", data), tmp_path / "index", only=["image", "label"])
     with ShardDataset(tmp_path / "index") as dataset:
-        loader = ConcurrentDataLoader(dataset, batch_size=16, shuffle=True, num_workers=2)
+        loader = ConcurrentDataLoader(
+            dataset, batch_size=16, shuffle=True, num_workers=2, multiprocessing_context=context
+        )
         for _ in range(2):
             seen = [bytes(image) for batch in loader for image in batch["image"]]
             assert sorted(seen) == sorted(row["image"] for row in expected(data))
