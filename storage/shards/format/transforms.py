@@ -14,6 +14,7 @@ import zstandard
 
 from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.ranges import ByteRange
+from concurrent_loader.storage.shards.format.litdata_frames import unpack_batches, unpack_items
 from concurrent_loader.storage.shards.format.parquet_file import ParquetFooter, cut
 from concurrent_loader.storage.shards.format.parquet_payload import (
     PayloadField,
@@ -48,7 +49,13 @@ def _bz2(data: Buffer, max_bytes: int) -> bytes:
     return bz2.BZ2Decompressor().decompress(data, max_bytes)
 
 
-_COMPRESSIONS: dict[str, Callable[[Buffer, int], bytes]] = {"zstd": _zstd, "gz": _gzip, "bz2": _bz2}
+_COMPRESSIONS: dict[str, Callable[[Buffer, int], bytes]] = {
+    "zstd": _zstd,
+    "gz": _gzip,
+    "bz2": _bz2,
+    "litdata/batch": lambda data, max_bytes: unpack_batches(data, max_bytes=max_bytes),
+    "litdata/sample": lambda data, max_bytes: unpack_items(data, max_bytes=max_bytes),
+}
 """Functions by name: (range, largest number of bytes to return) -> the first bytes of the payload."""
 
 
@@ -56,7 +63,7 @@ def transform(name: str, data: Buffer, *, max_bytes: int) -> bytes:
     """Returns the payload that a compressed range holds.
 
     Args:
-        name: Name of a compression: ``"zstd"``, ``"gz"`` or ``"bz2"``.
+        name: Name of a compression: ``"zstd"``, ``"gz"``, ``"bz2"``, ``"litdata/batch"`` or ``"litdata/sample"``.
         data: The whole range.
         max_bytes: Largest size of the payload.
 
