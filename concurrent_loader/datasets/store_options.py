@@ -14,6 +14,7 @@ from concurrent_loader.storage.fetch import Counters, FetchEngine, HedgePolicy, 
 from concurrent_loader.storage.secret import hide
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.storage.stores import Store, open_store
+from concurrent_loader.storage.stores.backends.open_store import open_for
 
 __all__ = ["StoreArguments", "StoreOptions", "takes_store_options"]
 
@@ -138,8 +139,7 @@ class StoreOptions:
                     url=url, got=source,
                 )  # fmt: skip
             options = self.storage_options if ours == theirs else {}
-        client = "auto" if _scheme(source) in ("file", "memory") else self.client
-        store = open_store(source, client=client, **(options or {}))
+        store = open_for(source, self.client, options or {})
         return self.make_engine(store, is_known=False, counters=engine.counters)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from concurrent_loader.storage.adopt.records import DoneShard, Records
-from concurrent_loader.storage.adopt.stores import open_both, open_for
+from concurrent_loader.storage.adopt.stores import open_both
 from concurrent_loader.storage.errors import AlreadyExists, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.upload import Uploader
@@ -29,6 +29,7 @@ from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
 from concurrent_loader.storage.shards.manifest.snapshots import commit, latest_snapshot, load_manifest
 from concurrent_loader.storage.shards.shard_fetcher import OpenSource, ShardFetcher
 from concurrent_loader.storage.shards.writing.written_shards import WrittenShards, shard_entry, shard_statistics
+from concurrent_loader.storage.stores.backends.open_store import open_for
 
 __all__ = ["ConvertProgress", "convert"]
 

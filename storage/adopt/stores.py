@@ -11,17 +11,9 @@ from concurrent_loader.storage.checked_url import check_there
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.loop_thread import LoopThread
-from concurrent_loader.storage.stores.backends.open_store import open_store
-from concurrent_loader.storage.stores.store import Store
+from concurrent_loader.storage.stores.backends.open_store import open_for
 
-__all__ = ["open_both", "open_for"]
-
-
-def open_for(url: str | os.PathLike[str], client: str, options: Mapping[str, Any]) -> Store:
-    """Opens a store with options that may be meant for another one: a local folder or memory takes none."""
-    text = os.fspath(url)
-    is_local = "://" not in text or text.partition("://")[0].lower() in ("file", "memory")
-    return open_store(url) if is_local else open_store(url, client=client, **options)
+__all__ = ["open_both"]
 
 
 @contextmanager

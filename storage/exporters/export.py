@@ -23,8 +23,9 @@ from concurrent_loader.storage.hidden_arguments import hides_secrets
 from concurrent_loader.storage.loop_thread import LoopThread
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
+from concurrent_loader.storage.shards.shard_fetcher import OpenSource
 from concurrent_loader.storage.sizes import Size, parse_size
-from concurrent_loader.storage.stores.backends.open_store import open_store
+from concurrent_loader.storage.stores.backends.open_store import open_for, open_store
 from concurrent_loader.storage.stores.store import Store
 
 __all__ = ["ExportOptions", "ExportReport", "export", "export_snapshot"]
@@ -106,6 +107,7 @@ def export(
     scratch_dir: str | os.PathLike[str] | None = None,
     client: str = "auto",
     storage_options: Mapping[str, Any] | None = None,
+    source_options: Mapping[str, Any] | None = None,
     dst_client: str = "auto",
     dst_storage_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[ExportProgress], None] | None = None,
@@ -130,6 +132,7 @@ def export(
             ``shard_size``. Default: the system's temporary folder. A local destination does not use it.
         client: Client library of the dataset's store.
         storage_options: Options of the dataset's store.
+        source_options: Options of the store of adopted data; by default those of the dataset's store.
         dst_client: Client library of the destination's store.
         dst_storage_options: Options of the destination's store.
         on_progress: Callback for progress, called on a thread of the export.
@@ -157,9 +160,11 @@ def export(
             open_store(dst, client=dst_client, **(dst_storage_options or {})) as store,
         ):
             engine = FetchEngine(source, in_flight=in_flight)
+            own = (storage_options if source_options is None else source_options) or {}
             return await export_snapshot(
                 engine, store, format, snapshot=snapshot, options=options, scratch_dir=scratch_dir,
                 on_progress=on_progress,
+                open_source=lambda adopted: FetchEngine(open_for(adopted, client, own), in_flight=in_flight),
             )  # fmt: skip
 
     with LoopThread("storage-export") as loop:
@@ -175,6 +180,7 @@ async def export_snapshot(
     options: ExportOptions | None = None,
     scratch_dir: str | os.PathLike[str] | None = None,
     on_progress: Callable[[ExportProgress], None] | None = None,
+    open_source: OpenSource | None = None,
 ) -> ExportReport:
     """Exports a snapshot, as `export` does, from an engine to a store; neither is closed.
 
@@ -206,7 +212,7 @@ async def export_snapshot(
     kept = {name: size for name, size in found.items() if name in names}
     num_bytes = sum(kept.values())
     if not is_complete:
-        cache = open_shard_cache(engine, None)
+        cache = open_shard_cache(engine, None, open_source=open_source)
         writer = FilesWriter(manifest, cache, destination, output, columns, options.key_column, on_progress)
         try:
             written = await writer.write(jobs, {names[name].number for name in kept}, workers=options.workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from concurrent_loader.storage.checked_url import remote_meant
@@ -16,7 +17,7 @@ from concurrent_loader.storage.stores.store import Store
 if TYPE_CHECKING:
     from concurrent_loader.storage.stores.options import S3Options
 
-__all__ = ["open_store"]
+__all__ = ["open_for", "open_store"]
 
 _CLIENTS = ("auto", "native", "aiobotocore", "obstore", "fsspec")
 _S3 = ("s3", "s3a")
@@ -124,3 +125,10 @@ def _open_filesystem(url: str, options: dict[str, Any]) -> Store:
     if outermost not in known_implementations and outermost not in registry:
         raise ConfigurationError(f"no store supports {outermost}://")
     return FsspecStore(url, options)
+
+
+def open_for(url: str | os.PathLike[str], client: str, options: Mapping[str, Any]) -> Store:
+    """Opens a store with options that may be meant for another one: a local folder or memory takes none."""
+    text = os.fspath(url)
+    is_local = "://" not in text or text.partition("://")[0].lower() in ("file", "memory")
+    return open_store(url) if is_local else open_store(url, client=client, **options)
