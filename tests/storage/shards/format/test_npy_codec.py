@@ -119,7 +119,7 @@ def test_columns_that_have_no_arrays() -> None:
     for type_ in ("bytes", "float32", "str", "jpeg"):
         with pytest.raises(SchemaError, match=r"fits a column of arrays"):
             foreign_codec("npy", type_)
-    with pytest.raises(SchemaError, match="unknown encoding"):
+    with pytest.raises(SchemaError, match="encoding of a column is unknown"):
         foreign_codec("np", "float32[...]")
     with pytest.raises(SchemaError, match="only read"):
         NpyCodec("int8[...]").encode(np.zeros(3, np.int8))
