@@ -12,6 +12,8 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
+from concurrent_loader.storage.images import COLUMN_FORMATS
+
 __all__ = ["ExportColumn", "ExportFormat", "ExportSpec", "FileWriter", "WrittenFile"]
 
 
@@ -39,7 +41,7 @@ class ExportColumn:
     @property
     def is_image(self) -> bool:
         """Whether the values are image files."""
-        return self.type in ("image", "jpeg", "png", "webp", "avif", "gif")
+        return self.type in COLUMN_FORMATS and self.type != "image/lossless"
 
     @property
     def is_array(self) -> bool:

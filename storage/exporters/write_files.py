@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import BinaryIO
 
 from concurrent_loader.storage.cache.blocking_io import in_thread
 from concurrent_loader.storage.cache.open_shard import OpenShard
@@ -133,11 +134,21 @@ class FilesWriter:
         name = self._output.file_name(file.number)
         new = await self._destination.create(name)
         try:
-            writer = await self._destination.on_drive(name, lambda: self._output.open(new.file, file.num_samples))
+            writer = await self._open_writer(name, new.file, file.num_samples)
             await self._write_samples(file, name, writer, shards)
             self._sizes[name] = await self._destination.publish(name, new)
         finally:
             new.close()
+
+    async def _open_writer(self, name: str, file: BinaryIO, num_samples: int) -> FileWriter:
+        opened: list[FileWriter] = []  # also if the caller is cancelled while the thread opens it
+        try:
+            await self._destination.on_drive(name, lambda: opened.append(self._output.open(file, num_samples)))
+        except BaseException:
+            for writer in opened:
+                writer.abandon()
+            raise
+        return opened[0]
 
     async def _write_samples(self, file: ExportFile, name: str, writer: FileWriter, shards: ShardsAhead) -> None:
         is_complete = False

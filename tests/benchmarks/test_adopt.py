@@ -4,10 +4,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from benchmarks.peers.messages import Job, Outcome
 
 from benchmarks.adopt import CONTESTS, _ratio, _row, _Side, _write_tars
 from benchmarks.peers.catalog import find
+from benchmarks.peers.job import Job, Outcome
 
 JOB = Job(peer="ours", task="epoch", photos="")
 
