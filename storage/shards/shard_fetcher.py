@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from concurrent_loader.storage.errors import (
@@ -76,32 +75,20 @@ class ShardFetcher:
         if entry.source is None:
             result = await self.engine.fetch(entry.key, start, end, digest=digest, object_size=entry.size)
             return result.data.toreadonly()
-        data = await self._assemble(entry, entry.source, start, end)
-        if digest is None or (first := xxhash.xxh3_64_intdigest(data)) == digest:
-            return data
-        self.engine.counters.num_refetched += 1
-        self.engine.counters.wasted_bytes += len(data)
-        self._units.pop(entry.digest, None)
-        data = await self._assemble(entry, entry.source, start, end)
-        second = xxhash.xxh3_64_intdigest(data)
-        if second == digest:
-            return data
-        error = DigestMismatch(
-            "the bytes differ from what was adopted", url=entry.source.file.url, key=entry.source.file.key,
-            shard=entry.key, start=start, end=end, expected=f"{digest:016x}", got=f"{second:016x}", attempts=2,
-        )  # fmt: skip
-        error.is_steady = first == second
-        raise error
+        pieces = await self._verified_pieces(entry, entry.source, start, end, digest)
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     async def fetch_into(self, entry: Entry, start: int, end: int, write: Write, *, digest: int | None = None) -> None:
         """Fetches a range and passes it on piece by piece; see `FetchEngine.fetch_into`.
 
-        The range of a virtual shard is one piece.
+        The pieces of a virtual shard are verified before the first one is passed on.
         """
         if entry.source is None:
             await self.engine.fetch_into(entry.key, start, end, write, digest=digest, object_size=entry.size)
-        else:
-            await write(start, await self.fetch(entry, start, end, digest=digest))
+            return
+        for piece in await self._verified_pieces(entry, entry.source, start, end, digest):
+            await write(start, piece)
+            start += len(piece)
 
     async def close(self) -> None:
         """Closes the stores of adopted data. Idempotent."""
@@ -116,31 +103,49 @@ class ShardFetcher:
 
     # -- virtual shards --------------------------------------------------------------------------------------------
 
-    async def _assemble(self, entry: ShardEntry, source: SourceRange, start: int, end: int) -> memoryview:
-        """Returns the bytes [start, end) of a virtual shard."""
+    async def _verified_pieces(
+        self, entry: ShardEntry, source: SourceRange, start: int, end: int, digest: int | None
+    ) -> list[memoryview]:
+        """Returns the bytes [start, end) in pieces, whose digest is right; after a mismatch they are fetched again."""
+        pieces = await self._pieces(entry, source, start, end)
+        if digest is None or (first := _digest_of(pieces)) == digest:
+            return pieces
+        self.engine.counters.num_refetched += 1
+        self.engine.counters.wasted_bytes += end - start
+        self._units.pop(entry.digest, None)
+        pieces = await self._pieces(entry, source, start, end)
+        second = _digest_of(pieces)
+        if second == digest:
+            return pieces
+        error = DigestMismatch(
+            "the bytes differ from what was adopted", url=source.file.url, key=source.file.key, shard=entry.key,
+            start=start, end=end, expected=f"{digest:016x}", got=f"{second:016x}", attempts=2,
+        )  # fmt: skip
+        error.is_steady = first == second
+        raise error
+
+    async def _pieces(self, entry: ShardEntry, source: SourceRange, start: int, end: int) -> list[memoryview]:
+        """Returns the bytes [start, end) of a virtual shard, in order: header, payload, padding, tail."""
         tail = entry.tail_start
-        payload_end = HEADER_BYTES + source.end - source.start
-        if not source.file.transform and HEADER_BYTES <= start <= end <= payload_end:
-            return await self._fetch_source(entry, source, start, end)
-        if start >= tail:
-            return await self._fetch_tail(entry, source, start, end)
-        data = np.zeros(end - start, np.uint8).data
-        if start < HEADER_BYTES:
-            head = HEADER[start:end]
-            data[: len(head)] = head
-        parts: list[Coroutine[Any, Any, tuple[int, memoryview]]] = []
+        payload_end = tail if source.file.transform else HEADER_BYTES + source.end - source.start
+        first, last = max(start, HEADER_BYTES), min(end, payload_end)
+        parts: list[Coroutine[Any, Any, memoryview]] = []
+        has_payload = first < last
+        if has_payload:
+            fetch = self._transformed if source.file.transform else self._fetch_source
+            parts.append(fetch(entry, source, first, last))
         if end > tail:
-            parts.append(_placed(tail - start, self._fetch_tail(entry, source, tail, end)))
-        if start < tail and end > HEADER_BYTES:
-            first = max(start, HEADER_BYTES)
-            if source.file.transform:
-                parts.append(_placed(first - start, self._transformed(entry, source, first, min(end, tail))))
-            elif first < payload_end:
-                last = min(end, payload_end)
-                parts.append(_placed(first - start, self._fetch_source(entry, source, first, last)))
-        for at, piece in await _all(parts):
-            data[at : at + len(piece)] = piece
-        return data.toreadonly()
+            parts.append(self._fetch_tail(entry, source, max(start, tail), end))
+        found = await _all(parts)
+        pieces = [memoryview(HEADER)[start:end]] if start < HEADER_BYTES else []
+        if has_payload:
+            pieces.append(found[0])
+        padding = min(end, tail) - start - sum(map(len, pieces))
+        if padding > 0:
+            pieces.append(memoryview(bytes(padding)))
+        if end > tail:
+            pieces.append(found[-1])
+        return pieces
 
     async def _fetch_tail(self, entry: ShardEntry, source: SourceRange, start: int, end: int) -> memoryview:
         shift = source.tail_offset - entry.tail_start
@@ -233,14 +238,17 @@ def _source_changed(entry: ShardEntry, source: SourceRange, error: ObjectChanged
     )  # fmt: skip
 
 
-async def _placed(at: int, piece: Coroutine[Any, Any, memoryview]) -> tuple[int, memoryview]:
-    return at, await piece
+def _digest_of(pieces: list[memoryview]) -> int:
+    hashed = xxhash.xxh3_64()
+    for piece in pieces:
+        hashed.update(piece)
+    return hashed.intdigest()
 
 
-async def _all(parts: list[Coroutine[Any, Any, tuple[int, memoryview]]]) -> list[tuple[int, memoryview]]:
+async def _all(parts: list[Coroutine[Any, Any, memoryview]]) -> list[memoryview]:
     """Runs coroutines concurrently; the first error cancels the others and is raised as it is."""
-    if len(parts) == 1:
-        return [await parts[0]]
+    if len(parts) <= 1:
+        return [await part for part in parts]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part) for part in parts]
