@@ -22,9 +22,9 @@ class _Block:
 
     Attributes:
         first_step: Step of the first turn in the block.
-        first_turns: Number of turns of each data set before the block.
-        whose: (n,): the data set of each turn, in the order of steps.
-        steps: The steps of each data set's turns, ascending, counted from ``first_step``.
+        first_turns: Number of turns of each dataset before the block.
+        whose: (n,): the dataset of each turn, in the order of steps.
+        steps: The steps of each dataset's turns, ascending, counted from ``first_step``.
     """
 
     first_step: int
@@ -40,15 +40,15 @@ class _Block:
 
 
 class TurnOrder:
-    """The order of the turns in an epoch: turn j of a data set with m turns has the place ``(j + u) / m`` in 0 … 1.
+    """The order of the turns in an epoch: turn j of a dataset with m turns has the place ``(j + u) / m`` in 0 … 1.
 
-    Turns are sorted by place; equal places by data set, then by j. ``u`` is in 0 … 1, so the epoch can be cut at any
+    Turns are sorted by place; equal places by dataset, then by j. ``u`` is in 0 … 1, so the epoch can be cut at any
     place: which turns lie before the cut is known without the others. Memory and time of a look-up depend on the size
     of a block, not on the length of the epoch.
 
     Args:
-        turns: Number of turns of each data set, at least 1.
-        keys: Key of the hash that gives each data set's u; None: u is ½.
+        turns: Number of turns of each dataset, at least 1.
+        keys: Key of the hash that gives each dataset's u; None: u is ½.
         block_steps: Number of steps computed at once, about.
 
     Thread-safety: All methods may be called from any thread.
@@ -64,19 +64,19 @@ class TurnOrder:
         self._blocks: dict[int, _Block] = {}
 
     def whose(self, step: int) -> int:
-        """Returns the data set whose turn it is at a step."""
+        """Returns the dataset whose turn it is at a step."""
         block = self._block_of_step(step)
         return int(block.whose[step - block.first_step])
 
     def turns_before(self, child: int, step: int) -> int:
-        """Returns how many turns a data set has before a step, which may be the end of the epoch."""
+        """Returns the number of turns of a dataset before a step, which may be the end of the epoch."""
         if step >= self._num_steps:
             return self._turns[child]
         block = self._block_of_step(step)
         return block.first_turns[child] + int(np.searchsorted(block.steps[child], step - block.first_step))
 
     def step_of(self, child: int, turn: int) -> int:
-        """Returns the step of a data set's turn."""
+        """Returns the step of a dataset's turn."""
         for block in reversed(list(self._blocks.values())):
             if block.has_turn(child, turn):
                 break
@@ -113,7 +113,7 @@ class TurnOrder:
         return block
 
     def _starts(self, number: int) -> tuple[int, ...]:
-        """How many turns of each data set lie before a block."""
+        """Returns the number of turns of each dataset before a block."""
         if number >= self._num_blocks:
             return self._turns
         cut = number / self._num_blocks
