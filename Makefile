@@ -121,9 +121,11 @@ $(WHEEL): $(SOURCES) $(DEPENDENCIES)
 		$(VENV)/wheels/*.whl
 	@rm -rf build *.egg-info
 	@# The benchmarks run from this folder, and find the package here first: native modules, if there are any, as well.
-	@rm -f concurrent_loader/*/*.so storage/*/*.so
-	@cp $(VENV)/lib/python*/site-packages/concurrent_loader/decode/*.so concurrent_loader/decode/ 2>/dev/null || true
-	@cp $(VENV)/lib/python*/site-packages/concurrent_loader/storage/lossless/*.so storage/lossless/ 2>/dev/null || true
+	@# Not those of another Python, which `make test-313` builds in an environment of its own.
+	@if [[ "$(VENV)" == .venv ]]; then \
+		rm -f concurrent_loader/*/*.so storage/*/*.so; \
+		cp $(VENV)/lib/python*/site-packages/concurrent_loader/decode/*.so concurrent_loader/decode/ 2>/dev/null || true; \
+		cp $(VENV)/lib/python*/site-packages/concurrent_loader/storage/lossless/*.so storage/lossless/ 2>/dev/null || true; fi
 	@touch $@
 
 lock:  ## constraints.txt anew from pyproject.toml, newest versions (needs uv)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,11 @@ def test_the_root_of_the_package_is_small() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_a_file_has_four_hundred_lines_at_most(name: str) -> None:
     assert len(MODULES[name].read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize("source", sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("*/*/*.c")))
+def test_native_modules_built_by_a_later_python_run_on_an_earlier_one(source: str) -> None:
+    """A "#" in a format of PyArg_ParseTuple or Py_BuildValue, compiled on Python 3.13, needs 3.13 at run time."""
+    formats = re.findall(r'(?:PyArg_\w+|Py_BuildValue)\([^"]*"([^"]*)"', (ROOT / source).read_text())
+    assert formats
+    assert not [each for each in formats if "#" in each]

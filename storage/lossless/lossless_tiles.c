@@ -409,8 +409,11 @@ static PyObject *pack(PyObject *module, PyObject *args) {
         else
             pack_group_16(&shape, &group, pixels.buf, packed);
         Py_END_ALLOW_THREADS
-        result = Py_BuildValue("(y#y#y#y#)", packed->head, packed->head_bytes, packed->top, packed->top_bytes,
-                               packed->second, packed->second_bytes, packed->rest, packed->rest_bytes);
+        /* Not "y#": compiled on Python 3.13, that format needs 3.13 at run time, and the module is for 3.11 on. */
+        result = Py_BuildValue("(NNNN)", PyBytes_FromStringAndSize((const char *)packed->head, (Py_ssize_t)packed->head_bytes),
+                               PyBytes_FromStringAndSize((const char *)packed->top, (Py_ssize_t)packed->top_bytes),
+                               PyBytes_FromStringAndSize((const char *)packed->second, (Py_ssize_t)packed->second_bytes),
+                               PyBytes_FromStringAndSize((const char *)packed->rest, (Py_ssize_t)packed->rest_bytes));
     } else
         PyErr_NoMemory();
     free(memory);
