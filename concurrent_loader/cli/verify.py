@@ -63,16 +63,20 @@ def verify(
             found = f"verifying, {format_count(now.num_problems, 'problem')}" if now.num_problems else "verifying"
             progress.update(task, description=found, completed=now.num_bytes, total=now.num_bytes_total)
 
-        report = asyncio.run(_verify(store, snapshot, in_flight, show, lambda url: _open_source(url, client, options)))
+        report = asyncio.run(
+            _verify(store, snapshot, in_flight, show, lambda source: _open_source(store.url, source, client, options))
+        )
     _print(report, store.url, as_json=as_json)
     if report.problems:
         raise typer.Exit(_CORRUPT)
 
 
-def _open_source(url: str, client: str, options: dict[str, Any]) -> FetchEngine:
+def _open_source(url: str, source: str, client: str, options: dict[str, Any]) -> FetchEngine:
     from concurrent_loader.storage.fetch import FetchEngine
+    from concurrent_loader.storage.shards.shard_fetcher import check_source
 
-    return FetchEngine(open_for_command(url, client=client, options=options))
+    check_source(url, source)
+    return FetchEngine(open_for_command(source, client=client, options=options))
 
 
 async def _verify(

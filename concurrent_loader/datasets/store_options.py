@@ -12,6 +12,7 @@ from concurrent_loader.storage.cache import ShardCache, open_shard_cache
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.fetch import Counters, FetchEngine, HedgePolicy, InFlight, RetryPolicy, check_in_flight
 from concurrent_loader.storage.secret import hide
+from concurrent_loader.storage.shards.shard_fetcher import check_source
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.storage.stores import Store, open_store
 from concurrent_loader.storage.stores.backends.open_store import open_for
@@ -131,20 +132,10 @@ class StoreOptions:
         """Opens the store of adopted data, which the manifest names. A manifest may come from a stranger."""
         options = self.source_options
         if options is None:
-            ours, theirs = _scheme(url), _scheme(source)
-            if ours not in (theirs, "file"):
-                raise ConfigurationError(
-                    "the dataset refers to data in another kind of store; if you trust it, pass source_options={} "
-                    "(or the options of that store)",
-                    url=url, got=source,
-                )  # fmt: skip
-            options = self.storage_options if ours == theirs else {}
+            check_source(url, source)
+            options = self.storage_options  # a local folder takes none, and a local dataset has none
         store = open_for(source, self.client, options or {})
         return self.make_engine(store, is_known=False, counters=engine.counters)
-
-
-def _scheme(url: str) -> str:
-    return url.partition("://")[0].lower() if "://" in url else "file"
 
 
 def takes_store_options(init: F) -> F:

@@ -27,7 +27,7 @@ from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
 from concurrent_loader.storage.shards.manifest.manifest import SAME_SAMPLES_AS, Manifest
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
 from concurrent_loader.storage.shards.manifest.snapshots import commit, latest_snapshot, load_manifest
-from concurrent_loader.storage.shards.shard_fetcher import OpenSource, ShardFetcher
+from concurrent_loader.storage.shards.shard_fetcher import OpenSource, ShardFetcher, check_source
 from concurrent_loader.storage.shards.writing.written_shards import WrittenShards, shard_entry, shard_statistics
 from concurrent_loader.storage.stores.backends.open_store import open_for
 
@@ -89,7 +89,13 @@ def convert(
     """
     options = (storage_options if source_options is None else source_options) or {}
     with open_both(index, url, client, storage_options, None) as (loop, data, target):
-        run = _Conversion(data, target, lambda source: FetchEngine(open_for(source, client, options)), on_progress)
+
+        def open_source(source: str) -> FetchEngine:
+            if source_options is None:
+                check_source(data.store.url, source)
+            return FetchEngine(open_for(source, client, options))
+
+        run = _Conversion(data, target, open_source, on_progress)
         return loop.run(run.run(snapshot))
 
 

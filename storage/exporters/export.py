@@ -23,7 +23,7 @@ from concurrent_loader.storage.hidden_arguments import hides_secrets
 from concurrent_loader.storage.loop_thread import LoopThread
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
-from concurrent_loader.storage.shards.shard_fetcher import OpenSource
+from concurrent_loader.storage.shards.shard_fetcher import OpenSource, check_source
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.storage.stores.backends.open_store import open_for, open_store
 from concurrent_loader.storage.stores.store import Store
@@ -161,10 +161,16 @@ def export(
         ):
             engine = FetchEngine(source, in_flight=in_flight)
             own = (storage_options if source_options is None else source_options) or {}
+
+            def open_source(adopted: str) -> FetchEngine:
+                if source_options is None:
+                    check_source(source.url, adopted)
+                return FetchEngine(open_for(adopted, client, own), in_flight=in_flight)
+
             return await export_snapshot(
                 engine, store, format, snapshot=snapshot, options=options, scratch_dir=scratch_dir,
                 on_progress=on_progress,
-                open_source=lambda adopted: FetchEngine(open_for(adopted, client, own), in_flight=in_flight),
+                open_source=open_source,
             )  # fmt: skip
 
     with LoopThread("storage-export") as loop:

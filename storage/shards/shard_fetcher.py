@@ -30,12 +30,38 @@ from concurrent_loader.storage.shards.format.transforms import is_parquet, trans
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceRange
 
-__all__ = ["OpenSource", "ShardFetcher"]
+__all__ = ["OpenSource", "ShardFetcher", "check_source"]
 
 OpenSource = Callable[[str], FetchEngine]
 """Returns an engine over the store of adopted data, given its URL."""
 
 Entry = ShardEntry | BundleEntry
+
+
+def check_source(url: str, source: str) -> None:
+    """Checks that a dataset may name a store of adopted data. A manifest may come from a stranger.
+
+    A dataset on the local drive may name any store. Any other may only name a store of its own kind.
+
+    Args:
+        url: URL of the dataset.
+        source: URL of the adopted data, from the manifest.
+
+    Raises:
+        ConfigurationError: They are of different kinds.
+    """
+    if _scheme(url) not in (_scheme(source), "file"):
+        raise ConfigurationError(
+            "the dataset refers to data in another kind of store; if you trust it, pass source_options={} "
+            "(or the options of that store)",
+            url=url, got=source,
+        )  # fmt: skip
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0].lower() if "://" in url else "file"
+
+
 _MAX_UNITS, _MAX_UNIT_BYTES = 4, 128 << 20  # decoded payloads kept for the other chunks of their shards: either limit
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader import ConcurrentDataLoader, ShardDataset, convert, export
 from concurrent_loader.storage.adopt import adopt
 from concurrent_loader.storage.errors import (
     AlreadyExists,
@@ -193,8 +193,13 @@ def test_a_strangers_index_does_not_open_other_stores(tmp_path):
     adopt("lines", tmp_path / "source", "memory://adopt-stranger", source_options={})
     with ShardDataset("memory://adopt-stranger") as dataset, pytest.raises(ConfigurationError, match="source_options"):
         dataset[0]
+    with pytest.raises(ConfigurationError, match="source_options"):
+        convert("memory://adopt-stranger", tmp_path / "native")
+    with pytest.raises(ConfigurationError, match="source_options"):
+        export("memory://adopt-stranger", tmp_path / "tars", "webdataset")
     with ShardDataset("memory://adopt-stranger", source_options={}) as dataset:
         assert dataset[0]["label"] == 0
+    assert convert("memory://adopt-stranger", tmp_path / "native", source_options={}).num_samples == 3
 
 
 def test_a_large_value_and_large_shards(tmp_path):
