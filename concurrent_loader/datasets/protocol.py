@@ -84,7 +84,7 @@ class Source(Protocol):
         """
 
     def set_step(self, step: int) -> None:
-        """Tells the cache the current step of the epoch."""
+        """Gives the cache the current step of the epoch."""
 
     async def acquire(self, unit: int) -> OpenUnit:
         """Fetches a unit, and keeps it open until `release`."""

@@ -42,7 +42,7 @@ def error_code(error: Exception) -> str | None:
 
 
 def translate(error: Exception, *, writing: bool) -> StorageError:
-    """Says in `concurrent_loader.storage.errors`'s words what botocore or aiohttp raised; the caller fills in where it
+    """Translates what botocore or aiohttp raised into `concurrent_loader.storage.errors`; the caller fills in where it
     happened.
     """
     if (known := translate_chain_error(error)) is not None:

@@ -127,7 +127,10 @@ class MultipartUpload:
         try:
             listed = await self._client.list_parts(**upload, MaxParts=1)
         except botocore.exceptions.ClientError as error:
-            if error_code(error) in ("NoSuchUpload", "AccessDenied"):  # whoever may not list them cannot know more
+            if error_code(error) in (
+                "NoSuchUpload",
+                "AccessDenied",
+            ):  # a caller without the right to list cannot know more
                 return False
             raise
         return bool(listed.get("Parts"))

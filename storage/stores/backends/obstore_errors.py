@@ -66,7 +66,7 @@ def is_panic(error: BaseException) -> bool:
 
 
 def translate(error: BaseException, *, writing: bool) -> StorageError:
-    """Says in `concurrent_loader.storage.errors`'s words what obstore raised; the caller fills in where it happened."""
+    """Translates what obstore raised into `concurrent_loader.storage.errors`; the caller fills in where it happened."""
     if is_panic(error):
         return ConfigurationError(
             "obstore cannot make a request of these options, this URL and this key; client='fsspec' may say more"
