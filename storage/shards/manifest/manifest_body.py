@@ -8,7 +8,7 @@ what a manifest says.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -21,6 +21,8 @@ from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, 
 from concurrent_loader.storage.stores.objects import Buffer
 
 __all__ = [
+    "FEATURES",
+    "FEATURE_VERSION",
     "FORMAT_VERSION",
     "MAX_MANIFEST_BYTES",
     "MAX_SNAPSHOT",
@@ -32,12 +34,15 @@ __all__ = [
     "encode_unchecked",
     "parse_shards",
     "parse_sources",
+    "required_features",
 ]
 
 MAGIC = b"CLMANIF\n"
 FORMAT_VERSION = 1
 VIRTUAL_VERSION = 2
-"""Version of a manifest that has virtual shards; any other manifest can still be read by the first release."""
+"""Version of a manifest that has virtual shards and no features; one without both can be read by the first release."""
+FEATURE_VERSION = 3
+"""Version of a manifest that lists the features a reader must know, in ``requires``."""
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 MAX_SNAPSHOT = 9_999_999_999
 
@@ -132,10 +137,21 @@ class ManifestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     statistics: dict[str, dict[str, int | float | None]]
     metadata: dict[str, Any]
     sources: SourcesBody | None = None
+    requires: list[str] = []
 
+
+class _Requires(msgspec.Struct, frozen=True):
+    """The one field of the body that a reader of an older release understands."""
+
+    requires: Annotated[list[Annotated[str, msgspec.Meta(max_length=64)]], msgspec.Meta(min_length=1, max_length=64)]
+
+
+FEATURES: dict[str, Callable[[ManifestFields], bool]] = {}
+"""Features by name: whether a manifest needs it. A reader that does not know a feature must refuse the manifest."""
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _DECODER = msgspec.json.Decoder(ManifestBody)
+_REQUIRES_DECODER = msgspec.json.Decoder(_Requires)
 _SHARDS_DECODER = msgspec.json.Decoder(list[_ShardBody])
 _PIECE_BYTES = 256 * 1024  # of the list of shards: small enough that the parsed entries stay in the processor's cache
 
@@ -146,6 +162,7 @@ def encode_unchecked(fields: ManifestFields) -> bytes:
     Raises:
         FormatError: The file would be larger than 256 MiB.
     """
+    requires = required_features(fields)
     body = _ENCODER.encode(
         ManifestBody(
             snapshot=fields.snapshot,
@@ -158,9 +175,10 @@ def encode_unchecked(fields: ManifestFields) -> bytes:
             statistics=fields.statistics,
             metadata=fields.metadata,
             sources=None if fields.table.ranges is None else _sources_body(fields.table.ranges),
+            requires=requires,
         )
     )
-    version = FORMAT_VERSION if fields.table.ranges is None else VIRTUAL_VERSION
+    version = FEATURE_VERSION if requires else FORMAT_VERSION if fields.table.ranges is None else VIRTUAL_VERSION
     if _HEADER.size + len(body) > MAX_MANIFEST_BYTES:
         raise FormatError("the manifest is too large; write larger shards", expected=MAX_MANIFEST_BYTES, got=len(body))
     return _HEADER.pack(MAGIC, version, 0, len(body), xxhash.xxh3_64_intdigest(body)) + body
@@ -174,10 +192,28 @@ def decode_body(data: Buffer, *, url: str | None) -> ManifestBody:
         msgspec.MsgspecError: A field is missing, unknown or of another type.
     """
     version, text = _checked_body(memoryview(data).cast("B"), url)
+    if version == FEATURE_VERSION:
+        _check_features(text, url)  # before the fields that an unknown feature may add
     body = _DECODER.decode(text)
-    if (version == VIRTUAL_VERSION) != (body.sources is not None):
+    if version != FEATURE_VERSION and body.requires:
+        raise FormatError("only version 3 of a manifest lists what a reader must know", url=url, got=version)
+    if version != FEATURE_VERSION and (version == VIRTUAL_VERSION) != (body.sources is not None):
         raise FormatError("version 2 of a manifest is for virtual shards only", url=url, got=version)
     return body
+
+
+def required_features(fields: ManifestFields) -> list[str]:
+    """Returns the names of the features that a reader of the manifest must know, sorted."""
+    return [name for name, needed in sorted(FEATURES.items()) if needed(fields)]
+
+
+def _check_features(text: memoryview, url: str | None) -> None:
+    unknown = set(_REQUIRES_DECODER.decode(text).requires) - FEATURES.keys()
+    if unknown:
+        names = ", ".join(map(repr, sorted(unknown)))
+        raise FormatError(
+            f"this library does not know what the dataset needs, {names}; upgrade concurrent-loader", url=url
+        )
 
 
 def _checked_body(data: memoryview, url: str | None) -> tuple[int, memoryview]:
@@ -186,10 +222,10 @@ def _checked_body(data: memoryview, url: str | None) -> tuple[int, memoryview]:
     magic, version, flags, num_bytes, digest = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise FormatError("not a manifest", url=url, expected=MAGIC, got=magic)
-    if version not in (FORMAT_VERSION, VIRTUAL_VERSION) or flags:
+    if version not in (FORMAT_VERSION, VIRTUAL_VERSION, FEATURE_VERSION) or flags:
         raise FormatError(
             "the manifest has a version that this library does not know; upgrade concurrent-loader", url=url,
-            expected=(VIRTUAL_VERSION, 0), got=(version, flags),
+            expected=(FEATURE_VERSION, 0), got=(version, flags),
         )  # fmt: skip
     body = data[_HEADER.size :]
     if len(body) != num_bytes:

@@ -15,6 +15,7 @@ from concurrent_loader.storage.shards.manifest.manifest_body import (
     encode_unchecked,
     parse_shards,
     parse_sources,
+    required_features,
 )
 from concurrent_loader.storage.stores.objects import Buffer
 
@@ -62,6 +63,11 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
         parent=parsed.parent,
     )
     check_manifest(manifest, url=url)
+    needed = required_features(manifest)
+    if parsed.requires != needed:
+        raise FormatError(
+            "requires does not list what the manifest needs", url=url, expected=needed, got=parsed.requires
+        )
     for name in ("num_samples", "num_bytes"):
         if getattr(parsed, name) != getattr(manifest, name):
             raise FormatError(

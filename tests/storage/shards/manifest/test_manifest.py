@@ -153,12 +153,34 @@ class TestFile:
 
     def test_later_version_says_upgrade(self) -> None:
         data = bytearray(encode(a_manifest()))
-        data[8] = 3
+        data[8] = 4
         with pytest.raises(FormatError, match="upgrade"):
             decode(bytes(data))
         data[8] = 2
         with pytest.raises(FormatError, match="for virtual shards only"):
             decode(bytes(data))
+
+    def test_unknown_feature_is_refused_by_name(self) -> None:
+        """Before its fields are looked at, which an older library cannot know."""
+        body = json.loads(encode(a_manifest())[HEADER_BYTES:])
+        body.update(requires=["time-travel"], hours=[1, 2])
+        data = bytearray(reframed(json.dumps(body).encode()))
+        data[8] = 3
+        with pytest.raises(FormatError, match="'time-travel'; upgrade concurrent-loader"):
+            decode(bytes(data))
+
+    @pytest.mark.parametrize("requires", [[], None, "x", ["x" * 65], ["x"] * 65, [1]])
+    def test_version_3_lists_features(self, requires: object) -> None:
+        body = json.loads(encode(a_manifest())[HEADER_BYTES:])
+        data = bytearray(reframed(json.dumps({**body, "requires": requires}).encode()))
+        data[8] = 3
+        with pytest.raises(FormatError):
+            decode(bytes(data))
+
+    def test_features_need_version_3(self) -> None:
+        body = json.loads(encode(a_manifest())[HEADER_BYTES:])
+        with pytest.raises(FormatError, match="only version 3"):
+            decode(reframed(json.dumps({**body, "requires": ["time-travel"]}).encode()))
 
     def test_too_large_to_write(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("concurrent_loader.storage.shards.manifest.manifest_body.MAX_MANIFEST_BYTES", 100)
