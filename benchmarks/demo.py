@@ -173,8 +173,8 @@ def parse_options(arguments: Sequence[str]) -> Namespace:
     parser = ArgumentParser(prog="python -m benchmarks.demo", description=__doc__)
     add = parser.add_argument
     add("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
-    add("--images", type=int, default=3200, help="photographs (default 3200)")
-    add("--objects", type=int, default=640, help="raw objects to train on (default 640)")
+    add("--images", type=int, default=1600, help="photographs (default 1600)")
+    add("--objects", type=int, default=320, help="raw objects to train on (default 320)")
     add("--latency", type=int, default=30, help="ms to the first byte; 0 for none (default 30)")
     add("--rounds", type=int, default=3, help="epochs from each side; the median is shown (default 3)")
     add("--seed", type=int, default=0, help="of photographs, order and weights (default 0)")

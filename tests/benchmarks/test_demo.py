@@ -62,7 +62,7 @@ def test_the_demo_trains_from_all_four_sides_and_is_stopped_by_ctrl_c(tmp_path: 
 
 def test_the_command_line_has_defaults_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
     options = parse_options([])
-    assert (options.images, options.latency, options.data) == (3200, 30, Path(".demo"))
+    assert (options.images, options.latency, options.data) == (1600, 30, Path(".demo"))
     assert options.command == "python -m benchmarks.demo"
     with pytest.raises(SystemExit):
         parse_options(["--images", "0"])
