@@ -4,6 +4,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from benchmarks.adopt import CONTESTS, _ratio, _row, _Side, _write_tars
 from benchmarks.peers.catalog import find
@@ -29,12 +30,23 @@ def test_a_ratio_is_the_median_of_those_within_a_round() -> None:
     assert _ratio(ours, None, "cold") is None
 
 
+def test_an_epoch_that_was_cut_short_gives_no_ratio() -> None:
+    ours, theirs = side(cold={0: 100, 1: 60}), side(cold={0: 50, 1: 1})
+    theirs.outcomes["cold"][1] = structs.replace(theirs.outcomes["cold"][1], complete=False)
+    assert _ratio(ours, theirs, "cold") == 2
+    assert _row(theirs, "cold")["samples_s"] == 50
+    theirs.outcomes["cold"][0] = structs.replace(theirs.outcomes["cold"][0], complete=False)
+    assert _ratio(ours, theirs, "cold") is None
+    row = _row(theirs, "cold")
+    assert (row["rounds"], row["complete"], row["samples_s"]) == (2, 0, None)
+
+
 def test_a_row_has_medians_and_extremes() -> None:
     made = side(cold={0: 100, 1: 50, 2: 200})
     made.faults = {"wrong bytes"}
     row = _row(made, "cold")
     assert (row["samples_s"], row["spread"]["samples_s"], row["rounds"]) == (100, [50, 200], 3)
-    assert (row["cpu_s_per_1000"], row["fault"], row["complete"]) == (100, "wrong bytes", True)
+    assert (row["cpu_s_per_1000"], row["fault"], row["complete"]) == (100, "wrong bytes", 3)
 
 
 def test_each_rival_takes_part_in_the_peers_benchmark() -> None:
