@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from concurrent_loader.storage.importers.ingest import IngestReport
     from concurrent_loader.storage.lifecycle.catalog import DatasetInfo, list_datasets
     from concurrent_loader.storage.lifecycle.diff import SnapshotDiff, diff_snapshots
+    from concurrent_loader.storage.lifecycle.garbage import GarbageReport, collect_garbage
     from concurrent_loader.storage.lifecycle.snapshots import (
         SnapshotInfo,
         delete_tag,
@@ -79,6 +80,7 @@ __all__ = [
     "FetchEngine",
     "FetchStats",
     "FormatError",
+    "GarbageReport",
     "GetResult",
     "HedgePolicy",
     "ImageFolder",
@@ -108,6 +110,7 @@ __all__ = [
     "TransientError",
     "TruncatedBody",
     "VerifyReport",
+    "collect_garbage",
     "delete_tag",
     "describe_snapshots",
     "diff_snapshots",
@@ -128,6 +131,7 @@ _HOMES = {
     "ExportReport": "concurrent_loader.storage.exporters.export",
     "FetchEngine": "concurrent_loader.storage.fetch",
     "FetchStats": "concurrent_loader.storage.fetch",
+    "GarbageReport": "concurrent_loader.storage.lifecycle.garbage",
     "GetResult": "concurrent_loader.storage.stores.objects",
     "HedgePolicy": "concurrent_loader.storage.fetch",
     "ImageFolder": "concurrent_loader.storage.importers",
@@ -144,6 +148,7 @@ _HOMES = {
     "SnapshotInfo": "concurrent_loader.storage.lifecycle.snapshots",
     "Store": "concurrent_loader.storage.stores.store",
     "VerifyReport": "concurrent_loader.storage.shards.verify",
+    "collect_garbage": "concurrent_loader.storage.lifecycle.garbage",
     "delete_tag": "concurrent_loader.storage.lifecycle.snapshots",
     "describe_snapshots": "concurrent_loader.storage.lifecycle.snapshots",
     "diff_snapshots": "concurrent_loader.storage.lifecycle.diff",

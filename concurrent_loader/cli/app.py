@@ -14,6 +14,7 @@ from concurrent_loader.cli.convert import convert
 from concurrent_loader.cli.diff import diff
 from concurrent_loader.cli.doctor import doctor
 from concurrent_loader.cli.export import export
+from concurrent_loader.cli.gc import gc
 from concurrent_loader.cli.info import info
 from concurrent_loader.cli.list_datasets import list_command
 from concurrent_loader.cli.snapshots import snapshots
@@ -61,6 +62,7 @@ app.command("info")(info)
 app.command("snapshots")(snapshots)
 app.command("diff")(diff)
 app.command("tag")(tag)
+app.command("gc")(gc)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
 app.add_typer(cache.app, name="cache")

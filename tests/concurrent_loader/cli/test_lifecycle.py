@@ -83,3 +83,24 @@ class TestTag:
 
     def test_delete_goes_alone(self, data: Path) -> None:
         assert run("tag", data, "stable", "--delete", "--move").exit_code == 2
+
+
+class TestGc:
+    def test_two_runs(self, data: Path) -> None:
+        dry = run("gc", data, "--keep", 1, "--dry-run")
+        assert dry.stdout.startswith("would delete 1 snapshot (1); 1 snapshot kept")
+        result = run("gc", data, "--keep", 1)
+        assert result.stdout.startswith("deleted 1 snapshot (1); 1 snapshot kept\ndeleted 0 objects, 0 B\n")
+        refused = run("verify", data, "--snapshot", 1)
+        assert refused.exit_code == 2
+        assert "the newest is 2" in refused.stderr
+
+    def test_json(self, data: Path) -> None:
+        facts = json.loads(run("gc", data, "--older-than", "0s", "--json").stdout)
+        assert facts["deleted_snapshots"] == [1]
+
+    @pytest.mark.parametrize("grace", ["7", "x", "-1d", "1y"])
+    def test_no_duration(self, data: Path, grace: str) -> None:
+        result = run("gc", data, "--grace", grace)
+        assert result.exit_code == 2
+        assert "is not a duration such as 30d" in result.stderr
