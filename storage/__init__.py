@@ -26,6 +26,7 @@ from concurrent_loader.storage.errors import (
     ProtocolViolation,
     SchemaError,
     ServerError,
+    SnapshotDeleted,
     StorageError,
     StoreClosed,
     StoreError,
@@ -39,6 +40,16 @@ if TYPE_CHECKING:
     from concurrent_loader.storage.fetch import FetchEngine, FetchStats, HedgePolicy, RetryPolicy
     from concurrent_loader.storage.importers import ImageFolder
     from concurrent_loader.storage.importers.ingest import IngestReport
+    from concurrent_loader.storage.lifecycle.catalog import DatasetInfo, list_datasets
+    from concurrent_loader.storage.lifecycle.diff import SnapshotDiff, diff_snapshots
+    from concurrent_loader.storage.lifecycle.garbage import GarbageReport, collect_garbage
+    from concurrent_loader.storage.lifecycle.snapshots import (
+        SnapshotInfo,
+        delete_tag,
+        describe_snapshots,
+        list_tags,
+        tag_snapshot,
+    )
     from concurrent_loader.storage.loop_thread import LoopThread
     from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
     from concurrent_loader.storage.shards.manifest.manifest import Manifest
@@ -62,12 +73,14 @@ __all__ = [
     "CorruptData",
     "CredentialsExpired",
     "DatasetChanged",
+    "DatasetInfo",
     "DeadlineExceeded",
     "DigestMismatch",
     "ExportReport",
     "FetchEngine",
     "FetchStats",
     "FormatError",
+    "GarbageReport",
     "GetResult",
     "HedgePolicy",
     "ImageFolder",
@@ -86,6 +99,9 @@ __all__ = [
     "ServerError",
     "ShardWriter",
     "Size",
+    "SnapshotDeleted",
+    "SnapshotDiff",
+    "SnapshotInfo",
     "StorageError",
     "Store",
     "StoreClosed",
@@ -94,19 +110,28 @@ __all__ = [
     "TransientError",
     "TruncatedBody",
     "VerifyReport",
+    "collect_garbage",
+    "delete_tag",
+    "describe_snapshots",
+    "diff_snapshots",
     "format_size",
+    "list_datasets",
+    "list_tags",
     "load_manifest",
     "open_store",
     "parse_size",
+    "tag_snapshot",
     "verify_dataset",
 ]
 
 _HOMES = {
     "Column": "concurrent_loader.storage.shards.format.schema",
     "ColumnKind": "concurrent_loader.storage.shards.format.schema",
+    "DatasetInfo": "concurrent_loader.storage.lifecycle.catalog",
     "ExportReport": "concurrent_loader.storage.exporters.export",
     "FetchEngine": "concurrent_loader.storage.fetch",
     "FetchStats": "concurrent_loader.storage.fetch",
+    "GarbageReport": "concurrent_loader.storage.lifecycle.garbage",
     "GetResult": "concurrent_loader.storage.stores.objects",
     "HedgePolicy": "concurrent_loader.storage.fetch",
     "ImageFolder": "concurrent_loader.storage.importers",
@@ -119,12 +144,21 @@ _HOMES = {
     "Schema": "concurrent_loader.storage.shards.format.schema",
     "ShardWriter": "concurrent_loader.storage.shards.writing.writer",
     "Size": "concurrent_loader.storage.sizes",
+    "SnapshotDiff": "concurrent_loader.storage.lifecycle.diff",
+    "SnapshotInfo": "concurrent_loader.storage.lifecycle.snapshots",
     "Store": "concurrent_loader.storage.stores.store",
     "VerifyReport": "concurrent_loader.storage.shards.verify",
+    "collect_garbage": "concurrent_loader.storage.lifecycle.garbage",
+    "delete_tag": "concurrent_loader.storage.lifecycle.snapshots",
+    "describe_snapshots": "concurrent_loader.storage.lifecycle.snapshots",
+    "diff_snapshots": "concurrent_loader.storage.lifecycle.diff",
     "format_size": "concurrent_loader.storage.sizes",
+    "list_datasets": "concurrent_loader.storage.lifecycle.catalog",
+    "list_tags": "concurrent_loader.storage.lifecycle.snapshots",
     "load_manifest": "concurrent_loader.storage.shards.manifest.snapshots",
     "open_store": "concurrent_loader.storage.stores.backends.open_store",
     "parse_size": "concurrent_loader.storage.sizes",
+    "tag_snapshot": "concurrent_loader.storage.lifecycle.snapshots",
     "verify_dataset": "concurrent_loader.storage.shards.verify",
 }
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,18 +28,20 @@ import zstandard
 from concurrent_loader.storage.errors import DeadlineExceeded, FormatError, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.retry import call_with_retries
-from concurrent_loader.storage.stores.objects import Buffer
+from concurrent_loader.storage.stores.objects import Buffer, ObjectMeta
 from concurrent_loader.storage.unfinished import create_unfinished, sweep_unfinished
 
 __all__ = [
     "Listing",
     "ObjectEntry",
+    "ObjectVisitor",
     "Texts",
     "decode_listing",
     "encode_listing",
     "list_objects",
     "load_listing",
     "save_listing",
+    "scan_objects",
 ]
 
 _MAGIC = b"CLLISTN\n"
@@ -122,55 +125,102 @@ async def list_objects(
     Raises:
         StorageError: It cannot be listed.
     """
+    found = await scan_objects(engine, "", lambda: _ListingVisitor(wanted))
+    if problems is not None:
+        problems[:] = found.unusable
+    elif found.unusable:
+        raise found.unusable[0]
+    return found.listing()
+
+
+class ObjectVisitor(Protocol):
+    """Receives the entries of a listing."""
+
+    def add(self, meta: ObjectMeta) -> None:
+        """Receives an object."""
+
+    def refuse(self, error: StorageError) -> None:
+        """Receives the error of an entry that cannot be listed; may raise it."""
+
+
+V = TypeVar("V", bound=ObjectVisitor)
+
+
+async def scan_objects(engine: FetchEngine, prefix: str, begin: Callable[[], V]) -> V:
+    """Passes the objects of a store to a visitor, in the order of their keys' bytes.
+
+    Only the time for the next page is limited, not the whole listing. A failed listing starts again, with a new
+    visitor.
+
+    Args:
+        engine: Engine whose store is listed, under its retry policy.
+        prefix: Start of the keys.
+        begin: Function that makes a visitor.
+
+    Returns:
+        The visitor that received the whole listing.
+
+    Raises:
+        StorageError: It cannot be listed.
+    """
     attempts = 0
 
-    async def attempt() -> tuple[Listing, list[StorageError]]:
+    async def attempt() -> V:
         nonlocal attempts
         attempts += 1
-        return await _list_once(engine, wanted)
+        return await _scan_once(engine, prefix, begin())
 
     def delay_after(error: StorageError) -> float:
         return engine.delay_after(error, engine.policy, key=None, attempts=attempts, failures=attempts, elapsed_s=0.0)
 
-    listing, unusable = await call_with_retries(attempt, delay_after, sleep=engine.sleep)
-    if problems is not None:
-        problems[:] = unusable
-    elif unusable:
-        raise unusable[0]
-    return listing
+    return await call_with_retries(attempt, delay_after, sleep=engine.sleep)
 
 
-async def _list_once(engine: FetchEngine, wanted: Callable[[str], bool]) -> tuple[Listing, list[StorageError]]:
-    keys, etags = bytearray(), bytearray()
-    sizes, key_ends, etag_ends = array("q"), array("q"), array("q")
+async def _scan_once(engine: FetchEngine, prefix: str, visitor: V) -> V:
     clock = asyncio.get_running_loop().time
     page_s = engine.policy.first_byte_s + engine.policy.stall_window_s
     seen = 0
-    unusable: list[StorageError] = []
-
-    def note(problem: StorageError) -> None:
-        key = problem.key or ""
-        is_hidden = key.startswith(".") or "/." in key
-        if wanted(key) or (key.endswith("/") and not is_hidden):
-            unusable.append(problem)
-
     try:
         async with asyncio.timeout(page_s) as deadline:
-            async for meta in engine.store.list("", on_error=note):
+            async for meta in engine.store.list(prefix, on_error=visitor.refuse):
                 seen += 1
                 if seen % _BEAT == 0:
                     deadline.reschedule(clock() + page_s)
-                if not wanted(meta.key):
-                    continue
-                keys += meta.key.encode()
-                etags += (meta.etag or "").encode()
-                sizes.append(meta.size)
-                key_ends.append(len(keys))
-                etag_ends.append(len(etags))
+                visitor.add(meta)
     except TimeoutError as error:
         raise DeadlineExceeded(f"the next page of a listing did not come within {page_s:.3g} s") from error
-    ends = [np.array(part, np.int64) for part in (sizes, key_ends, etag_ends)]
-    return Listing(Texts(bytes(keys), ends[1]), ends[0], Texts(bytes(etags), ends[2])), unusable
+    return visitor
+
+
+class _ListingVisitor:
+    """Stores what a listing keeps of each object."""
+
+    def __init__(self, wanted: Callable[[str], bool]) -> None:
+        self._wanted = wanted
+        self._keys, self._etags = bytearray(), bytearray()
+        self._sizes, self._key_ends, self._etag_ends = array("q"), array("q"), array("q")
+        self.unusable: list[StorageError] = []
+
+    def add(self, meta: ObjectMeta) -> None:
+        if not self._wanted(meta.key):
+            return
+        self._keys += meta.key.encode()
+        self._etags += (meta.etag or "").encode()
+        self._sizes.append(meta.size)
+        self._key_ends.append(len(self._keys))
+        self._etag_ends.append(len(self._etags))
+
+    def refuse(self, error: StorageError) -> None:
+        key = error.key or ""
+        is_hidden = key.startswith(".") or "/." in key
+        if self._wanted(key) or (key.endswith("/") and not is_hidden):
+            self.unusable.append(error)
+
+    def listing(self) -> Listing:
+        sizes, key_ends, etag_ends = (
+            np.array(part, np.int64) for part in (self._sizes, self._key_ends, self._etag_ends)
+        )
+        return Listing(Texts(bytes(self._keys), key_ends), sizes, Texts(bytes(self._etags), etag_ends))
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

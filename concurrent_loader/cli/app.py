@@ -11,9 +11,14 @@ from typer.core import TyperGroup
 from concurrent_loader.cli import cache, ingest, s3
 from concurrent_loader.cli.adopt import adopt
 from concurrent_loader.cli.convert import convert
+from concurrent_loader.cli.diff import diff
 from concurrent_loader.cli.doctor import doctor
 from concurrent_loader.cli.export import export
+from concurrent_loader.cli.gc import gc
 from concurrent_loader.cli.info import info
+from concurrent_loader.cli.list_datasets import list_command
+from concurrent_loader.cli.snapshots import snapshots
+from concurrent_loader.cli.tag import tag
 from concurrent_loader.cli.verify import verify
 from concurrent_loader.errors import LoaderError
 from concurrent_loader.storage.errors import CorruptData, StorageError
@@ -52,7 +57,12 @@ app.add_typer(ingest.app, name="ingest")
 app.command("adopt")(adopt)
 app.command("convert")(convert)
 app.command("export")(export)
+app.command("list")(list_command)
 app.command("info")(info)
+app.command("snapshots")(snapshots)
+app.command("diff")(diff)
+app.command("tag")(tag)
+app.command("gc")(gc)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
 app.add_typer(cache.app, name="cache")

@@ -13,8 +13,10 @@ from concurrent_loader.cli.options import (
     Json,
     Profile,
     Region,
+    Snapshot,
     StorageOption,
     client_for,
+    parse_snapshot,
     store_options,
 )
 from concurrent_loader.cli.progress import progress_bar
@@ -29,7 +31,7 @@ def convert(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="URL of the adopted dataset.")],
     dst: Annotated[str, typer.Argument(metavar="DST", help="URL of the dataset to make.")],
     *,
-    snapshot: Annotated[int | None, typer.Option(min=1, help="Number of the snapshot. Default: the newest.")] = None,
+    snapshot: Snapshot = None,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
     profile: Profile = None,
@@ -52,7 +54,9 @@ def convert(
         def show(now: ConvertProgress) -> None:
             progress.update(task, completed=now.num_bytes, total=now.num_bytes_total)
 
-        manifest = run_convert(index, dst, snapshot=snapshot, client=client, storage_options=options, on_progress=show)
+        manifest = run_convert(
+            index, dst, snapshot=parse_snapshot(snapshot), client=client, storage_options=options, on_progress=show
+        )
     if as_json:
         facts = {"num_samples": manifest.num_samples, "num_bytes": manifest.num_bytes, "digest": manifest.digest}
         typer.echo(json.dumps({"snapshot": manifest.snapshot, "num_shards": len(manifest.shards), **facts}))

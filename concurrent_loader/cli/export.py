@@ -16,9 +16,11 @@ from concurrent_loader.cli.options import (
     Json,
     Profile,
     Region,
+    Snapshot,
     StorageOption,
     client_for,
     options_for,
+    parse_snapshot,
     store_options,
 )
 from concurrent_loader.cli.progress import progress_bar
@@ -48,7 +50,7 @@ def export(
     ],
     dst: Annotated[str, typer.Argument(metavar="DST", help="Folder or URL to write to; must be empty.")],
     *,
-    snapshot: Annotated[int | None, typer.Option(min=1, help="Number of the snapshot. Default: the newest.")] = None,
+    snapshot: Snapshot = None,
     columns: Annotated[
         list[str] | None,
         typer.Option(
@@ -110,7 +112,7 @@ def export(
             url,
             dst,
             format_.value,
-            snapshot=snapshot,
+            snapshot=parse_snapshot(snapshot),
             columns=_renamed(columns),
             key_column=key_column,
             shard_size=shard_size,

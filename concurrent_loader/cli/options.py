@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from concurrent_loader.storage.shards.manifest.snapshots import SnapshotName
     from concurrent_loader.storage.stores.store import Store
 
 __all__ = [
@@ -16,10 +19,13 @@ __all__ = [
     "Json",
     "Profile",
     "Region",
+    "Snapshot",
     "StorageOption",
     "client_for",
     "open_for_command",
     "options_for",
+    "parse_duration",
+    "parse_snapshot",
     "store_options",
 ]
 
@@ -44,8 +50,16 @@ Client = Annotated[
     str, typer.Option(help="Client library: auto, native, aiobotocore, obstore or fsspec.", rich_help_panel=_STORE)
 ]
 InFlight = Annotated[int, typer.Option(min=1, help="Maximum number of requests in flight.")]
+Snapshot = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NUMBER|TAG|TIME",
+        help="Number of the snapshot, a tag, or an ISO 8601 time (UTC without a zone). Default: the newest.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
 
+_SECONDS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 _TEXT = frozenset({"id", "key", "name", "password", "profile", "region", "secret", "token"})  # text even if all digits
 _CLIENTS = ("auto", "native", "aiobotocore", "obstore", "fsspec")
 _WORDS = {"true": True, "false": False, "none": None}
@@ -100,6 +114,37 @@ def open_for_command(url: str, *, client: str, options: dict[str, Any]) -> Store
 
     check_there(check_url(url))
     return open_store(url, client=client_for(url, client), **options_for(url, options))
+
+
+def parse_duration(text: str, *, name: str) -> timedelta:
+    """Returns a duration such as ``"30d"``.
+
+    Raises:
+        typer.BadParameter: The text is not a number followed by w, d, h, m or s.
+    """
+    match = re.fullmatch(r"(\d{1,6})([wdhms])", text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a duration such as 30d or 12h (w, d, h, m, s)", param_hint=name)
+    return timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
+
+
+def parse_snapshot(text: str | None) -> SnapshotName | None:
+    """Returns what `load_manifest` takes: a number, a tag, or a time.
+
+    Raises:
+        typer.BadParameter: The text looks like a time, but is none.
+    """
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if not re.match(r"\d{4}-\d\d-\d\d(?:[T ]|\Z)", text):
+        return text
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"not a time: {error}", param_hint="snapshot") from error
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def _parse_value(value: str) -> str | int | bool | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,8 +17,10 @@ from concurrent_loader.cli.options import (
     Json,
     Profile,
     Region,
+    Snapshot,
     StorageOption,
     open_for_command,
+    parse_snapshot,
     store_options,
 )
 from concurrent_loader.cli.progress import progress_bar
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from concurrent_loader.storage.fetch import FetchEngine
+    from concurrent_loader.storage.shards.manifest.snapshots import SnapshotName
     from concurrent_loader.storage.shards.shard_fetcher import OpenSource
     from concurrent_loader.storage.shards.verify import VerifyProgress, VerifyReport
     from concurrent_loader.storage.stores.store import Store
@@ -39,7 +42,7 @@ _CORRUPT = 1
 def verify(
     url: Url,
     *,
-    snapshot: Annotated[int | None, typer.Option(min=1, help="Number of the snapshot. Default: the newest.")] = None,
+    snapshot: Snapshot = None,
     in_flight: InFlight = 16,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
@@ -64,7 +67,13 @@ def verify(
             progress.update(task, description=found, completed=now.num_bytes, total=now.num_bytes_total)
 
         report = asyncio.run(
-            _verify(store, snapshot, in_flight, show, lambda source: _open_source(store.url, source, client, options))
+            _verify(
+                store,
+                parse_snapshot(snapshot),
+                in_flight,
+                show,
+                lambda source: _open_source(store.url, source, client, options),
+            )
         )
     _print(report, store.url, as_json=as_json)
     if report.problems:
@@ -81,7 +90,7 @@ def _open_source(url: str, source: str, client: str, options: dict[str, Any]) ->
 
 async def _verify(
     store: Store,
-    snapshot: int | None,
+    snapshot: SnapshotName | None,
     in_flight: int,
     on_progress: Callable[[VerifyProgress], None],
     open_source: OpenSource,

@@ -18,7 +18,7 @@ from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.hidden_arguments import hides_secrets
 from concurrent_loader.storage.shards.format.schema import Schema
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
-from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
+from concurrent_loader.storage.shards.manifest.snapshots import SnapshotName, load_manifest
 from concurrent_loader.storage.shards.reader import DatasetReader
 
 __all__ = ["ShardDataset"]
@@ -33,12 +33,14 @@ class ShardDataset(BucketDataset):
     Args:
         url: ``s3://bucket/prefix``, ``gs://…``, ``az://…``, a local folder, or any fsspec URL.
         columns: Columns of samples and batches, in this order; all by default. Payload of other columns is not decoded.
-        snapshot: Number of the snapshot, the newest one by default.
+        snapshot: Number of the snapshot, a tag (`concurrent_loader.storage.tag_snapshot`), or a `datetime.datetime`
+            with a time zone, which means the newest snapshot committed by then. Default: the newest.
         **options: Store, request and cache options, such as ``cache_dir``, ``cache_bytes``, ``client``,
             ``storage_options`` and ``in_flight``; see `concurrent_loader.datasets.store_options.StoreOptions`.
 
     Raises:
-        NotFound: The dataset or the snapshot does not exist.
+        NotFound: The dataset, the snapshot or the tag does not exist.
+        SnapshotDeleted: The snapshot was deleted by garbage collection, now or while it is read.
         StorageError: The dataset cannot be opened.
 
     Thread-safety: All methods may be called from any thread.
@@ -64,7 +66,7 @@ class ShardDataset(BucketDataset):
         url: str | os.PathLike[str],
         *,
         columns: Sequence[str] | None = None,
-        snapshot: int | None = None,
+        snapshot: SnapshotName | None = None,
         **options: Unpack[StoreArguments],
     ) -> None:
         super().__init__(url, **options)

@@ -327,6 +327,7 @@ class _Adoption:
                 written.add_entry(shard.entry, shard.fixed, shard.statistics, self._upload)
         written.flush(self._upload)
         manifest = written.manifest(parent, append=append, metadata=user_metadata(metadata), token=None)
+        self._loop.run(self._uploader.confirm_replaced())
         try:
             self._loop.run(commit(self._target, manifest))
         except CommitConflict as error:

@@ -26,7 +26,7 @@ from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
 from concurrent_loader.storage.shards.manifest.manifest import SAME_SAMPLES_AS, Manifest
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
-from concurrent_loader.storage.shards.manifest.snapshots import commit, latest_snapshot, load_manifest
+from concurrent_loader.storage.shards.manifest.snapshots import SnapshotName, commit, latest_snapshot, load_manifest
 from concurrent_loader.storage.shards.shard_fetcher import OpenSource, ShardFetcher, check_source
 from concurrent_loader.storage.shards.writing.written_shards import WrittenShards, shard_entry, shard_statistics
 from concurrent_loader.storage.stores.backends.open_store import open_for
@@ -54,7 +54,7 @@ def convert(
     index: str | os.PathLike[str],
     url: str | os.PathLike[str],
     *,
-    snapshot: int | None = None,
+    snapshot: SnapshotName | None = None,
     client: str = "auto",
     storage_options: Mapping[str, Any] | None = None,
     source_options: Mapping[str, Any] | None = None,
@@ -68,7 +68,7 @@ def convert(
     Args:
         index: URL of the adopted dataset.
         url: URL of the dataset to make, which must not exist.
-        snapshot: Number of the snapshot to convert, the newest by default.
+        snapshot: Number of the snapshot to convert, a tag, or a time; the newest by default.
         client: Client library, as for `concurrent_loader.storage.open_store`.
         storage_options: Options of the stores of ``index`` and ``url``; local folders ignore them.
         source_options: Options of the store of the adopted data; by default ``storage_options``.
@@ -116,7 +116,7 @@ class _Conversion:
         self._on_progress = on_progress
         self._bundles: list[tuple[str, Any]] = []
 
-    async def run(self, snapshot: int | None) -> Manifest:
+    async def run(self, snapshot: SnapshotName | None) -> Manifest:
         """Converts a snapshot, and commits the result."""
         try:
             existing = await latest_snapshot(self._target)
@@ -136,6 +136,7 @@ class _Conversion:
             made = written.manifest(
                 None, append=False, metadata={**manifest.metadata, SAME_SAMPLES_AS: same}, token=None
             )
+            await self._uploader.confirm_replaced()
             await commit(self._target, made)
             with suppress(StorageError):  # they are small, and no reader looks at them
                 await records.delete()

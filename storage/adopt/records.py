@@ -23,10 +23,11 @@ from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry, sh
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRange
 from concurrent_loader.storage.shards.manifest.statistics import Statistics
 from concurrent_loader.storage.shards.writing.written_shards import shard_statistics
+from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["DoneShard", "Records"]
+__all__ = ["UNFINISHED", "DoneShard", "Records", "record_references"]
 
-_FOLDER = "unfinished"
+UNFINISHED = "unfinished/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,20 @@ class Records:
         self._engine = engine
         self._uploader = Uploader(store=engine.store, retry=engine.policy)
         name = xxhash.xxh3_128_hexdigest(msgspec.json.encode({"version": 1, **identity}, order="deterministic"))
-        self._prefix = f"{_FOLDER}/{name}/"
+        self._prefix = f"{UNFINISHED}{name}/"
         self._known: set[str] = set()
 
     async def open(self) -> None:
-        """Lists the records of an earlier, unfinished run."""
+        """Lists the records of an earlier, unfinished run.
+
+        If there are any, an empty record is written, too: garbage collection keeps what the records name, however old,
+        as long as the newest one is recent.
+        """
         self._known = {meta.key async for meta in self._engine.store.list(self._prefix)}
+        if self._known:
+            key = self._key("resumed")
+            await self._uploader.put(key, b"[]")
+            self._known.add(key)
 
     async def load(self, name: str, file: SourceFile | None = None) -> list[DoneShard] | None:
         """Returns the shards of a record; None if there is no such record, or it cannot be used.
@@ -132,6 +141,15 @@ class Records:
         index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
         fixed = {column.name: np.asarray(index.column(column.name)) for column in index.schema.fixed}
         return DoneShard(entry, fixed, shard_statistics(index))
+
+
+def record_references(data: Buffer) -> set[str]:
+    """Returns the keys of the objects that hold a record's shards; none for a damaged record, which no job can use."""
+    try:
+        shards = msgspec.json.decode(data, type=list[_ShardRecord])
+    except msgspec.MsgspecError:
+        return set()
+    return {shard_key(shard.digest) if shard.place is None else shard.place.tail_key for shard in shards}
 
 
 def _record(entry: ShardEntry) -> _ShardRecord:

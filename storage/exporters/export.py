@@ -22,7 +22,7 @@ from concurrent_loader.storage.fetch.engine import InFlight
 from concurrent_loader.storage.hidden_arguments import hides_secrets
 from concurrent_loader.storage.loop_thread import LoopThread
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
-from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
+from concurrent_loader.storage.shards.manifest.snapshots import SnapshotName, load_manifest
 from concurrent_loader.storage.shards.shard_fetcher import OpenSource, check_source
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.storage.stores.backends.open_store import open_for, open_store
@@ -98,7 +98,7 @@ def export(
     dst: str | os.PathLike[str],
     format: FormatName,  # noqa: A002
     *,
-    snapshot: int | None = None,
+    snapshot: SnapshotName | None = None,
     columns: Sequence[str] | Mapping[str, str] | None = None,
     key_column: str | None = None,
     shard_size: Size = "256MiB",
@@ -122,7 +122,7 @@ def export(
         url: URL of the dataset.
         dst: Folder or URL to write to. It must be empty, or hold the same export, unfinished.
         format: ``"webdataset"``, ``"parquet"``, ``"image-folder"`` or ``"mds"``.
-        snapshot: Number of the snapshot; the newest by default.
+        snapshot: Number of the snapshot, a tag, or a time; the newest by default.
         columns: Names of the columns to export, or a mapping of names to new names; all columns by default.
         key_column: Column of type str that names the samples (WebDataset, image folder); by default they are numbered.
         shard_size: Target size of a file, 256 MiB by default.
@@ -182,7 +182,7 @@ async def export_snapshot(
     store: Store,
     format_name: str,
     *,
-    snapshot: int | None = None,
+    snapshot: SnapshotName | None = None,
     options: ExportOptions | None = None,
     scratch_dir: str | os.PathLike[str] | None = None,
     on_progress: Callable[[ExportProgress], None] | None = None,

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from concurrent_loader.storage.errors import AlreadyExists, InvalidRange, NotFound, StorageError
@@ -15,9 +16,12 @@ from concurrent_loader.storage.fetch.retry import RetryPolicy, call_with_retries
 from concurrent_loader.storage.stores.objects import Buffer
 from concurrent_loader.storage.stores.store import Store
 
-__all__ = ["Uploader"]
+__all__ = ["RECENT", "Uploader"]
 
 T = TypeVar("T")
+
+RECENT = timedelta(hours=1)
+"""Age until which an object that is there already need not be written again; shorter than any grace period."""
 
 _PIECE_BYTES = 8 << 20
 _MAX_READ_BACKS = 3  # attempts to read back an object that may have been written
@@ -33,6 +37,7 @@ class Uploader:
         clock: Source of monotonic seconds.
         sleep: Awaitable pause.
         rng: Source of random numbers, uniform in [0, 1).
+        replaced: Keys of content-addressed objects that were there and were written again.
     """
 
     store: Store
@@ -40,6 +45,7 @@ class Uploader:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     rng: Callable[[], float] = random.random
+    replaced: set[str] = field(default_factory=set)
 
     async def put_once(self, key: str, data: Buffer) -> None:
         """Writes an object under a new key.
@@ -65,8 +71,10 @@ class Uploader:
     async def put_content_addressed(self, key: str, data: Buffer) -> None:
         """Writes an object whose key is derived from its bytes, unless the key already holds these bytes.
 
-        An intact object stays, because readers of older snapshots may rely on its ETag. An object with other bytes is
-        corrupt or truncated and contradicts every manifest, so it is replaced: writing a dataset again repairs it.
+        An intact, recent object stays, because readers of older snapshots may rely on its ETag. One that is older than
+        an hour is written again with the same bytes: if no snapshot refers to it, garbage collection may delete it,
+        unless it is recent. An object with other bytes is corrupt or truncated and contradicts every manifest, so it is
+        replaced: writing a dataset again repairs it.
 
         Raises:
             StorageError: Error of the last attempt, with ``attempts`` filled in.
@@ -76,8 +84,9 @@ class Uploader:
             try:
                 await self.store.put_if_absent(key, data)
             except AlreadyExists:
-                if not await self._is_there(key, memoryview(data)):
+                if not await self._is_there(key, memoryview(data)) or not await self._is_recent(key):
                     await self.store.put(key, data)
+                    self.replaced.add(key)
 
         await self._upload(put, key, data)
 
@@ -106,6 +115,33 @@ class Uploader:
         except (NotFound, InvalidRange):
             return False
         return True
+
+    async def _is_recent(self, key: str) -> bool:
+        modified = (await self.store.head(key)).last_modified
+        return modified is None or datetime.now(UTC) - modified < RECENT
+
+    async def confirm_replaced(self) -> None:
+        """Checks that all objects that were replaced exist, before a manifest refers to them.
+
+        Garbage collection may have decided to delete an object just before it was written again.
+
+        Raises:
+            NotFound: An object is missing; write it again.
+        """
+        for key in sorted(self.replaced):
+
+            async def look(_attempt: int, key: str = key) -> None:
+                await self.store.head(key)
+
+            try:
+                await self._retry(look, self.retry, key, 0, "no response")
+            except NotFound as error:
+                raise NotFound(
+                    "garbage collection deleted an object just after it was uploaded; nothing was committed: write the "
+                    "samples again",
+                    url=self.store.url, key=key,
+                ) from error  # fmt: skip
+        self.replaced.clear()
 
     async def _upload(self, put: Callable[[int], Awaitable[None]], key: str, data: Buffer) -> None:
         """Makes attempts, each called with its number; a final check tells whether the object arrived after all."""

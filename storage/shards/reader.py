@@ -47,6 +47,7 @@ class DatasetReader:
         self.schema = Schema.parse(manifest.schema)
         self.engine = engine
         self.cache = cache
+        cache.fetcher.snapshot = manifest.snapshot
         self.first_samples: npt.NDArray[np.int64] = np.concatenate(
             [np.zeros(1, np.int64), np.cumsum(manifest.table.num_samples)]
         )

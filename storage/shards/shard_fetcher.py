@@ -20,6 +20,7 @@ from concurrent_loader.storage.errors import (
     FormatError,
     NotFound,
     ObjectChanged,
+    SnapshotDeleted,
 )
 from concurrent_loader.storage.fetch.engine import FetchEngine
 from concurrent_loader.storage.fetch.transfer import Write
@@ -27,6 +28,7 @@ from concurrent_loader.storage.ranges import ByteRange
 from concurrent_loader.storage.shards.footer_cache import FooterCache
 from concurrent_loader.storage.shards.format.layout import HEADER, HEADER_BYTES, padded
 from concurrent_loader.storage.shards.format.transforms import is_parquet, transform, transform_row_group
+from concurrent_loader.storage.shards.manifest.manifest import manifest_key
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceRange
 
@@ -72,11 +74,15 @@ class ShardFetcher:
         engine: Engine over the dataset's store.
         open_source: Function that opens the store of adopted data; None if adopted data cannot be read here.
 
+    Attributes:
+        snapshot: Number of the snapshot that is read, by which a missing shard is explained; None if unknown.
+
     Usable from one event loop.
     """
 
     def __init__(self, engine: FetchEngine, open_source: OpenSource | None = None) -> None:
         self.engine = engine
+        self.snapshot: int | None = None
         self._open_source = open_source
         self._sources: dict[str, FetchEngine] = {}
         self._units: dict[str, asyncio.Task[memoryview]] = {}
@@ -94,12 +100,17 @@ class ShardFetcher:
 
         Raises:
             DatasetChanged: The adopted object was replaced or deleted.
+            SnapshotDeleted: The shard and the snapshot that it belongs to were deleted.
             ObjectChanged: The shard's object does not have the size in the manifest.
             DigestMismatch: The bytes differ from the manifest, twice.
             StorageError: The range could not be fetched.
         """
         if entry.source is None:
-            result = await self.engine.fetch(entry.key, start, end, digest=digest, object_size=entry.size)
+            try:
+                result = await self.engine.fetch(entry.key, start, end, digest=digest, object_size=entry.size)
+            except NotFound as error:
+                await self._check_snapshot(error)
+                raise
             return result.data.toreadonly()
         pieces = await self._verified_pieces(entry, entry.source, start, end, digest)
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
@@ -110,7 +121,11 @@ class ShardFetcher:
         The pieces of a virtual shard are verified before the first one is passed on.
         """
         if entry.source is None:
-            await self.engine.fetch_into(entry.key, start, end, write, digest=digest, object_size=entry.size)
+            try:
+                await self.engine.fetch_into(entry.key, start, end, write, digest=digest, object_size=entry.size)
+            except NotFound as error:
+                await self._check_snapshot(error)
+                raise
             return
         for piece in await self._verified_pieces(entry, entry.source, start, end, digest):
             await write(start, piece)
@@ -175,7 +190,30 @@ class ShardFetcher:
 
     async def _fetch_tail(self, entry: ShardEntry, source: SourceRange, start: int, end: int) -> memoryview:
         shift = source.tail_offset - entry.tail_start
-        return (await self.engine.fetch(source.tail_key, start + shift, end + shift)).data.toreadonly()
+        try:
+            return (await self.engine.fetch(source.tail_key, start + shift, end + shift)).data.toreadonly()
+        except NotFound as error:
+            await self._check_snapshot(error)
+            raise
+
+    async def _check_snapshot(self, error: NotFound) -> None:
+        """Checks, after an object of the dataset was not found, that its snapshot exists.
+
+        Raises:
+            SnapshotDeleted: The snapshot is gone, too.
+        """
+        if self.snapshot is None:
+            return
+        key, store = manifest_key(self.snapshot), self.engine.store
+        try:
+            await self.engine.call_with_retries(lambda: store.head(key), key)
+        except NotFound:
+            raise SnapshotDeleted(
+                f"snapshot {self.snapshot} was deleted by garbage collection while it was read; open the newest one "
+                "(a tag keeps a snapshot)",
+                url=store.url, key=error.key, shard=error.shard, start=error.start, end=error.end,
+                attempts=error.attempts,
+            ) from error  # fmt: skip
 
     async def _fetch_source(self, entry: ShardEntry, source: SourceRange, start: int, end: int) -> memoryview:
         shift = source.start - HEADER_BYTES

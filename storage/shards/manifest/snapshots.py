@@ -9,16 +9,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from datetime import datetime
 
-from concurrent_loader.storage.errors import AlreadyExists, CommitConflict, FormatError, NotFound
+from concurrent_loader.storage.errors import (
+    AlreadyExists,
+    CommitConflict,
+    ConfigurationError,
+    FormatError,
+    NotFound,
+    SnapshotDeleted,
+)
 from concurrent_loader.storage.fetch import FetchEngine, RetryPolicy
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, manifest_key
 from concurrent_loader.storage.shards.manifest.manifest_file import MAX_MANIFEST_BYTES, decode, encode
+from concurrent_loader.storage.shards.manifest.tags import read_tag
 from concurrent_loader.storage.stores.objects import ObjectMeta
 from concurrent_loader.storage.stores.store import Store
 
-__all__ = ["NO_DATASET", "commit", "is_manifest_key", "latest_snapshot", "list_snapshots", "load_manifest"]
+__all__ = [
+    "NO_DATASET",
+    "SnapshotName",
+    "commit",
+    "find_snapshot",
+    "is_manifest_key",
+    "latest_snapshot",
+    "list_manifests",
+    "list_snapshots",
+    "load_manifest",
+]
+
+SnapshotName = int | str | datetime
+"""A snapshot's number, a tag, or a time with a time zone: then it is the newest snapshot committed by that time."""
 
 NO_DATASET = (
     "no dataset here: there is no manifest (ObjectDataset reads plain files; they become a dataset by "
@@ -35,13 +57,22 @@ def is_manifest_key(key: str) -> bool:
 
 async def list_snapshots(source: Store | FetchEngine) -> list[int]:
     """Returns the numbers of all committed snapshots in ascending order; an empty list without a dataset."""
+    return list(await list_manifests(source))
 
-    async def list_manifests() -> list[int]:
-        found = [_KEY.match(meta.key) async for meta in engine.store.list("manifests/")]
-        return sorted(int(match[1]) for match in found if match is not None and int(match[1]) > 0)
+
+async def list_manifests(source: Store | FetchEngine) -> dict[int, ObjectMeta]:
+    """Returns the metadata of all manifests by the snapshot's number, in ascending order.
+
+    ``last_modified`` is the time of the commit by the store's clock, because a manifest is written once.
+    """
+
+    async def list_once() -> dict[int, ObjectMeta]:
+        found = [(_KEY.match(meta.key), meta) async for meta in engine.store.list("manifests/")]
+        numbers = {int(match[1]): meta for match, meta in found if match is not None}
+        return {number: numbers[number] for number in sorted(numbers) if number > 0}
 
     engine = _engine(source)
-    return await engine.call_with_retries(list_manifests, "manifests/")
+    return await engine.call_with_retries(list_once, "manifests/")
 
 
 async def latest_snapshot(source: Store | FetchEngine) -> int | None:
@@ -50,15 +81,49 @@ async def latest_snapshot(source: Store | FetchEngine) -> int | None:
     return snapshots[-1] if snapshots else None
 
 
-async def load_manifest(source: Store | FetchEngine, snapshot: int | None = None) -> Manifest:
+async def find_snapshot(source: Store | FetchEngine, snapshot: SnapshotName) -> int:
+    """Returns the number of a snapshot.
+
+    Args:
+        source: Store of the dataset, or an engine over it.
+        snapshot: Number, which is returned as it is; tag; or time, which finds the newest snapshot committed by then.
+
+    Raises:
+        NotFound: There is no such tag, or no snapshot is that old.
+        ConfigurationError: The time has no time zone, the tag is invalid, or the store keeps no times.
+    """
+    if isinstance(snapshot, str):
+        return await read_tag(_engine(source), snapshot)
+    if not isinstance(snapshot, datetime):
+        return snapshot
+    if snapshot.tzinfo is None:
+        raise ConfigurationError("the time of a snapshot needs a time zone, such as UTC", got=snapshot.isoformat())
+    engine = _engine(source)
+    url = engine.store.url
+    manifests = await list_manifests(engine)
+    found = None
+    for number, meta in manifests.items():
+        if meta.last_modified is None:
+            raise ConfigurationError("the store keeps no times; name the snapshot by its number or a tag", url=url)
+        if meta.last_modified <= snapshot:
+            found = number
+    if found is None:
+        what = "no snapshot is that old" if manifests else NO_DATASET
+        raise NotFound(what, url=url, got=snapshot.isoformat())
+    return found
+
+
+async def load_manifest(source: Store | FetchEngine, snapshot: SnapshotName | None = None) -> Manifest:
     """Reads one snapshot of a dataset.
 
     Args:
         source: Store of the dataset, or an engine over it.
-        snapshot: Number of the snapshot; the newest by default.
+        snapshot: Number of the snapshot, a tag, or a time with a time zone, which means the newest snapshot committed
+            by then. Default: the newest.
 
     Raises:
         NotFound: The store holds no dataset, or no such snapshot.
+        SnapshotDeleted: The snapshot was deleted.
         FormatError: The manifest is damaged, or belongs to another snapshot.
 
     Example:
@@ -73,7 +138,11 @@ async def load_manifest(source: Store | FetchEngine, snapshot: int | None = None
     if snapshot is None:
         snapshot, data = await _newest_file(engine)
     else:
-        data = await _file_of(engine, snapshot)
+        snapshot = await find_snapshot(engine, snapshot)
+        try:
+            data = await _file_of(engine, snapshot)
+        except NotFound as error:
+            raise await _missing(engine, snapshot, error) from error
     key = manifest_key(snapshot)
     try:
         manifest = decode(data, url=url)
@@ -105,6 +174,17 @@ async def _newest_file(engine: FetchEngine) -> tuple[int, memoryview]:
     finally:
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
+
+
+async def _missing(engine: FetchEngine, snapshot: int, error: NotFound) -> NotFound:
+    """Returns the error for a snapshot without a manifest. Numbers are never used twice, so it tells if it existed."""
+    newest = await latest_snapshot(engine)
+    if newest is None or snapshot > newest:
+        return NotFound("no such snapshot", url=error.url, key=error.key, expected=newest and f"1 to {newest}")
+    return SnapshotDeleted(
+        f"the snapshot was deleted by garbage collection; the newest is {newest}", url=error.url, key=error.key,
+        got=snapshot,
+    )  # fmt: skip
 
 
 async def _file_of(engine: FetchEngine, snapshot: int) -> memoryview:

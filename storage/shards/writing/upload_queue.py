@@ -70,6 +70,7 @@ class UploadQueue:
         self.check()
         self._collect(wait(self._running).done)
         self._raise_error()
+        self._loop.run(self._uploader.confirm_replaced())
 
     def close(self) -> None:
         """Cancels running uploads, waits for them to end, and releases connections. Idempotent."""

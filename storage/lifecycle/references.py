@@ -1,0 +1,52 @@
+"""The folders of a dataset, and which objects in them something still needs.
+
+This is the one list of what a dataset may hold. A new kind of object is added here, so that garbage collection and
+copies know it. Objects in other folders are not the dataset's, and are never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from concurrent_loader.storage.adopt.records import UNFINISHED, record_references
+from concurrent_loader.storage.shards.manifest.manifest import Manifest
+from concurrent_loader.storage.shards.manifest.tags import TAGS
+from concurrent_loader.storage.stores.objects import Buffer
+
+__all__ = ["COLLECTED", "DATA", "FOLDERS", "MANIFESTS", "RECORDS", "manifest_references", "run_of"]
+
+MANIFESTS = "manifests/"
+"""Snapshots."""
+
+DATA = ("shards/", "columns/", "tails/")
+"""Objects that belong to the dataset only while a manifest or a record of a running job names them."""
+
+RECORDS: dict[str, Callable[[Buffer], set[str]]] = {UNFINISHED: record_references}
+"""Folders of the records of jobs that have not committed yet, and the function that returns the keys of data objects
+that a record names. The path below the folder begins with the name of the job. A job whose newest record is older than
+the grace period was abandoned: its records are deleted, and protect nothing."""
+
+COLLECTED = "collected/"
+"""Manifests of snapshots that were deleted less than a grace period ago. They protect their objects, because a reader
+may still use them."""
+
+FOLDERS = (MANIFESTS, *DATA, *RECORDS, TAGS, COLLECTED)
+"""All folders of a dataset."""
+
+
+def manifest_references(manifest: Manifest) -> set[str]:
+    """Returns the keys of all objects of the dataset that a snapshot needs."""
+    table = manifest.table
+    keys = {bundle.key for bundle in manifest.bundles}
+    if table.ranges is None:
+        return keys.union(table.keys)
+    own = (key for key, virtual in zip(table.keys, table.ranges.is_virtual.tolist(), strict=True) if not virtual)
+    return keys.union(own, table.ranges.tail_keys)
+
+
+def run_of(key: str) -> str | None:
+    """Returns the folder of the job that a record belongs to, or None if the key is not that of a record."""
+    for folder in RECORDS:
+        if key.startswith(folder):
+            return folder + key[len(folder) :].partition("/")[0] + "/"
+    return None
