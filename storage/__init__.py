@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from concurrent_loader.storage.importers import ImageFolder
     from concurrent_loader.storage.importers.ingest import IngestReport
     from concurrent_loader.storage.loop_thread import LoopThread
+    from concurrent_loader.storage.shards.editing.delete import DeleteReport, delete
     from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
     from concurrent_loader.storage.shards.manifest.manifest import Manifest
     from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
@@ -63,6 +64,7 @@ __all__ = [
     "CredentialsExpired",
     "DatasetChanged",
     "DeadlineExceeded",
+    "DeleteReport",
     "DigestMismatch",
     "ExportReport",
     "FetchEngine",
@@ -94,6 +96,7 @@ __all__ = [
     "TransientError",
     "TruncatedBody",
     "VerifyReport",
+    "delete",
     "format_size",
     "load_manifest",
     "open_store",
@@ -104,6 +107,7 @@ __all__ = [
 _HOMES = {
     "Column": "concurrent_loader.storage.shards.format.schema",
     "ColumnKind": "concurrent_loader.storage.shards.format.schema",
+    "DeleteReport": "concurrent_loader.storage.shards.editing.delete",
     "ExportReport": "concurrent_loader.storage.exporters.export",
     "FetchEngine": "concurrent_loader.storage.fetch",
     "FetchStats": "concurrent_loader.storage.fetch",
@@ -121,6 +125,7 @@ _HOMES = {
     "Size": "concurrent_loader.storage.sizes",
     "Store": "concurrent_loader.storage.stores.store",
     "VerifyReport": "concurrent_loader.storage.shards.verify",
+    "delete": "concurrent_loader.storage.shards.editing.delete",
     "format_size": "concurrent_loader.storage.sizes",
     "load_manifest": "concurrent_loader.storage.shards.manifest.snapshots",
     "open_store": "concurrent_loader.storage.stores.backends.open_store",
