@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from concurrent_loader.storage.importers import ImageFolder
     from concurrent_loader.storage.importers.ingest import IngestReport
     from concurrent_loader.storage.loop_thread import LoopThread
+    from concurrent_loader.storage.shards.editing.compact import CompactReport, compact
     from concurrent_loader.storage.shards.editing.delete import DeleteReport, delete
     from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
     from concurrent_loader.storage.shards.manifest.manifest import Manifest
@@ -58,6 +59,7 @@ __all__ = [
     "Column",
     "ColumnKind",
     "CommitConflict",
+    "CompactReport",
     "ConfigurationError",
     "ConnectionFailed",
     "CorruptData",
@@ -96,6 +98,7 @@ __all__ = [
     "TransientError",
     "TruncatedBody",
     "VerifyReport",
+    "compact",
     "delete",
     "format_size",
     "load_manifest",
@@ -107,6 +110,7 @@ __all__ = [
 _HOMES = {
     "Column": "concurrent_loader.storage.shards.format.schema",
     "ColumnKind": "concurrent_loader.storage.shards.format.schema",
+    "CompactReport": "concurrent_loader.storage.shards.editing.compact",
     "DeleteReport": "concurrent_loader.storage.shards.editing.delete",
     "ExportReport": "concurrent_loader.storage.exporters.export",
     "FetchEngine": "concurrent_loader.storage.fetch",
@@ -125,6 +129,7 @@ _HOMES = {
     "Size": "concurrent_loader.storage.sizes",
     "Store": "concurrent_loader.storage.stores.store",
     "VerifyReport": "concurrent_loader.storage.shards.verify",
+    "compact": "concurrent_loader.storage.shards.editing.compact",
     "delete": "concurrent_loader.storage.shards.editing.delete",
     "format_size": "concurrent_loader.storage.sizes",
     "load_manifest": "concurrent_loader.storage.shards.manifest.snapshots",
