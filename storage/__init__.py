@@ -51,6 +51,8 @@ if TYPE_CHECKING:
         tag_snapshot,
     )
     from concurrent_loader.storage.loop_thread import LoopThread
+    from concurrent_loader.storage.shards.editing.compact import CompactReport, compact
+    from concurrent_loader.storage.shards.editing.delete import DeleteReport, delete
     from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
     from concurrent_loader.storage.shards.manifest.manifest import Manifest
     from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
@@ -68,6 +70,7 @@ __all__ = [
     "Column",
     "ColumnKind",
     "CommitConflict",
+    "CompactReport",
     "ConfigurationError",
     "ConnectionFailed",
     "CorruptData",
@@ -75,6 +78,7 @@ __all__ = [
     "DatasetChanged",
     "DatasetInfo",
     "DeadlineExceeded",
+    "DeleteReport",
     "DigestMismatch",
     "ExportReport",
     "FetchEngine",
@@ -114,6 +118,8 @@ __all__ = [
     "delete_tag",
     "describe_snapshots",
     "diff_snapshots",
+    "compact",
+    "delete",
     "format_size",
     "list_datasets",
     "list_tags",
@@ -128,6 +134,8 @@ _HOMES = {
     "Column": "concurrent_loader.storage.shards.format.schema",
     "ColumnKind": "concurrent_loader.storage.shards.format.schema",
     "DatasetInfo": "concurrent_loader.storage.lifecycle.catalog",
+    "CompactReport": "concurrent_loader.storage.shards.editing.compact",
+    "DeleteReport": "concurrent_loader.storage.shards.editing.delete",
     "ExportReport": "concurrent_loader.storage.exporters.export",
     "FetchEngine": "concurrent_loader.storage.fetch",
     "FetchStats": "concurrent_loader.storage.fetch",
@@ -152,6 +160,8 @@ _HOMES = {
     "delete_tag": "concurrent_loader.storage.lifecycle.snapshots",
     "describe_snapshots": "concurrent_loader.storage.lifecycle.snapshots",
     "diff_snapshots": "concurrent_loader.storage.lifecycle.diff",
+    "compact": "concurrent_loader.storage.shards.editing.compact",
+    "delete": "concurrent_loader.storage.shards.editing.delete",
     "format_size": "concurrent_loader.storage.sizes",
     "list_datasets": "concurrent_loader.storage.lifecycle.catalog",
     "list_tags": "concurrent_loader.storage.lifecycle.snapshots",

@@ -10,8 +10,10 @@ from typer.core import TyperGroup
 
 from concurrent_loader.cli import cache, ingest, s3
 from concurrent_loader.cli.adopt import adopt
+from concurrent_loader.cli.compact import compact
 from concurrent_loader.cli.convert import convert
 from concurrent_loader.cli.diff import diff
+from concurrent_loader.cli.delete import delete
 from concurrent_loader.cli.doctor import doctor
 from concurrent_loader.cli.export import export
 from concurrent_loader.cli.gc import gc
@@ -55,7 +57,9 @@ app = typer.Typer(
 )
 app.add_typer(ingest.app, name="ingest")
 app.command("adopt")(adopt)
+app.command("compact")(compact)
 app.command("convert")(convert)
+app.command("delete")(delete)
 app.command("export")(export)
 app.command("list")(list_command)
 app.command("info")(info)

@@ -70,6 +70,7 @@ def _describe(url: str, manifest: Manifest, snapshots: list[int]) -> dict[str, A
         "parent": manifest.parent,
         "format_version": manifest.format_version,
         "num_samples": manifest.num_samples,
+        "num_deleted": manifest.num_stored_samples - manifest.num_samples,
         "num_bytes": manifest.num_bytes,
         "payload_bytes": int(manifest.table.payload_bytes.sum()),
         "num_shards": len(sizes),
@@ -104,7 +105,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     lines = [
         f"dataset    {facts['url']}",
         f"snapshot   {facts['snapshot']} of {_format_runs(facts['snapshots'])}, digest {facts['digest']}",
-        f"samples    {facts['num_samples']:,}",
+        f"samples    {facts['num_samples']:,}{_deleted(facts['num_deleted'])}",
         f"size       {format_size(facts['num_bytes'])}, of which payload {format_size(facts['payload_bytes'])}",
         f"shards     {facts['num_shards']:,}{spread}",
         f"bundles    {facts['num_bundles']:,}, {format_size(facts['bundle_bytes'])}",
@@ -125,6 +126,10 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     lines += [f"metadata   {name}: {json.dumps(value, ensure_ascii=False)[:200]}" for name, value in rest.items()]
     # Names come from the dataset and may contain control characters, which must not reach the terminal.
     return [printable(line) for line in lines]
+
+
+def _deleted(num_rows: int) -> str:
+    return f"; {num_rows:,} more are deleted, but stored, and in the sizes and statistics" if num_rows else ""
 
 
 def _class_lines(name: str, names: object) -> list[str]:

@@ -150,8 +150,8 @@ class ShardDataset(BucketDataset):
 
     @property
     def mean_sample_bytes(self) -> float:
-        """Mean size of a sample in bytes: size of the shards over the number of samples."""
-        return self.manifest.num_bytes / max(1, self.manifest.num_samples)
+        """Mean size of a sample in bytes: size of the shards over the number of their rows, also deleted ones."""
+        return self.manifest.num_bytes / max(1, self.manifest.num_stored_samples)
 
     @property
     def unit_sizes(self) -> npt.NDArray[np.int64]:

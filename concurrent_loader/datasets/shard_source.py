@@ -94,23 +94,21 @@ class ShardSource:
         """Does nothing: shards are closed at once."""
 
     def resolve(self, index: BatchIndex) -> BatchIndex:
-        if self._selection is None:
+        if self._selection is None and self._reader.live.all_live:
             return index
-        sample = self._selection.numbers[index.sample]
-        return replace(index, row=sample - self._reader.first_samples[index.shard], sample=sample)
+        sample = index.sample if self._selection is None else self._selection.numbers[index.sample]
+        return replace(index, row=self._reader.live.rows(index.shard, sample), sample=sample)
 
     def _rows(self, unit: int) -> Indices:
-        if self._selection is None:
-            return np.arange(self._reader.entry(unit).num_samples)
-        numbers = self._selection.numbers[self._bounds[unit] : self._bounds[unit + 1]]
-        rows: Indices = numbers - self._reader.first_samples[unit]
-        return rows
+        bounds = slice(self._bounds[unit], self._bounds[unit + 1])
+        numbers = np.arange(bounds.start, bounds.stop) if self._selection is None else self._selection.numbers[bounds]
+        return self._reader.live.rows(unit, numbers)
 
     def _is_sparse(self, unit: int) -> bool:
         entry = self._reader.entry(unit)
         if not self._payload:  # the shard's tail has all other columns
             return 2 * (entry.size - entry.tail_start) <= entry.size
-        return self._selection is not None and is_sparse(entry, self.num_samples(unit))
+        return is_sparse(entry, self.num_samples(unit))
 
     def _schedule(self, plan: EpochPlan, world_size: int, *, shared: bool) -> UseSchedule:
         """Returns when shards are used, in this epoch and in the next one with the same settings."""
@@ -186,7 +184,7 @@ class SparseShard:
             try:
                 await reader.cache.read(entry, start, end, check)
             except StorageError as error:
-                error.locate(shard=entry.key, sample=int(reader.first_samples[shard]) + row)
+                error.locate(shard=entry.key, sample=reader.live.sample(shard, row))
                 raise
 
         if wanted:

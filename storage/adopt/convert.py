@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import xxhash
 
 from concurrent_loader.storage.adopt.records import DoneShard, Records
 from concurrent_loader.storage.adopt.stores import open_both
@@ -18,12 +20,11 @@ from concurrent_loader.storage.errors import AlreadyExists, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.hidden_arguments import hides_secrets
-from concurrent_loader.storage.map_concurrently import map_concurrently
-from concurrent_loader.storage.ranges import ByteRange, split
+from concurrent_loader.storage.shards.editing.shard_samples import fetch_file, shard_samples
 from concurrent_loader.storage.shards.format.builder import FinishedShard, ShardBuilder
 from concurrent_loader.storage.shards.format.index import ShardIndex
-from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
-from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
+from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import SAME_SAMPLES_AS, Manifest
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
 from concurrent_loader.storage.shards.manifest.snapshots import SnapshotName, commit, latest_snapshot, load_manifest
@@ -146,6 +147,7 @@ class _Conversion:
 
     async def _convert(self, manifest: Manifest, records: Records, written: WrittenShards) -> None:
         ahead: deque[tuple[ShardEntry, asyncio.Task[DoneShard]]] = deque()
+        live = LiveRows(manifest)  # deleted rows are not copied; a shard without any other becomes an empty one
         num_bytes = 0
 
         async def take() -> None:
@@ -159,27 +161,25 @@ class _Conversion:
                 self._on_progress(ConvertProgress(num_bytes=num_bytes, num_bytes_total=manifest.num_bytes))
 
         async with asyncio.TaskGroup() as group:
-            for entry in manifest.shards:
+            for number, entry in enumerate(manifest.shards):
                 if len(ahead) >= _SHARDS_IN_FLIGHT:
                     await take()
-                ahead.append((entry, group.create_task(self._one(entry, records))))
+                ahead.append((entry, group.create_task(self._one(entry, records, live.rows_of_shard(number)))))
             while ahead:
                 await take()
         written.flush(self._keep_bundle)
         await self._put_bundles()
 
-    async def _one(self, entry: ShardEntry, records: Records) -> DoneShard:
-        known = await records.load(entry.digest)
+    async def _one(self, entry: ShardEntry, records: Records, rows: npt.NDArray[np.int64]) -> DoneShard:
+        # One shard may be in the snapshot twice, with other deleted rows.
+        name = f"{entry.digest}-{xxhash.xxh3_64_hexdigest(rows.astype('<i8').tobytes())}"
+        known = await records.load(name)
         if known is not None:
             return known[0]
-        chunks = list(split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES))
-        parts = await map_concurrently(
-            lambda at: self._fetcher.fetch(entry, chunks[at].start, chunks[at].end, digest=entry.chunk_digests[at]),
-            range(len(chunks)),
-        )
-        done, file = await asyncio.to_thread(_rebuild, entry, parts)
+        data = await fetch_file(self._fetcher, entry)
+        done, file = await asyncio.to_thread(_rebuild, entry, data, rows)
         await self._uploader.put_content_addressed(done.entry.key, file)
-        await records.save(entry.digest, [done.entry])
+        await records.save(name, [done.entry])
         return done
 
     def _keep_bundle(self, key: str, data: Any) -> None:
@@ -191,22 +191,13 @@ class _Conversion:
             await self._uploader.put_content_addressed(key, data)
 
 
-def _rebuild(entry: ShardEntry, parts: list[memoryview]) -> tuple[DoneShard, memoryview]:
-    """Returns a shard of the project's own format with the samples of any shard, and its bytes."""
-    data = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-    tail = data[entry.tail_start :]
-    index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
-    builder = ShardBuilder(Schema.parse(index.schema.to_dict()))
-    for row in range(index.num_samples):
-        builder.add({column.name: _value(index, column.name, column.kind, row, data) for column in index.schema})
+def _rebuild(entry: ShardEntry, data: memoryview, rows: npt.NDArray[np.int64]) -> tuple[DoneShard, memoryview]:
+    """Returns a shard of the project's own format with some rows of any shard, and its bytes."""
+    schema = ShardIndex.parse(data[entry.tail_start :], tail_start=entry.tail_start, size=entry.size).schema
+    builder = ShardBuilder(Schema.parse(schema.to_dict()))
+    for sample in shard_samples(entry, data, rows):
+        builder.add(sample)
     shard: FinishedShard = builder.finish()
     made = ShardIndex.parse(shard.data[shard.tail_start :], tail_start=shard.tail_start, size=shard.size)
     fixed = {column.name: np.asarray(made.column(column.name)) for column in made.schema.fixed}
     return DoneShard(shard_entry(shard), fixed, shard_statistics(made)), shard.data
-
-
-def _value(index: ShardIndex, name: str, kind: ColumnKind, row: int, data: memoryview) -> object:
-    if kind is not ColumnKind.PAYLOAD:
-        return index.value(name, row)
-    place = index.payload_range(row, name)
-    return index.decode_value(name, row, data[place.start : place.end])

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from concurrent_loader.storage.cache.open_cache import open_shard_cache
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.exporters.destination import Destination
@@ -21,6 +23,7 @@ from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.engine import InFlight
 from concurrent_loader.storage.hidden_arguments import hides_secrets
 from concurrent_loader.storage.loop_thread import LoopThread
+from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import SnapshotName, load_manifest
 from concurrent_loader.storage.shards.shard_fetcher import OpenSource, check_source
@@ -256,8 +259,10 @@ def _plan(
         )
 
     table = manifest.table
+    counts = np.diff(LiveRows(manifest).first_samples)
+    sizes = (table.sizes * (counts / np.maximum(1, table.num_samples))).astype(np.int64)  # of the live rows, estimated
     jobs = plan_files(
-        table.num_samples.tolist(), table.sizes.tolist(), target_bytes=options.shard_bytes,
+        counts.tolist(), sizes.tolist(), target_bytes=options.shard_bytes,
         min_files=create(0).min_files,
     )  # fmt: skip
     return jobs, create(sum(len(job.files) for job in jobs))

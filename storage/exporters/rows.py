@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from concurrent_loader.storage.cache.open_shard import OpenShard
@@ -78,22 +79,21 @@ def check_key_column(manifest: Manifest, name: str | None) -> None:
 
 
 def read_rows(
-    shard: OpenShard, columns: Sequence[ExportColumn], key_column: str | None, first_row: int, num_rows: int
+    shard: OpenShard, columns: Sequence[ExportColumn], key_column: str | None, rows: npt.NDArray[np.int64]
 ) -> list[SampleRow]:
-    """Returns the values and the key of consecutive rows; every value is compared with its digest.
+    """Returns the values and the key of some rows (n,); every value is compared with its digest.
 
     Raises:
         CorruptData: A value differs from what was written.
         SchemaError: A lossless image cannot be written as PNG.
     """
-    rows = np.arange(first_row, first_row + num_rows, dtype=np.int64)
     stored = {column.source for column in columns} | ({key_column} if key_column is not None else set())
     values = {name: _plain(shard.values(name, rows)) for name in sorted(stored)}
     is_lossless = {column.source for column in columns if shard.index.schema[column.source].type == _LOSSLESS}
     for name in is_lossless:
         values[name] = [_png(data) for data in values[name]]
-    keys = [None] * num_rows if key_column is None else values[key_column]
-    return [({column.name: values[column.source][row] for column in columns}, keys[row]) for row in range(num_rows)]
+    keys = [None] * len(rows) if key_column is None else values[key_column]
+    return [({column.name: values[column.source][row] for column in columns}, keys[row]) for row in range(len(rows))]
 
 
 def _plain(values: Any) -> Any:

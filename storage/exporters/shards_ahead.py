@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
+
+import numpy as np
+import numpy.typing as npt
 
 from concurrent_loader.storage.cache.open_shard import OpenShard
 from concurrent_loader.storage.cache.shard_cache import ShardCache
@@ -25,11 +27,13 @@ class ShardsAhead:
         cache: Cache of the snapshot's shards.
         gate: Gate that limits the bytes of the shards of all jobs. A job asks for its shards in order and releases one
             before it waits for the next, so jobs cannot block each other.
-        first_samples: Number of each shard's first sample, then the number of samples.
+        first_samples: (num_shards + 1,) int64: number of each shard's first sample, then the number of samples. A shard
+            without samples, because all are deleted, is not fetched.
         job: Job whose shards are read.
 
     Attributes:
         shard: Pinned shard.
+        number: Its number in the manifest.
         first_sample: Number of its first sample.
         end_sample: One past the number of its last sample.
     """
@@ -41,18 +45,18 @@ class ShardsAhead:
         manifest: Manifest,
         cache: ShardCache,
         gate: InFlightGate,
-        first_samples: Sequence[int],
+        first_samples: npt.NDArray[np.int64],
         job: ExportJob,
     ) -> None:
         self._manifest = manifest
         self._cache = cache
         self._gate = gate
         self._first_samples = first_samples
-        self._next = job.first_shard
         self._end = job.first_shard + job.num_shards
+        self._next = self._with_samples(job.first_shard)
         self._entry: ShardEntry | None = None
         self._fetching: asyncio.Task[tuple[ShardEntry, OpenShard]] | None = None
-        self.first_sample = self.end_sample = 0
+        self.number = self.first_sample = self.end_sample = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -88,6 +92,12 @@ class ShardsAhead:
         assert self._entry is not None
         self.shard = await self._cache.replace(self._entry, self.shard)
 
+    def _with_samples(self, number: int) -> int:
+        """Returns the first shard from ``number`` on that has samples, or the end."""
+        while number < self._end and self._first_samples[number] == self._first_samples[number + 1]:
+            number += 1
+        return number
+
     async def _advance(self) -> None:
         number = self._next
         fetching = self._fetching or asyncio.create_task(self._fetch(number))
@@ -95,8 +105,9 @@ class ShardsAhead:
         self._release()
         self._entry, self.shard = await fetching
         self._fetching = None
-        self._next += 1
-        self.first_sample, self.end_sample = self._first_samples[number : number + 2]
+        self._next = self._with_samples(number + 1)
+        self.number = number
+        self.first_sample, self.end_sample = self._first_samples[number : number + 2].tolist()
         if self._next < self._end:
             self._fetching = asyncio.create_task(self._fetch(self._next))
 

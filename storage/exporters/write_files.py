@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import BinaryIO
+
+import numpy as np
 
 from concurrent_loader.storage.cache.blocking_io import in_thread
 from concurrent_loader.storage.cache.open_shard import OpenShard
@@ -19,6 +20,7 @@ from concurrent_loader.storage.exporters.rows import SampleRow, read_rows
 from concurrent_loader.storage.exporters.shards_ahead import ShardsAhead
 from concurrent_loader.storage.fetch.in_flight_gate import InFlightGate
 from concurrent_loader.storage.map_concurrently import map_concurrently
+from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
 __all__ = ["ExportProgress", "FilesWriter"]
@@ -67,7 +69,7 @@ class FilesWriter:
         self._columns = columns
         self._key_column = key_column
         self._on_progress = on_progress
-        self._first_samples = [0, *accumulate(manifest.table.num_samples.tolist())]
+        self._rows = LiveRows(manifest)
         self._gate = InFlightGate(max_requests=1 << 16, max_bytes=_MAX_SHARD_BYTES)
         self._puts = asyncio.Semaphore(_PUTS_IN_FLIGHT)
         self._sizes: dict[str, int] = {}
@@ -126,7 +128,7 @@ class FilesWriter:
     # -- one job -------------------------------------------------------------------------------------------------------
 
     async def _write_job(self, job: ExportJob) -> None:
-        async with ShardsAhead(self._manifest, self._cache, self._gate, self._first_samples, job) as shards:
+        async with ShardsAhead(self._manifest, self._cache, self._gate, self._rows.first_samples, job) as shards:
             for file in job.files:
                 await self._write_file(file, shards)
 
@@ -169,10 +171,9 @@ class FilesWriter:
                 writer.abandon()
 
     async def _write_slice(self, name: str, writer: FileWriter, shards: ShardsAhead, samples: range) -> None:
-        first_row = samples.start - shards.first_sample
-
         def read() -> list[SampleRow]:
-            return read_rows(shards.shard, self._columns, self._key_column, first_row, len(samples))
+            rows = self._rows.rows(shards.number, np.arange(samples.start, samples.stop))
+            return read_rows(shards.shard, self._columns, self._key_column, rows)
 
         def write() -> list[tuple[str, bytes]]:
             own_files = []

@@ -19,6 +19,7 @@ from concurrent_loader.storage.fetch.engine import FetchEngine
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.shards.format.index import ShardIndex
 from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
+from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import BundleEntry, Manifest, ShardEntry
 
 __all__ = ["DatasetReader"]
@@ -35,7 +36,9 @@ class DatasetReader:
         cache: Cache of shards and of parts of shards.
 
     Attributes:
-        first_samples: (num_shards + 1,) int64: number of each shard's first sample, then the number of samples.
+        first_samples: (num_shards + 1,) int64: number of each shard's first sample, then the number of samples. Deleted
+            rows do not count, so a shard may have none.
+        live: Places of the samples.
         entry: Function that returns a shard's entry, given its place in the manifest. A few hundred entries are kept,
             because creating one takes a Python integer per chunk.
 
@@ -48,9 +51,8 @@ class DatasetReader:
         self.engine = engine
         self.cache = cache
         cache.fetcher.snapshot = manifest.snapshot
-        self.first_samples: npt.NDArray[np.int64] = np.concatenate(
-            [np.zeros(1, np.int64), np.cumsum(manifest.table.num_samples)]
-        )
+        self.live = LiveRows(manifest)
+        self.first_samples = self.live.first_samples
         self.entry: Callable[[int], ShardEntry] = lru_cache(_MAX_INDEXES)(manifest.shards.__getitem__)
         self._indexes: OrderedDict[int, ShardIndex] = OrderedDict()
         self._flight: SingleFlight[int, ShardIndex] = SingleFlight()
@@ -67,7 +69,7 @@ class DatasetReader:
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} is out of range for a dataset of {len(self)} samples")
         shard = int(np.searchsorted(self.first_samples, sample, side="right")) - 1
-        return shard, sample - int(self.first_samples[shard])
+        return shard, int(self.live.rows(shard, sample))
 
     async def read(self, sample: int, columns: Sequence[str] | None = None) -> dict[str, object]:
         """Reads one sample, by at most one range of its shard's tail and one of its payload, which are both cached.
@@ -123,12 +125,14 @@ class DatasetReader:
         column = self.schema[name]
         if column.kind is ColumnKind.PAYLOAD:
             raise SchemaError("a payload column is not read as a whole; read samples, or use a loader", column=name)
-        firsts = self.first_samples
+        firsts = self.live.first_rows
+        if not self.live.all_live:
+            samples = self.live.stored(np.arange(len(self)) if samples is None else samples)
         index_of: Callable[[int], Awaitable[ShardIndex]] = self.index
         # Bundles neither overlap nor exceed the last sample, so equal counts mean that they cover every sample.
         bundles = self.manifest.bundles
-        if column.kind is ColumnKind.FIXED and sum(bundle.num_samples for bundle in bundles) == len(self):
-            firsts = np.array([*(bundle.first_sample for bundle in bundles), len(self)], np.int64)
+        if column.kind is ColumnKind.FIXED and sum(bundle.num_samples for bundle in bundles) == firsts[-1]:
+            firsts = np.array([*(bundle.first_sample for bundle in bundles), firsts[-1]], np.int64)
             index_of = self._bundle
         bounds = firsts if samples is None else np.searchsorted(samples, firsts)
 

@@ -26,6 +26,7 @@ from concurrent_loader.storage.ranges import ByteRange, split
 from concurrent_loader.storage.shards.format.index import ShardIndex, verify_shard
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import BundleEntry, Manifest, ShardEntry
 from concurrent_loader.storage.shards.shard_fetcher import OpenSource, ShardFetcher
 from concurrent_loader.storage.sizes import format_count
@@ -184,7 +185,8 @@ class _Check:
         self._num_bytes = 0
         self._bundle: tuple[int, _Finding] | None = None
         self.num_bytes_total = manifest.num_bytes + sum(bundle.size for bundle in manifest.bundles)
-        self.num_samples = 0
+        self.num_samples = self._num_taken = 0
+        self._live = np.diff(LiveRows(manifest).first_samples)  # deleted rows are checked, too, but they are no samples
         self.problems: list[VerifyProblem] = []
 
     async def run(self) -> None:
@@ -205,7 +207,8 @@ class _Check:
     async def _take(self, shard: _Finding, overlaps: list[_Overlap]) -> None:
         self._note(shard)
         if shard.columns is not None:
-            self.num_samples += shard.entry.num_samples
+            self.num_samples += int(self._live[self._num_taken])
+        self._num_taken += 1
         for overlap in overlaps:
             bundle = await self._examine_bundle(overlap.bundle)
             self.problems += _disagreements(shard, bundle, overlap)

@@ -43,7 +43,9 @@ def check_manifest(manifest: Manifest, *, url: str | None = None) -> None:
     if unknown:
         raise FormatError("there are statistics of an unknown column", url=url, column=min(unknown))
     _check_shards(manifest.table, schema, url)
-    _check_bundles(manifest.bundles, manifest.num_samples, schema, url)
+    _check_bundles(manifest.bundles, manifest.num_stored_samples, schema, url)
+    if manifest.deleted is not None and (last := int(manifest.deleted.ends[-1])) > manifest.num_stored_samples:
+        raise FormatError("a deleted row does not exist", url=url, expected=manifest.num_stored_samples, got=last)
 
 
 def _check_shards(table: ShardTable, schema: Schema, url: str | None) -> None:

@@ -17,6 +17,7 @@ import msgspec
 import xxhash
 
 from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.shards.manifest.deleted_rows import DeletedRows
 from concurrent_loader.storage.shards.manifest.manifest_body import FORMAT_VERSION, MAX_SNAPSHOT, encode_unchecked
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry, ShardTable, shard_key
 
@@ -47,6 +48,7 @@ class Manifest:
         statistics: Statistics by column name; see `concurrent_loader.storage.shards.manifest.statistics`.
         metadata: JSON metadata; importers store class names under ``classes``.
         parent: Digest of the previous snapshot's manifest; None for snapshot 1.
+        deleted: Rows of the shards that are not in the snapshot; None if there are none.
         format_version: Version of the file format.
 
     Example:
@@ -63,6 +65,7 @@ class Manifest:
     statistics: dict[str, dict[str, int | float | None]] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     parent: str | None = None
+    deleted: DeletedRows | None = None
     format_version: int = FORMAT_VERSION
 
     @cached_property
@@ -76,7 +79,12 @@ class Manifest:
 
     @cached_property
     def num_samples(self) -> int:
-        """Number of samples in all shards."""
+        """Number of samples: of all stored rows, those that are not deleted. A reader sees samples 0 to this."""
+        return self.num_stored_samples - (0 if self.deleted is None else len(self.deleted))
+
+    @cached_property
+    def num_stored_samples(self) -> int:
+        """Number of rows in all shards, deleted ones included. Bundles count these."""
         return int(self.table.num_samples.sum())
 
     @cached_property

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.shards.manifest.deleted_rows import DeletedRows
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardTable
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRanges
 from concurrent_loader.storage.stores.objects import Buffer
@@ -70,6 +71,8 @@ class ManifestFields(Protocol):
     def statistics(self) -> dict[str, dict[str, int | float | None]]: ...
     @property
     def metadata(self) -> dict[str, Any]: ...
+    @property
+    def deleted(self) -> DeletedRows | None: ...
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]  # the integers that every JSON parser keeps exactly
@@ -137,6 +140,7 @@ class ManifestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     statistics: dict[str, dict[str, int | float | None]]
     metadata: dict[str, Any]
     sources: SourcesBody | None = None
+    deleted_rows: bytes | None = None  # base64 of varints; see `DeletedRows.tobytes`
     requires: list[str] = []
 
 
@@ -146,7 +150,9 @@ class _Requires(msgspec.Struct, frozen=True):
     requires: Annotated[list[Annotated[str, msgspec.Meta(max_length=64)]], msgspec.Meta(min_length=1, max_length=64)]
 
 
-FEATURES: dict[str, Callable[[ManifestFields], bool]] = {}
+FEATURES: dict[str, Callable[[ManifestFields], bool]] = {
+    "deleted-rows": lambda fields: fields.deleted is not None,
+}
 """Features by name: whether a manifest needs it. A reader that does not know a feature must refuse the manifest."""
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -175,6 +181,7 @@ def encode_unchecked(fields: ManifestFields) -> bytes:
             statistics=fields.statistics,
             metadata=fields.metadata,
             sources=None if fields.table.ranges is None else _sources_body(fields.table.ranges),
+            deleted_rows=None if fields.deleted is None else fields.deleted.tobytes(),
             requires=requires,
         )
     )

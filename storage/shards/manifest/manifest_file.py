@@ -7,6 +7,7 @@ import xxhash
 
 from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.shards.manifest.checks import check_manifest
+from concurrent_loader.storage.shards.manifest.deleted_rows import DeletedRows
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.manifest_body import (
     MAX_MANIFEST_BYTES,
@@ -45,6 +46,7 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
     try:
         parsed = decode_body(data, url=url)
         shards = parse_shards(memoryview(parsed.shards), parse_sources(parsed.sources))
+        deleted = None if parsed.deleted_rows is None else DeletedRows.frombytes(parsed.deleted_rows)
     except FormatError as error:
         error.locate(url=url)
         raise
@@ -61,6 +63,7 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
         statistics=parsed.statistics,
         metadata=parsed.metadata,
         parent=parsed.parent,
+        deleted=deleted,
     )
     check_manifest(manifest, url=url)
     needed = required_features(manifest)
@@ -71,7 +74,7 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
     for name in ("num_samples", "num_bytes"):
         if getattr(parsed, name) != getattr(manifest, name):
             raise FormatError(
-                f"{name} is not the sum over the shards", url=url,
+                f"{name} is not the sum over the shards, without deleted rows", url=url,
                 expected=getattr(manifest, name), got=getattr(parsed, name),
             )  # fmt: skip
     # The digest is that of the bytes read: another writer may encode the same manifest as other JSON.

@@ -85,7 +85,7 @@ class WrittenShards:
             token: Name of the commit, or None.
         """
         base = parent if append else None
-        first = base.num_samples if base else 0
+        first = base.num_stored_samples if base else 0
         bundles = (replace(entry, first_sample=first + entry.first_sample) for entry in self._bundles)
         snapshot = parent.snapshot + 1 if parent else 1
         return Manifest(
@@ -96,6 +96,7 @@ class WrittenShards:
             statistics=merge_statistics(base.statistics if base else {}, self._statistics),
             metadata=with_token({**(base.metadata if base else {}), **metadata}, token, snapshot),
             parent=parent.digest if parent else None,
+            deleted=base.deleted if base else None,
         )
 
     def _add_bundle(self, bundle: FinishedShard, upload: Upload) -> None:
