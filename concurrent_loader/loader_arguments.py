@@ -55,6 +55,7 @@ _NATIVE_ONLY = {
     "on_error": "handle broken samples in the dataset's __getitem__",
     "prefetch_batches": "pass prefetch_factor=, the number of batches that each worker makes ahead",
     "prefetch_bytes": "pass in_flight=, which bounds how many items are read ahead",
+    "ragged": "pass collate_fn=functools.partial(concurrent_loader.collate, ragged=…)",
     "rank": "pass sampler=torch.utils.data.DistributedSampler(…)",
     "seed": "pass generator=torch.Generator().manual_seed(…)",
     "slow_batch_warning_s": "pass timeout=, which bounds the wait",

@@ -13,6 +13,7 @@ import torch
 from concurrent_loader.augment import Crop
 from concurrent_loader.batch.batch import Batch
 from concurrent_loader.batch.decode_failures import OnError
+from concurrent_loader.batch.ragged import RaggedOption
 from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder
 from concurrent_loader.device import check_pinning, device_codecs, has_stage, resolve_device
@@ -76,6 +77,8 @@ class NativeDataLoader(PublicNames):
         max_errors: Largest number of samples skipped or replaced per epoch, as an integer, or as a float: a share of
             this rank's samples; default 0.01. One more raises `TooManyDecodeErrors`.
         transform: Function from a sample (a dict, images as (C, H, W) uint8) to a sample, called in a thread.
+        ragged: Column whose shapes differ → ``"list"``, ``"pad"`` or `Pad`, ``"nested"`` or ``"packed"``; see
+            docs/how-to/ragged.md. Others are stacked, or lists if the shapes of a batch differ.
         collate_fn: Function from the list of a batch's samples to the batch; default `collate`.
         batch_transform: Function called with each finished batch: `MixUp`, `CutMix`, or one of your own. It runs in a
             thread or worker process if batches stay on the CPU, and otherwise after the transfer to the device.
@@ -136,6 +139,7 @@ class NativeDataLoader(PublicNames):
         on_error: OnError = "raise",
         max_errors: float = 0.01,
         transform: Callable[[dict[str, Any]], Any] | None = None,
+        ragged: Mapping[str, RaggedOption] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         batch_transform: Callable[[Any], Any] | None = None,
         drop_last: bool = False,
@@ -187,6 +191,8 @@ class NativeDataLoader(PublicNames):
             batch_transform=batch_transform if on_cpu else None,
             seed=seed,
             device_codecs=tuple(device_codecs(self.device)),
+            ragged={} if ragged is None else ragged,
+            staged=has_stage(self.device),
         )
         self._processing = make_sample_processing(dataset, processing, clock=self._clock)
         self._epoch, self._step, self._started = 0, 0, False
@@ -363,16 +369,7 @@ class NativeDataLoader(PublicNames):
             num_replaced=self._error_limit.num_failed if self._error_limit.policy.on_error == "replace" else 0,
             first_batch_s=self._first_batch_s,
             **clock.wall(),
-            read_s=clock["read"],
-            decode_s=clock["decode"],
-            transform_s=clock["transform"],
-            collate_s=clock["collate"],
-            fill_s=clock["fill"],
-            device_decode_s=clock["device decode"],
-            device_augment_s=clock["device augment"],
-            num_device_decoded=int(clock["images decoded by the device"]),
-            num_cpu_decoded=int(clock["images decoded by the CPU"]),
-            device_bytes=int(clock["device bytes"]),
+            **clock.stages(),
             fetch=fetch,
             cache=cache,
         )
