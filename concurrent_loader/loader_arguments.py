@@ -43,6 +43,7 @@ _DROP_IN_ONLY = {
 }
 # Arguments of the native loader that the drop-in does not have → what to do instead.
 _NATIVE_ONLY = {
+    "as_tuple": "return tuples in the dataset's __getitem__",
     "batch_transform": "call it in the loop",
     "decode": "decode in the dataset's __getitem__",
     "decoder": "decode in the dataset's __getitem__",

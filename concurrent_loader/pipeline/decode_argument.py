@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from concurrent_loader.augment import Crop
-from concurrent_loader.batch.ragged import Ragged, companions
+from concurrent_loader.batch.ragged import Ragged, companions, ragged_columns
 from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.shards.format.schema import ColumnKind
 
-__all__ = ["check_decode", "check_ragged", "warn_of_companions"]
+__all__ = ["check_as_tuple", "check_decode", "check_ragged", "warn_of_companions"]
 
 _FORM = "decode={column: how}, with how = 'rgb', 'gray', 'unchanged', RandomResizedCrop(224) or a function of the bytes"
 _MASK = re.compile(r"masks?|seg|segmentations?|(label|seg|semantic|instance|panoptic)_?(map|mask)s?|depth|trimap")
@@ -73,6 +73,36 @@ def check_ragged(
         for part in dataset.parts:
             if name in part.columns:
                 _check_ragged_type(name, part.schema[name].kind, part.schema[name].type, decode.get(name))
+
+
+def check_as_tuple(
+    names: object, dataset: LoadableDataset, ragged: Mapping[str, Any] | None, functions: Sequence[object]
+) -> tuple[str, ...] | None:
+    """Checks the ``as_tuple`` argument, and returns it.
+
+    Args:
+        names: Value of the argument.
+        dataset: Dataset of the loader.
+        ragged: The ``ragged`` argument, which adds columns.
+        functions: Functions of the user that may change the columns of a batch, or None instead of them.
+
+    Raises:
+        ConfigurationError: The argument is not a sequence of names, or a column does not exist.
+    """
+    if names is None:
+        return None
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            "as_tuple must be a sequence of column names", expected="as_tuple=('image', 'label')", got=names
+        )
+    known = [name for part in dataset.parts for name in part.columns]
+    known += [each for name, how in ragged_columns(ragged).items() for each in companions(name, how)]
+    for name in names:
+        if name not in known and not any(functions):
+            raise ConfigurationError(
+                "as_tuple names a column that the batches do not have", column=name, expected=list(dict.fromkeys(known))
+            )
+    return tuple(names)
 
 
 def _check_ragged_type(name: str, kind: ColumnKind, column_type: str, decode: Any) -> None:
