@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from concurrent_loader.batch.batch import Batch
     from concurrent_loader.batch.collate import collate
+    from concurrent_loader.batch.ragged import Pad
     from concurrent_loader.datasets.mixture import Mixture
     from concurrent_loader.datasets.object_dataset import ObjectDataset
     from concurrent_loader.datasets.shard_dataset import ShardDataset
@@ -126,6 +127,7 @@ __all__ = [
     "NotFound",
     "ObjectChanged",
     "ObjectDataset",
+    "Pad",
     "ProtocolViolation",
     "RandomGrayscale",
     "RandomHorizontalFlip",
@@ -179,6 +181,7 @@ _EXPORTS = {
     ),
     "concurrent_loader.batch.batch": ("Batch",),
     "concurrent_loader.batch.collate": ("collate",),
+    "concurrent_loader.batch.ragged": ("Pad",),
     "concurrent_loader.datasets.mixture": ("Mixture",),
     "concurrent_loader.datasets.object_dataset": ("ObjectDataset",),
     "concurrent_loader.datasets.shard_dataset": ("ShardDataset",),

@@ -43,6 +43,7 @@ _DROP_IN_ONLY = {
 }
 # Arguments of the native loader that the drop-in does not have → what to do instead.
 _NATIVE_ONLY = {
+    "as_tuple": "return tuples in the dataset's __getitem__",
     "batch_transform": "call it in the loop",
     "decode": "decode in the dataset's __getitem__",
     "decoder": "decode in the dataset's __getitem__",
@@ -55,6 +56,7 @@ _NATIVE_ONLY = {
     "on_error": "handle broken samples in the dataset's __getitem__",
     "prefetch_batches": "pass prefetch_factor=, the number of batches that each worker makes ahead",
     "prefetch_bytes": "pass in_flight=, which bounds how many items are read ahead",
+    "ragged": "pass collate_fn=functools.partial(concurrent_loader.collate, ragged=…)",
     "rank": "pass sampler=torch.utils.data.DistributedSampler(…)",
     "seed": "pass generator=torch.Generator().manual_seed(…)",
     "slow_batch_warning_s": "pass timeout=, which bounds the wait",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from types import GenericAlias
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from concurrent_loader.augment import Crop
-from concurrent_loader.batch.batch import Batch
+from concurrent_loader.batch.batch import Batch, as_tuple
 from concurrent_loader.batch.decode_failures import OnError
+from concurrent_loader.batch.ragged import RaggedOption
 from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder
 from concurrent_loader.device import check_pinning, device_codecs, has_stage, resolve_device
@@ -30,7 +31,7 @@ from concurrent_loader.order.protocol import Plan
 from concurrent_loader.order.state import PlanState
 from concurrent_loader.pipeline.batch_iterator import STOP_S, EpochBatches, Iteration
 from concurrent_loader.pipeline.batch_timeout import BatchTimeout, describe
-from concurrent_loader.pipeline.decode_argument import warn_of_companions
+from concurrent_loader.pipeline.decode_argument import check_as_tuple, warn_of_companions
 from concurrent_loader.pipeline.device_batches import DeviceBatches
 from concurrent_loader.pipeline.error_limit import ErrorLimit, ErrorPolicy
 from concurrent_loader.pipeline.pipeline import PipelineConfig
@@ -76,9 +77,12 @@ class NativeDataLoader(PublicNames):
         max_errors: Largest number of samples skipped or replaced per epoch, as an integer, or as a float: a share of
             this rank's samples; default 0.01. One more raises `TooManyDecodeErrors`.
         transform: Function from a sample (a dict, images as (C, H, W) uint8) to a sample, called in a thread.
+        ragged: Column whose shapes differ → ``"list"``, ``"pad"`` or `Pad`, ``"nested"`` or ``"packed"``; see
+            docs/how-to/ragged.md. Others are stacked, or lists if the shapes of a batch differ.
         collate_fn: Function from the list of a batch's samples to the batch; default `collate`.
         batch_transform: Function called with each finished batch: `MixUp`, `CutMix`, or one of your own. It runs in a
             thread or worker process if batches stay on the CPU, and otherwise after the transfer to the device.
+        as_tuple: Columns of a batch to deliver as a tuple, ``("image", "label")`` for ``for x, y in loader``.
         drop_last: Whether to leave out a smaller last batch; short for ``last_batch="drop"``.
         last_batch: ``"short"`` (default), ``"drop"``, or ``"pad"`` with the epoch's first samples. All ranks always
             have the same number of steps; see docs/how-to/training.md.
@@ -136,8 +140,10 @@ class NativeDataLoader(PublicNames):
         on_error: OnError = "raise",
         max_errors: float = 0.01,
         transform: Callable[[dict[str, Any]], Any] | None = None,
+        ragged: Mapping[str, RaggedOption] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         batch_transform: Callable[[Any], Any] | None = None,
+        as_tuple: Sequence[str] | None = None,
         drop_last: bool = False,
         last_batch: LastBatch | None = None,
         device: str | torch.device | None = None,
@@ -164,7 +170,7 @@ class NativeDataLoader(PublicNames):
         self.device = resolve_device(device)
         if pin_memory:
             check_pinning(self.device)
-        self._pin_memory = pin_memory if pin_memory is not None else self._on_cuda
+        self._pin_memory = pin_memory if pin_memory is not None else has_stage(self.device)
         check_worker_arguments(num_workers, multiprocessing_context, persistent_workers)
         self._num_threads, self._prefetch_batches = num_threads_and_batches(num_workers, num_threads, prefetch_batches)
         self._prefetch_bytes = parse_size(prefetch_bytes, name="prefetch_bytes")
@@ -176,6 +182,7 @@ class NativeDataLoader(PublicNames):
         self._clock = StageClock()
         on_cpu = self.device is None or self.device.type == "cpu"
         self._batch_transform = None if on_cpu else batch_transform
+        self._as_tuple = check_as_tuple(as_tuple, dataset, ragged, (transform, collate_fn, batch_transform))
         self._error_limit = ErrorLimit(ErrorPolicy(on_error, max_errors))
         processing = ProcessingOptions(
             decode={} if decode is None else decode,
@@ -187,6 +194,8 @@ class NativeDataLoader(PublicNames):
             batch_transform=batch_transform if on_cpu else None,
             seed=seed,
             device_codecs=tuple(device_codecs(self.device)),
+            ragged={} if ragged is None else ragged,
+            staged=has_stage(self.device),
         )
         self._processing = make_sample_processing(dataset, processing, clock=self._clock)
         self._epoch, self._step, self._started = 0, 0, False
@@ -262,7 +271,7 @@ class NativeDataLoader(PublicNames):
             for item in receive_batches(batches, self._batch_timeout, wall, epoch=epoch, start_step=start_step):
                 if step == start_step:
                     self._first_batch_s = self._clock.now() - began
-                given = transform_batch(self._batch_transform, self._to_device(item))
+                given = as_tuple(transform_batch(self._batch_transform, self._to_device(item)), self._as_tuple)
                 wall.count("device")
                 step += 1  # a batch that fails above is not delivered: the state stays before it, as with workers
                 if self._newest is me:
@@ -363,16 +372,7 @@ class NativeDataLoader(PublicNames):
             num_replaced=self._error_limit.num_failed if self._error_limit.policy.on_error == "replace" else 0,
             first_batch_s=self._first_batch_s,
             **clock.wall(),
-            read_s=clock["read"],
-            decode_s=clock["decode"],
-            transform_s=clock["transform"],
-            collate_s=clock["collate"],
-            fill_s=clock["fill"],
-            device_decode_s=clock["device decode"],
-            device_augment_s=clock["device augment"],
-            num_device_decoded=int(clock["images decoded by the device"]),
-            num_cpu_decoded=int(clock["images decoded by the CPU"]),
-            device_bytes=int(clock["device bytes"]),
+            **clock.stages(),
             fetch=fetch,
             cache=cache,
         )
@@ -381,10 +381,6 @@ class NativeDataLoader(PublicNames):
         return (
             f"{type(self).__name__}({self.dataset!r}, batch_size={self.batch_size}, rank={self.rank}/{self.world_size})"
         )
-
-    @property
-    def _on_cuda(self) -> bool:
-        return self.device is not None and self.device.type == "cuda"
 
     def _plan(self, epoch: int) -> Plan:
         return self.dataset.plan(self._plan_options, epoch)

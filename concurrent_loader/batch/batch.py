@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Self
 
 import torch
 
+from concurrent_loader.errors import CollateError
 from concurrent_loader.storage.public_names import PublicNames
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "as_tuple"]
 
 
 class Batch(PublicNames, dict[str, Any]):
@@ -87,16 +88,37 @@ class Batch(PublicNames, dict[str, Any]):
     def __iter__(self) -> Iterator[str]:
         """Iterates over the column names. Raises `TypeError` for ``x, y = batch``, which would unpack names."""
         if _is_unpacking(sys._getframe(1)):
-            names = ", ".join(map(repr, self.keys()))
+            names = tuple(self.keys())
             raise TypeError(
-                f"a batch is a mapping and cannot be unpacked into its columns ({names}): write "
-                "`for batch in loader: x, y = batch[name], batch[other]`, or `x, y = batch.values()`"
+                f"a batch is a mapping and cannot be unpacked into its columns {names}: pass as_tuple={names[:2]} to "
+                "the loader, or write `for batch in loader: x, y = batch[name], batch[other]`"
             )
         return super().__iter__()
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{name}: {_describe(value)}" for name, value in self.items())
         return f"Batch(epoch={self.epoch}, step={self.step}, {{{columns}}})"
+
+
+def as_tuple(batch: Any, names: Sequence[str] | None) -> Any:
+    """Returns columns of a batch as a tuple; the batch itself if there are no names.
+
+    Raises:
+        CollateError: The batch is not a mapping, or lacks a column.
+    """
+    if names is None:
+        return batch
+    if not isinstance(batch, Mapping):
+        raise CollateError(
+            "as_tuple needs a batch with named columns; return a dict from collate_fn or batch_transform, or leave it "
+            "out", got=type(batch).__name__,
+        )  # fmt: skip
+    missing = next((name for name in names if name not in batch), None)
+    if missing is not None:
+        raise CollateError(
+            "as_tuple names a column that the batch does not have", column=missing, expected=list(batch.keys())
+        )
+    return tuple(batch[name] for name in names)
 
 
 _UNPACKING = frozenset(dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX"))

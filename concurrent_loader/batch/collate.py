@@ -1,11 +1,13 @@
 """Collates a list of samples, or whole columns, to one batch of tensors.
 
 dtypes are kept exactly. Values that do not fit into a tensor (str, bytes, JSON) stay a list with one entry per sample.
+Tensors and arrays of different shapes are arranged by `concurrent_loader.batch.ragged`, and a list of tensors without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,30 +15,47 @@ import numpy.typing as npt
 import torch
 
 from concurrent_loader.batch.batch import Batch
+from concurrent_loader.batch.ragged import (
+    Ragged,
+    RaggedColumn,
+    RaggedOption,
+    arrange,
+    is_in_numpy,
+    ragged_columns,
+)
 from concurrent_loader.batch.shared_memory import empty
 from concurrent_loader.errors import CollateError
 
 __all__ = ["collate", "collate_columns"]
 
-_ADVICE = "make them equal in a transform (resize, crop, pad), or give the loader a collate_fn"
-_IN_NUMPY = frozenset(torch.from_numpy(np.empty(0, dtype)).dtype for dtype in "?bhilBHILefd")
+_ADVICE = "make them equal in a transform, or give the loader a collate_fn"
 
 
-def collate(samples: Sequence[Mapping[str, Any]], *, mixed: Collection[str] = ()) -> Batch:
+def collate(
+    samples: Sequence[Mapping[str, Any]],
+    *,
+    ragged: Mapping[str, RaggedOption] | None = None,
+    images: Collection[str] = (),
+    staged: bool = False,
+) -> Batch:
     """Collates a list of samples to a batch.
 
-    Tensors and arrays of one shape and dtype are stacked: (N, *shape). numpy scalars keep their dtype. Python numbers
-    become the same dtypes as in torch's ``default_collate``: bool, int64, float64. All other values become a list.
+    Tensors and arrays of one shape and dtype are stacked: (N, *shape). Those of different shapes become a list of
+    tensors. numpy scalars keep their dtype. Python numbers become the same dtypes as in torch's ``default_collate``:
+    bool, int64, float64. All other values become a list. Tensors in the batch can be written to.
 
     Args:
         samples: Dicts with the same columns; at least one.
-        mixed: Columns whose tensors stay a list if their shapes or dtypes differ. Default: none.
+        ragged: Column → ``"list"`` (also if all shapes are equal), ``"pad"``, `Pad`, ``"nested"`` or ``"packed"``; see
+            docs/how-to/ragged.md. Default: none. Values of these columns may also be lists of numbers.
+        images: Columns of whole images, (C, H, W). They may also differ in dtype. Default: none.
+        staged: Whether ragged columns stay in one block for the device stage; False by default.
 
     Returns:
         A batch with the samples' columns, on the CPU unless the samples' tensors are on a device.
 
     Raises:
-        CollateError: A sample is not a dict, samples have different columns, or a column's shapes or dtypes differ.
+        CollateError: A sample is not a dict, samples have different columns, or a column's types or dtypes differ.
 
     Example:
         >>> from concurrent_loader import collate
@@ -59,49 +78,87 @@ def collate(samples: Sequence[Mapping[str, Any]], *, mixed: Collection[str] = ()
                 expected=names,
                 got=list(sample),
             )
-    return Batch({name: _collate_values(name, [sample[name] for sample in samples], name in mixed) for name in names})
+    rules = _Rules(ragged_columns(ragged), images, staged)
+    return _join({name: _collate_values(name, [sample[name] for sample in samples], rules) for name in names})
 
 
 def collate_columns(
-    columns: Mapping[str, torch.Tensor | npt.NDArray[Any] | Sequence[Any]], *, mixed: Collection[str] = ()
+    columns: Mapping[str, torch.Tensor | npt.NDArray[Any] | Sequence[Any]],
+    *,
+    ragged: Mapping[str, RaggedOption] | None = None,
+    images: Collection[str] = (),
+    staged: bool = False,
 ) -> Batch:
     """Collates whole columns to a batch, without work per sample where possible.
 
     Args:
         columns: Values of each column. A (N, *shape) tensor is used as it is. An array becomes a tensor, without a copy
-            if it is writable and in native byte order. In a sequence of N values, tensors and arrays are stacked; other
-            values stay a list.
-        mixed: Columns whose tensors stay a list if their shapes or dtypes differ. Default: none.
+            if it is writable and in native byte order. In a sequence of N values, tensors and arrays are stacked, or a
+            list of tensors if their shapes differ; other values stay a list.
+        ragged: Arrangement of columns whose shapes differ, as for `collate`.
+        images: Columns of whole images, as for `collate`.
+        staged: Whether ragged columns stay in one block for the device stage; False by default.
 
     Raises:
-        CollateError: Columns differ in length, or a column's shapes or dtypes differ.
+        CollateError: Columns differ in length, or a column's types or dtypes differ.
     """
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise CollateError("columns of a batch differ in length", got=lengths)
-    return Batch({name: _collate_column(name, values, name in mixed) for name, values in columns.items()})
+    rules = _Rules(ragged_columns(ragged), images, staged)
+    return _join({name: _collate_column(name, values, rules) for name, values in columns.items()})
 
 
-def _collate_column(name: str, values: torch.Tensor | npt.NDArray[Any] | Sequence[Any], may_differ: bool) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """Arguments of `collate`."""
+
+    ragged: Mapping[str, Ragged]
+    images: Collection[str]
+    staged: bool
+
+
+def _join(columns: Mapping[str, Any]) -> Batch:
+    """Makes a batch of columns; a dict among them is a column with its companions."""
+    data: dict[str, Any] = {}
+    for name, value in columns.items():
+        for each, part in (value if isinstance(value, _Arranged) else {name: value}).items():
+            if each in data or (each != name and each in columns):
+                raise CollateError(
+                    f"ragged adds the column {each!r} beside {name!r}, but the samples have it, too; rename it",
+                    column=each,
+                )
+            data[each] = part
+    return Batch(data)
+
+
+class _Arranged(dict[str, Any]):
+    """A column with its companions."""
+
+
+def _collate_column(name: str, values: torch.Tensor | npt.NDArray[Any] | Sequence[Any], rules: _Rules) -> Any:
+    if name in rules.ragged:
+        return _arrange_values(name, values, rules)
     if isinstance(values, torch.Tensor):
         return values
     if isinstance(values, np.ndarray):
         return _from_array(name, values)
     if any(isinstance(value, torch.Tensor | np.ndarray) for value in values):
-        return _collate_values(name, values, may_differ)
+        return _collate_values(name, values, rules)
     return list(values)  # a JSON column stays a list, even in a batch where all of its values are numbers
 
 
-def _collate_values(name: str, values: Sequence[Any], may_differ: bool = False) -> Any:
+def _collate_values(name: str, values: Sequence[Any], rules: _Rules) -> Any:
+    if name in rules.ragged:
+        return _arrange_values(name, values, rules)
     kinds = set(map(type, values))
-    if may_differ and kinds == {torch.Tensor} and len({(value.shape, value.dtype) for value in values}) > 1:
-        return list(values)
-    if any(issubclass(kind, torch.Tensor) for kind in kinds):
-        _check_alike(name, values, torch.Tensor)
-        return _stack(list(values))
-    if any(issubclass(kind, np.ndarray) for kind in kinds):
-        _check_alike(name, values, np.ndarray)
-        return _from_array(name, np.stack(values))
+    for kind in (torch.Tensor, np.ndarray):
+        if not any(issubclass(each, kind) for each in kinds):
+            continue
+        _check_alike(name, values, kind, has_one_dtype=name not in rules.images)
+        if len({(value.shape, value.dtype) for value in values}) > 1:
+            return _arrange_values(name, values, rules)
+        return _stack(list(values)) if kind is torch.Tensor else _from_array(name, np.stack(values))
     if all(issubclass(kind, np.bool_ | np.number) for kind in kinds):
         return _from_array(name, np.array(values))
     if kinds == {bool}:
@@ -113,11 +170,40 @@ def _collate_values(name: str, values: Sequence[Any], may_differ: bool = False) 
     return list(values)
 
 
+def _keep_ragged(name: str, values: list[torch.Tensor], rules: _Rules) -> Any:
+    """Returns the column arranged, or in one block for the device stage."""
+    how, is_image = rules.ragged.get(name), name in rules.images
+    block = RaggedColumn.of(name, values, how, is_image) if rules.staged else None
+    return block or _Arranged(arrange(name, values, how or "list", is_image=is_image))
+
+
+def _arrange_values(name: str, values: Sequence[Any], rules: _Rules) -> Any:
+    return _keep_ragged(name, [_as_tensor(name, value) for value in values], rules)
+
+
+def _as_tensor(name: str, value: Any) -> torch.Tensor:
+    """Returns a value of a ragged column as a tensor that can be written to."""
+    if isinstance(value, torch.Tensor):
+        return value.as_subclass(torch.Tensor)
+    if isinstance(value, np.ndarray):
+        tensor = _from_array(name, value)
+    else:
+        try:
+            tensor = torch.tensor(value) if isinstance(value, list | tuple) else None
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise CollateError("a value of a ragged column is not a list of numbers", column=name) from error
+    if not isinstance(tensor, torch.Tensor):
+        raise CollateError(
+            "a ragged column needs tensors, arrays or lists of numbers; leave the column out of ragged=",
+            column=name, got=type(value).__name__,
+        )  # fmt: skip
+    return tensor
+
+
 def _stack(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Stacks tensors of one shape and dtype into contiguous memory."""
     first = tensors[0]
-    plain = first.device.type == "cpu" and first.layout is torch.strided and first.dtype in _IN_NUMPY
-    if not plain or any(tensor.requires_grad for tensor in tensors):
+    if not all(map(is_in_numpy, tensors)):
         return torch.stack(tensors)
     # numpy copies on this thread alone. torch.stack splits each copy over all cores, which are busy decoding: 64
     # images of 375 x 500 took 30 ms with numpy, and 60 to 500 ms with torch.stack on two loaded cores.
@@ -126,22 +212,17 @@ def _stack(tensors: list[torch.Tensor]) -> torch.Tensor:
     return whole
 
 
-def _check_alike(name: str, values: Sequence[Any], kind: type) -> None:
-    """Checks that values can be stacked."""
+def _check_alike(name: str, values: Sequence[Any], kind: type, *, has_one_dtype: bool) -> None:
+    """Checks that values are tensors, or arrays, of one dtype and device."""
     strange = next((value for value in values if not isinstance(value, kind)), None)
     if strange is not None or any(value is None for value in values):
         got = sorted({type(value).__name__ for value in values})
         raise CollateError(f"samples have values of different types; {_ADVICE}", column=name, got=got)
-    for what in ("shape", "dtype", "device"):
-        found = dict.fromkeys(_facts(value, what) for value in values)
+    for what in ("dtype", "device") if has_one_dtype else ("device",):
+        found = dict.fromkeys(str(getattr(value, what, "cpu")) for value in values)  # numpy has devices from 2.0 on
         if len(found) > 1:
             shown = [*list(found)[:8], *(["…"] if len(found) > 8 else [])]
             raise CollateError(f"samples differ in {what}; {_ADVICE}", column=name, got=shown)
-
-
-def _facts(value: Any, what: str) -> Any:
-    fact = getattr(value, what, "cpu")  # numpy has devices from 2.0 on
-    return tuple(fact) if what == "shape" else str(fact)
 
 
 def _integers(name: str, values: Sequence[int]) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -14,7 +16,8 @@ from concurrent_loader.storage.images import COLUMN_FORMATS, DEFAULT_MAX_PIXELS,
 
 __all__ = ["DEFAULT_MAX_PIXELS", "Decoder", "check_header", "formats_of", "make_decoder"]
 
-Decoder = Callable[[Buffer], torch.Tensor]
+Decoder = Callable[[Any], torch.Tensor]
+"""A function of ``bytes``, or of a ``memoryview`` if its type hint says so, to a tensor."""
 
 _MODES = {"rgb": "RGB", "gray": "GRAY", "unchanged": "UNCHANGED"}
 _FORMATS = {
@@ -40,7 +43,8 @@ def make_decoder(
 
     Args:
         spec: ``"rgb"`` (C = 3), ``"gray"`` (C = 1), ``"unchanged"`` (C = 1 for gray, 2 for gray and alpha, 3 for RGB, 4
-            for RGBA or CMYK), or a function of the encoded bytes that replaces the decoder.
+            for RGBA or CMYK), or a function of the encoded bytes that replaces the decoder. The function gets
+            ``bytes``, or a ``memoryview`` without a copy if its parameter has that type hint.
         column_type: Type of the column: ``"jpeg"``, ``"png"``, ``"webp"``, ``"avif"``, ``"gif"`` or
             ``"image/lossless"``; or ``"image"`` or ``"bytes"``, which may hold several formats.
         backend: Image library for all formats that it decodes; Pillow decodes the others. The default ``"auto"`` takes
@@ -109,10 +113,22 @@ def check_header(header: ImageHeader, formats: frozenset[str], max_pixels: int, 
         )
 
 
-def _wrapped(function: Decoder) -> Decoder:
+def _wanted_type(function: Callable[..., object]) -> Callable[[Buffer], Buffer]:
+    """Returns what makes the argument of a function: ``memoryview`` if its type hint says so, otherwise ``bytes``."""
+    try:
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+    except (TypeError, ValueError):  # a function in C
+        return bytes
+    hint = None if first is None else first.annotation
+    return memoryview if hint in (memoryview, "memoryview") else bytes
+
+
+def _wrapped(function: Callable[[Any], torch.Tensor]) -> Decoder:
+    convert = _wanted_type(function)
+
     def decode_by_function(data: Buffer) -> torch.Tensor:
         try:
-            return function(data)
+            return function(convert(data))
         except DecodeError:
             raise
         except Exception as error:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from concurrent_loader.batch.batch import Batch
+from concurrent_loader.batch.ragged import RaggedColumn
 from concurrent_loader.device.codecs import CODECS
 from concurrent_loader.device.staged_images import StagedColumn
 
@@ -53,6 +54,9 @@ class BatchBytes:
         for name, value in batch.items():
             if isinstance(value, StagedColumn):
                 batch_bytes._add_images(value)
+            elif isinstance(value, RaggedColumn):
+                if value.block.numel():
+                    batch_bytes.copied.append(Piece(name, value.block.view(torch.uint8).numpy()))
             elif isinstance(value, torch.Tensor) and is_plain(value):
                 content = value.permute(_order(value)).contiguous().reshape(-1)
                 batch_bytes.copied.append(Piece(name, content.view(torch.uint8).numpy()))

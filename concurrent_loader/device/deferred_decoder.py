@@ -39,6 +39,9 @@ class DeferredDecoder:
         backend: Image library for all other images.
         max_pixels: Maximum number of pixels of an image.
 
+    Attributes:
+        name: Name of the column.
+
     Thread-safety: All methods may be called from any number of threads.
     """
 
@@ -53,7 +56,7 @@ class DeferredDecoder:
         backend: Backend = "auto",
         max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> None:
-        self._name = name
+        self.name = name
         self._crop = None if isinstance(how, str) else how
         self._augment = how if isinstance(how, Augment) and how.operations else None
         self._mode = how if isinstance(how, str) else "rgb"
@@ -85,7 +88,7 @@ class DeferredDecoder:
         size = None if self._crop is None else self._crop.size
         staged = (each if isinstance(each, StagedImage) else self._made(each, -1, "") for each in images)
         return StagedColumn(
-            self._name, self._column_type, self._mode, size, tuple(staged), self._augment,
+            self.name, self._column_type, self._mode, size, tuple(staged), self._augment,
             backend=self._backend, max_pixels=self._max_pixels,
         )  # fmt: skip
 

@@ -20,6 +20,7 @@ import torch
 
 from concurrent_loader.batch.batch import Batch
 from concurrent_loader.batch.decode_failures import OnError
+from concurrent_loader.batch.ragged import RaggedColumn
 from concurrent_loader.decode import Box, make_crop_decoder, make_decoder
 from concurrent_loader.device.backend import DeviceBackend, Undecodable
 from concurrent_loader.device.batch_transfer import BatchBytes, Piece, restore
@@ -72,7 +73,7 @@ class DeviceStage:
         """Starts everything that makes a batch on the device.
 
         Args:
-            batch: Batch with tensors on the CPU and images as `StagedColumn`.
+            batch: Batch with tensors on the CPU, images as `StagedColumn` and ragged columns as `RaggedColumn`.
 
         Raises:
             DecodeError: Neither the device nor the CPU can decode an image; names the sample. Only with
@@ -211,10 +212,17 @@ class DeviceStage:
         data: dict[str, Any] = {}
         for name, value in batch.items():
             if isinstance(value, StagedColumn):
-                data[name] = assemble_column(value, images, rows, self.device)
+                data |= assemble_column(value, images, rows, self.device)
+                continue
+            if isinstance(value, RaggedColumn):
+                content = columns.get(name)
+                block = value.block.to(self.device) if content is None else restore(content, value.block, whole_bytes)
+                data |= value.arranged(block, rows)
                 continue
             if name in columns:
                 data[name] = restore(columns[name], value, whole_bytes)
+            elif isinstance(value, list):
+                data[name] = [each.to(self.device) if isinstance(each, torch.Tensor) else each for each in value]
             else:
                 data[name] = value.to(self.device) if isinstance(value, torch.Tensor) else value
             if rows is not None:

@@ -80,16 +80,21 @@ class DecodedImages:
 
 def assemble_column(
     column: StagedColumn, images: DecodedImages, rows: Sequence[int] | None, device: torch.device
-) -> Any:
-    """Makes the tensor of a column, (N, C, H, W): augmented crops, or whole images; a list if their sizes differ."""
+) -> dict[str, Any]:
+    """Makes a column, (N, C, H, W): augmented crops, or whole images, which are arranged if their sizes differ.
+
+    Returns:
+        The column, with its companions if it is ragged.
+    """
     made = images.of(column, rows, device)
     pixels = [each for each, _ in made]
     if column.size is None:
-        return collate_columns({column.name: pixels}, mixed=(column.name,))[column.name]
+        ragged = {} if column.ragged is None else {column.name: column.ragged}
+        return collate_columns({column.name: pixels}, ragged=ragged, images=(column.name,))
     boxes, flips = boxes_and_flips([box for _, box in made if box is not None])
     augment = column.augment
     if augment is None:
-        return crop_resize(pixels, boxes, flips, column.size)
+        return {column.name: crop_resize(pixels, boxes, flips, column.size)}
     shown = range(len(column)) if rows is None else rows
     finish = augment.finish if len(augment.operations) == 1 else None
     if finish is not None:  # the kernel also normalizes
@@ -102,7 +107,8 @@ def assemble_column(
         draws = np.array([column.images[row].draws for row in shown], np.float64).reshape(len(shown), -1)
         result = augment.apply(crop_resize(pixels, boxes, flips, column.size), draws)
     all_blank = len(images.broken) == images.num_samples or all(column.images[row].sample < 0 for row in shown)
-    return result.zero_() if all_blank else result  # as on the CPU, a replacement image is all zeros after augmentation
+    # As on the CPU, a replacement image is all zeros after augmentation.
+    return {column.name: result.zero_() if all_blank else result}
 
 
 def assemble_batch(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from concurrent_loader.augment import Augment
+from concurrent_loader.batch.ragged import Ragged
 from concurrent_loader.batch.shared_memory import empty
 from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Box
 from concurrent_loader.decode.header import Buffer
@@ -66,6 +67,7 @@ class StagedColumn:
         block: Encoded bytes of all images, (n,) uint8, if another process sent them.
         backend: Image library that decodes on the CPU what the device refuses.
         max_pixels: Maximum number of pixels when the CPU decodes.
+        ragged: Arrangement of whole images. None stacks images of one size, and keeps a list of others.
     """
 
     name: str
@@ -77,6 +79,7 @@ class StagedColumn:
     block: torch.Tensor | None = None
     backend: Backend = "auto"
     max_pixels: int = DEFAULT_MAX_PIXELS
+    ragged: Ragged | None = None
 
     def __len__(self) -> int:
         return len(self.images)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -178,7 +179,7 @@ def _collate(
                 ordered = [dict(sample) if isinstance(sample, dict) else sample for sample in ordered]
             if processing.collate_fn is not None:
                 return processing.collate_fn(ordered)
-            data = collate(ordered, mixed=processing.mixed)
+            data = collate(ordered, **processing.collate_options)
         else:
             columns = {name: _gather([values[name] for _, values in parts], back) for name in processing.columns}  # type: ignore[call-overload]
             deferred = {
@@ -187,8 +188,9 @@ def _collate(
                 if isinstance(each, DeferredDecoder)
             }
             plain = {name: values for name, values in columns.items() if name not in deferred}
-            collated = collate_columns(plain, mixed=processing.mixed)
-            data = Batch({name: deferred[name] if name in deferred else collated[name] for name in columns})
+            data = collate_columns(plain, **processing.collate_options)
+            if deferred:
+                data = _in_order(columns, {**data, **deferred})
         return Batch(
             data,
             epoch=epoch,
@@ -201,8 +203,13 @@ def _collate(
 
 def _defer(processing: SampleProcessing, decoder: DeferredDecoder, images: Sequence[Any]) -> StagedColumn:
     """Returns encoded images as a column; in one block if the batch goes to another process."""
-    column = decoder.column(images)
+    column = replace(decoder.column(images), ragged=processing.ragged.get(decoder.name))
     return column if processing.ship is None else column.packed()
+
+
+def _in_order(names: Iterable[str], columns: Mapping[str, Any]) -> Batch:
+    """Returns the columns in the order of the names; further ones, which ragged columns added, are last."""
+    return Batch({name: columns[name] for name in [*names, *columns]})
 
 
 def _gather(values: Sequence[Any], back: npt.NDArray[np.intp]) -> Any:

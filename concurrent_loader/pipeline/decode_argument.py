@@ -1,17 +1,19 @@
-"""Checks the loader's ``decode`` argument, and warns about masks and boxes that do not follow an image's crop."""
+"""Checks the loader's arguments about columns, and warns about masks and boxes that do not follow an image's crop."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from concurrent_loader.augment import Crop
+from concurrent_loader.batch.ragged import Ragged, companions, ragged_columns
 from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.shards.format.schema import ColumnKind
 
-__all__ = ["check_decode", "warn_of_companions"]
+__all__ = ["check_as_tuple", "check_decode", "check_ragged", "warn_of_companions"]
 
 _FORM = "decode={column: how}, with how = 'rgb', 'gray', 'unchanged', RandomResizedCrop(224) or a function of the bytes"
 _MASK = re.compile(r"masks?|seg|segmentations?|(label|seg|semantic|instance|panoptic)_?(map|mask)s?|depth|trimap")
@@ -43,6 +45,78 @@ def check_decode(decode: object) -> None:
             raise ConfigurationError(
                 "decode has an invalid value for a column", column=str(name), expected=_FORM, got=how
             )
+
+
+def check_ragged(
+    ragged: Mapping[str, Ragged], dataset: LoadableDataset, decode: Mapping[str, Any], *, has_transform: bool
+) -> None:
+    """Checks that the columns of the ``ragged`` argument can be ragged. With a transform, any column can.
+
+    Raises:
+        ConfigurationError: A column does not exist, has one shape or no numbers, needs another arrangement, or adds a
+            column that exists already.
+    """
+    known = dict.fromkeys(name for part in dataset.parts for name in part.columns)
+    for name, how in ragged.items():
+        taken = [each for each in companions(name, how) if each in known]
+        if taken:
+            raise ConfigurationError(
+                f"ragged would add the column {taken[0]!r}, which the dataset has already; rename or leave out one of "
+                "them", column=name,
+            )  # fmt: skip
+        if has_transform:
+            continue
+        if name not in known:
+            raise ConfigurationError(
+                "ragged names a column that the dataset does not have", column=name, expected=list(known)
+            )
+        for part in dataset.parts:
+            if name in part.columns:
+                _check_ragged_type(name, part.schema[name].kind, part.schema[name].type, decode.get(name))
+
+
+def check_as_tuple(
+    names: object, dataset: LoadableDataset, ragged: Mapping[str, Any] | None, functions: Sequence[object]
+) -> tuple[str, ...] | None:
+    """Checks the ``as_tuple`` argument, and returns it.
+
+    Args:
+        names: Value of the argument.
+        dataset: Dataset of the loader.
+        ragged: The ``ragged`` argument, which adds columns.
+        functions: Functions of the user that may change the columns of a batch, or None instead of them.
+
+    Raises:
+        ConfigurationError: The argument is not a sequence of names, or a column does not exist.
+    """
+    if names is None:
+        return None
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            "as_tuple must be a sequence of column names", expected="as_tuple=('image', 'label')", got=names
+        )
+    known = [name for part in dataset.parts for name in part.columns]
+    known += [each for name, how in ragged_columns(ragged).items() for each in companions(name, how)]
+    for name in names:
+        if name not in known and not any(functions):
+            raise ConfigurationError(
+                "as_tuple names a column that the batches do not have", column=name, expected=list(dict.fromkeys(known))
+            )
+    return tuple(names)
+
+
+def _check_ragged_type(name: str, kind: ColumnKind, column_type: str, decode: Any) -> None:
+    if isinstance(decode, Crop):
+        raise ConfigurationError("a crop gives all images one size; leave the column out of ragged=", column=name)
+    if decode is None and kind is ColumnKind.FIXED:
+        raise ConfigurationError(
+            "all values of this column have one shape; leave the column out of ragged=", column=name, got=column_type
+        )
+    if decode is None and column_type != "json" and not column_type.endswith("]"):
+        raise ConfigurationError(
+            "the values of this column are not arrays: decode it, or leave it out of ragged=", column=name,
+            got=column_type,
+        )  # fmt: skip
 
 
 def warn_of_companions(dataset: LoadableDataset, decode: Mapping[str, Any]) -> None:

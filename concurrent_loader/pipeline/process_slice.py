@@ -126,4 +126,9 @@ def _runs(part: Slice) -> zip[tuple[OpenUnit, npt.NDArray[np.int64]]]:
 
 def _by_sample(values: Any) -> Any:
     # numpy scalars, not Python numbers: float32 stays float32 when the batch is collated.
-    return list(values) if isinstance(values, np.ndarray) else values
+    return list(values) if isinstance(values, np.ndarray) else [_writable(value) for value in values]
+
+
+def _writable(value: Any) -> Any:
+    """Returns an array that a transform may write to, and that torch takes without a warning."""
+    return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value

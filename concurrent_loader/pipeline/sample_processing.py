@@ -9,13 +9,14 @@ from typing import Any
 from concurrent_loader.augment import Crop, CroppingDecoder
 from concurrent_loader.batch.buffers import BatchBuffers
 from concurrent_loader.batch.decode_failures import OnError
+from concurrent_loader.batch.ragged import Ragged, RaggedOption, ragged_columns
 from concurrent_loader.batch.shared_memory import SharedBlocks
 from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder, make_decoder
 from concurrent_loader.device import DeferredDecoder
 from concurrent_loader.errors import LoaderError, TransformError
 from concurrent_loader.order.protocol import BatchIndex
-from concurrent_loader.pipeline.decode_argument import check_decode
+from concurrent_loader.pipeline.decode_argument import check_decode, check_ragged
 from concurrent_loader.pipeline.slices import Slice
 from concurrent_loader.stats.loader_stats import StageClock
 from concurrent_loader.storage.errors import ConfigurationError
@@ -50,6 +51,8 @@ class ProcessingOptions:
         batch_transform: Batch → batch, or None. None also if the loader calls it, after the transfer to its device.
         seed: Seed of the random streams.
         device_codecs: Names of the encodings that the loader's device decodes. Images in them stay encoded.
+        ragged: Column → arrangement of values of different shapes, as passed to the loader.
+        staged: Whether the device stage makes the batches, so that ragged columns travel in one block.
     """
 
     decode: Mapping[str, str | Decoder | Crop] = field(default_factory=dict)
@@ -61,6 +64,8 @@ class ProcessingOptions:
     batch_transform: Callable[[Any], Any] | None = None
     seed: int = 0
     device_codecs: tuple[str, ...] = ()
+    ragged: Mapping[str, RaggedOption] = field(default_factory=dict)
+    staged: bool = False
 
     @property
     def by_sample(self) -> bool:
@@ -84,7 +89,9 @@ class SampleProcessing:
         children: Processing of each child of a mixture whose batches come from one child each; otherwise empty.
         on_error: Policy for images that fail to decode; see `concurrent_loader.batch.decode_failures`.
         blanks: Shape of a blank image for each column in which blank images are possible.
-        mixed: Columns of whole images. They stay a list if the images of a batch differ in size.
+        images: Columns of whole images.
+        ragged: Column → arrangement of values of different shapes.
+        staged: Whether ragged columns stay in one block for the device stage.
         before: Callback in the decode thread before a step's samples or batch are made. It gets the step and `SAMPLES`
             or `BATCH`. A worker process sets its random streams there.
         ship: Callback in the decode thread that replaces the batch to deliver. It gets a function that makes the batch,
@@ -103,7 +110,14 @@ class SampleProcessing:
     children: tuple[SampleProcessing, ...] = ()
     on_error: OnError = "raise"
     blanks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    mixed: frozenset[str] = frozenset()
+    images: frozenset[str] = frozenset()
+    ragged: Mapping[str, Ragged] = field(default_factory=dict)
+    staged: bool = False
+
+    @property
+    def collate_options(self) -> dict[str, Any]:
+        """Arguments of `concurrent_loader.collate`."""
+        return {"ragged": self.ragged, "images": self.images, "staged": self.staged}
 
     def of(self, index: BatchIndex) -> SampleProcessing:
         """Returns the processing of one batch: that of its child of a mixture, or this one."""
@@ -135,6 +149,12 @@ def make_sample_processing(
         ConfigurationError: A column to decode does not exist, or cannot be decoded in this way.
     """
     check_decode(options.decode)
+    ragged = ragged_columns(options.ragged)
+    check_ragged(ragged, dataset, options.decode, has_transform=options.transform is not None)
+    if ragged and options.collate_fn is not None:
+        raise ConfigurationError(
+            "ragged is for the loader's own collate; call collate(samples, ragged=…) in the collate_fn"
+        )
     known = list(dict.fromkeys(name for part in dataset.parts for name in part.columns))
     for name in options.decode:
         if name not in known:
@@ -151,7 +171,9 @@ def make_sample_processing(
             clock=clock,
             batch_transform=options.batch_transform,
             on_error=options.on_error,
-            mixed=frozenset(name for name, how in options.decode.items() if isinstance(how, str)),
+            images=frozenset(name for name, how in options.decode.items() if isinstance(how, str)),
+            ragged=ragged,
+            staged=options.staged,
             blanks={name: shape for name, how in options.decode.items() if (shape := _blank_shape(how)) is not None},
         )
         for part in dataset.parts

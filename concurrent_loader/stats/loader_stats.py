@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from concurrent_loader.stats.wait_attribution import CAUSES, BatchTrace, Spans, attribute_wait
 from concurrent_loader.storage.cache import CacheStats
@@ -103,6 +104,14 @@ class LoaderStats:
         return asdict(self)
 
 
+_STAGES = ("read", "decode", "transform", "collate", "fill", "device decode", "device augment")
+_COUNTERS = {
+    "num_device_decoded": "images decoded by the device",
+    "num_cpu_decoded": "images decoded by the CPU",
+    "device_bytes": "device bytes",
+}
+
+
 class StageClock:
     """Adds up seconds for each stage, from any thread.
 
@@ -151,6 +160,12 @@ class StageClock:
         with self._lock:
             names = ("total", "wait", "device", "consumer", *(f"wait_{cause}" for cause in CAUSES))
             return {f"{name}_s": self._seconds.get(name, 0.0) for name in names}
+
+    def stages(self) -> dict[str, Any]:
+        """Returns the time of each stage and the counters of the device, under the names of `LoaderStats`."""
+        with self._lock:
+            seconds = {f"{name.replace(' ', '_')}_s": self._seconds.get(name, 0.0) for name in _STAGES}
+            return seconds | {field: int(self._seconds.get(name, 0)) for field, name in _COUNTERS.items()}
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of all stages."""

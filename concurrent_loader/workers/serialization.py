@@ -100,6 +100,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is torch.Tensor and _is_plain(thing):
             return _reduced(thing)
+        if isinstance(thing, torch.Tensor) and thing.layout is torch.jagged and _is_simple(thing):
+            return torch.nested.nested_tensor_from_jagged, (thing.values(), thing.offsets())
         if isinstance(thing, memoryview):
             return memoryview, (thing.tobytes(),)
         return NotImplemented
@@ -117,6 +119,13 @@ class _Pickler(pickle.Pickler):
         self._parcel.files.append(new_file(raw.nbytes))
         map_file(self._parcel.files[-1]).numpy()[:] = content
         return False
+
+
+def _is_simple(nested: torch.Tensor) -> bool:
+    """Returns whether a jagged tensor is made of plain values, ragged in its second dimension, without holes."""
+    parts = (nested.values(), nested.offsets())
+    is_second = nested.dim() == parts[0].dim() + 1 and isinstance(nested.shape[1], torch.SymInt)
+    return is_second and nested.lengths() is None and all(map(_is_plain, parts))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

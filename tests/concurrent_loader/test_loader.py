@@ -13,7 +13,7 @@ import torch
 
 from concurrent_loader import Batch, ConcurrentDataLoader, ShardDataset
 from concurrent_loader.datasets.shard_source import ShardSource
-from concurrent_loader.errors import CollateError, DecodeError, LoaderError, LoaderStateError, TransformError
+from concurrent_loader.errors import DecodeError, LoaderError, LoaderStateError, TransformError
 from concurrent_loader.pipeline.thread_pool import DecodeThreads
 from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.errors import ConfigurationError, NotFound
@@ -416,13 +416,14 @@ def test_images_of_different_sizes_are_a_list(options: Any, make_jpeg: Callable[
     assert [image.device.type for image in moved] == ["meta", "meta"]
 
 
-def test_what_a_function_makes_of_different_shapes_asks_for_a_transform(make_jpeg: Callable[..., bytes]) -> None:
+def test_what_a_function_makes_of_different_shapes_is_a_list(make_jpeg: Callable[..., bytes]) -> None:
     url = "memory://different-sizes"
     with ShardWriter(url, columns={"image": "jpeg"}, overwrite=True) as writer:
         writer.write({"image": make_jpeg(0)})
         writer.write({"image": make_jpeg(1)})
-    with ShardDataset(url) as dataset, pytest.raises(CollateError, match="image"):
-        list(ConcurrentDataLoader(dataset, 2, decode={"image": lambda data: torch.zeros(len(data))}))
+    with ShardDataset(url) as dataset:
+        (batch,) = ConcurrentDataLoader(dataset, 2, decode={"image": lambda data: torch.zeros(len(data))})
+    assert [value.shape for value in batch["image"]] == [(len(make_jpeg(n)),) for n in range(2)]
 
 
 def test_a_shard_that_is_gone_is_an_error_in_its_place(url: str, baseline: None) -> None:

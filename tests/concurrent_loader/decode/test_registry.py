@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 import subprocess
@@ -445,3 +446,24 @@ def test_bytes_become_a_tensor_without_a_copy() -> None:
 def test_a_tensor_keeps_its_bytes_alive() -> None:
     tensors = [as_tensor(bytes([n]) * 100_000) for n in range(50)]
     assert all(tensor.min() == tensor.max() == n for n, tensor in enumerate(tensors))
+
+
+def test_a_function_gets_what_its_type_hint_says() -> None:
+    seen: list[type] = []
+
+    def plain(data) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        seen.append(type(data))
+        return torch.zeros(1)
+
+    def view(data: memoryview) -> torch.Tensor:
+        seen.append(type(data))
+        return torch.zeros(1)
+
+    def string_of_bytes(data: bytes) -> torch.Tensor:
+        assert data.startswith(b"ab")
+        return torch.zeros(1)
+
+    for data in (b"abc", memoryview(b"abc"), bytearray(b"abc")):
+        for function in (plain, view, string_of_bytes, functools.partial(view), len):
+            make_decoder(function, "bytes")(data)
+    assert seen == [bytes, memoryview, memoryview] * 3

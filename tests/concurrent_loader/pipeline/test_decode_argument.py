@@ -11,6 +11,7 @@ import torch
 from torchvision.transforms import v2
 
 from concurrent_loader import CenterCrop, ConcurrentDataLoader, RandomResizedCrop, ShardDataset
+from concurrent_loader.errors import CollateError
 from concurrent_loader.storage import ConfigurationError, ShardWriter
 
 
@@ -88,7 +89,7 @@ def test_drop_last_that_leaves_nothing_is_warned_of(image_url: str) -> None:
 def test_a_batch_of_two_columns_cannot_be_unpacked(image_url: str) -> None:
     with ShardDataset(image_url) as dataset:
         loader = ConcurrentDataLoader(dataset, 40, decode={"image": "rgb"})
-        with pytest.raises(TypeError, match=r"'image', 'label'.*batch\.values"):
+        with pytest.raises(TypeError, match=r"as_tuple=\('image', 'label'\)"):
             for _images, _labels in loader:
                 pass
         (batch,) = loader
@@ -96,6 +97,43 @@ def test_a_batch_of_two_columns_cannot_be_unpacked(image_url: str) -> None:
         _images, *_rest = batch
     images, labels = batch.values()
     assert (images.shape[0], labels.shape) == (40, (40,))
+
+
+def test_columns_are_delivered_as_a_tuple(image_url: str) -> None:
+    with ShardDataset(image_url) as dataset:
+        loader = ConcurrentDataLoader(dataset, 16, decode={"image": CenterCrop(8)}, as_tuple=("label", "image"))
+        sizes = []
+        for labels, images in loader:
+            assert labels.shape == (len(images),)
+            assert images.shape[1:] == (3, 8, 8)
+            sizes.append(len(images))
+    assert sizes == [16, 16, 8]
+    assert loader.stats.num_samples == 40
+
+
+def test_companions_of_ragged_columns_are_delivered_in_tuples(image_url: str) -> None:
+    options: Any = {"decode": {"image": "rgb"}, "ragged": {"image": "pad"}, "as_tuple": ["image", "image_sizes"]}
+    with ShardDataset(image_url) as dataset:
+        images, sizes = next(iter(ConcurrentDataLoader(dataset, 4, **options)))
+    assert sizes.tolist() == [list(images.shape[2:])] * 4
+
+
+@pytest.mark.parametrize("names", ["image", (), ("image", 1), {"image": 1}])
+def test_as_tuple_must_be_names(names: Any, image_url: str) -> None:
+    with ShardDataset(image_url) as dataset, pytest.raises(ConfigurationError, match="sequence of column names"):
+        ConcurrentDataLoader(dataset, as_tuple=names)
+
+
+def test_a_column_of_a_tuple_must_exist(image_url: str) -> None:
+    with ShardDataset(image_url) as dataset:
+        with pytest.raises(ConfigurationError, match="the batches do not have"):
+            ConcurrentDataLoader(dataset, as_tuple=("image", "labels"))
+        loader: Any = ConcurrentDataLoader(dataset, 2, as_tuple=("image", "labels"), transform=dict)
+        with pytest.raises(CollateError, match=r"the batch does not have.*column='labels'"):
+            next(iter(loader))
+        loader = ConcurrentDataLoader(dataset, 2, as_tuple=("image",), collate_fn=list)
+        with pytest.raises(CollateError, match="needs a batch with named columns"):
+            next(iter(loader))
 
 
 def test_a_batch_stays_a_mapping(image_url: str) -> None:
