@@ -12,8 +12,8 @@ from concurrent_loader.cli import cache, ingest, s3
 from concurrent_loader.cli.adopt import adopt
 from concurrent_loader.cli.compact import compact
 from concurrent_loader.cli.convert import convert
-from concurrent_loader.cli.diff import diff
 from concurrent_loader.cli.delete import delete
+from concurrent_loader.cli.diff import diff
 from concurrent_loader.cli.doctor import doctor
 from concurrent_loader.cli.export import export
 from concurrent_loader.cli.gc import gc
