@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
 from typing import Annotated, Any
 
@@ -27,7 +29,7 @@ from concurrent_loader.storage.errors import CorruptData, StorageError
 
 __all__ = ["app"]
 
-_CORRUPT, _FAILED, _INTERRUPTED = 1, 2, 130
+_CORRUPT, _FAILED, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
 
 
 class _Commands(TyperGroup):
@@ -36,6 +38,10 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            # Whoever reads the output, such as `head`, has enough. Python would complain when it flushes at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(_BROKEN_PIPE) from None
         except (StorageError, LoaderError, OSError) as error:
             if ctx.params.get("debug"):
                 traceback.print_exception(error)

@@ -74,7 +74,8 @@ def _lines(found: SnapshotDiff) -> list[str]:
         f"snapshot {first} to {second}: {before:,} to {after:,} samples{', by appending' if found.is_append else ''}",
         f"+ {format_count(found.added_samples, 'sample')} in {added}, {format_size(found.added_bytes)}",
         f"- {format_count(found.removed_samples, 'sample')} in {removed}, {format_size(found.removed_bytes)}",
-        f"= {format_count(found.common_shards, 'shard')} in both",
+        f"= {format_count(found.common_shards, 'shard')} in both"
+        + (f", {format_count(found.deleted_samples, 'sample')} of them deleted" if found.deleted_samples > 0 else ""),
     ]
     lines += [f"+ column {name}: {kind}" for name, kind in found.added_columns.items()]
     lines += [f"- column {name}: {kind}" for name, kind in found.removed_columns.items()]

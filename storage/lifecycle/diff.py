@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
+
+from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
 __all__ = ["SnapshotDiff", "diff_snapshots"]
@@ -19,12 +22,14 @@ class SnapshotDiff:
         num_samples: Number of samples of each.
         added_samples: Samples in shards that only the second snapshot has.
         removed_samples: Samples in shards that only the first snapshot has.
+        deleted_samples: Samples in shards of both that only the first snapshot has; negative if the first one has
+            fewer of them.
         added_shards: Number of shards that only the second snapshot has.
         removed_shards: Number of shards that only the first snapshot has.
         common_shards: Number of shards that both have.
         added_bytes: Size of the added shards in bytes.
         removed_bytes: Size of the removed shards in bytes.
-        is_append: Whether the first snapshot's shards are the beginning of the second's, with the same columns.
+        is_append: Whether the first snapshot's samples are the beginning of the second's, with the same columns.
         added_columns: Types of the columns that only the second snapshot has, by name.
         removed_columns: Types of the columns that only the first snapshot has, by name.
         changed_columns: Old and new type of columns whose type differs, by name.
@@ -42,6 +47,7 @@ class SnapshotDiff:
     num_samples: tuple[int, int]
     added_samples: int
     removed_samples: int
+    deleted_samples: int
     added_shards: int
     removed_shards: int
     common_shards: int
@@ -74,18 +80,22 @@ def diff_snapshots(first: Manifest, second: Manifest) -> SnapshotDiff:
     before, after = first.table.digests, second.table.digests
     common = Counter(before) & Counter(after)
     removed, added = _only_in(first, common), _only_in(second, common)
+    live = [np.diff(LiveRows(manifest).first_samples) for manifest in (first, second)]
+    added_samples, removed_samples = int(live[1][added].sum()), int(live[0][removed].sum())
+    starts_alike = after[: len(before)] == before and np.array_equal(live[1][: len(before)], live[0])
     names = first.metadata.keys() | second.metadata.keys()
     return SnapshotDiff(
         snapshots=(first.snapshot, second.snapshot),
         num_samples=(first.num_samples, second.num_samples),
-        added_samples=int(second.table.num_samples[added].sum()),
-        removed_samples=int(first.table.num_samples[removed].sum()),
+        added_samples=added_samples,
+        removed_samples=removed_samples,
+        deleted_samples=first.num_samples - removed_samples + added_samples - second.num_samples,
         added_shards=len(added),
         removed_shards=len(removed),
         common_shards=common.total(),
         added_bytes=int(second.table.sizes[added].sum()),
         removed_bytes=int(first.table.sizes[removed].sum()),
-        is_append=after[: len(before)] == before and list(first.schema.items()) == list(second.schema.items()),
+        is_append=starts_alike and list(first.schema.items()) == list(second.schema.items()),
         added_columns={name: kind for name, kind in second.schema.items() if name not in first.schema},
         removed_columns={name: kind for name, kind in first.schema.items() if name not in second.schema},
         changed_columns={

@@ -340,3 +340,19 @@ def test_no_value_of_a_storage_option_is_repeated(s3_bucket: Any, client: str) -
             assert result.exit_code == 2
             assert secret not in result.output + result.stderr
             assert token not in result.output + result.stderr
+
+
+@pytest.mark.processes
+def test_a_reader_that_has_enough_is_no_error(photos: Path, data: Path) -> None:
+    ingested(photos, data)
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        program = "from concurrent_loader.cli.app import app; app()"
+        done = subprocess.run(
+            [sys.executable, "-c", program, "info", str(data)],
+            stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 
@@ -12,6 +14,7 @@ from concurrent_loader.storage import (
     ShardWriter,
     SnapshotDeleted,
     Store,
+    delete,
     delete_tag,
     describe_snapshots,
     diff_snapshots,
@@ -178,6 +181,19 @@ class TestDiff:
         assert not found.is_append
         assert (found.added_samples, found.removed_samples, found.common_shards) == (5, 15, 0)
         assert found.num_samples == (15, 5)
+
+    def test_deleted_samples(self) -> None:
+        store = open_store(f"memory://{uuid4().hex}")
+        write(store, range(15))
+        delete(store.url, ids=[0, 2])
+        write(store, range(15, 17), append=True)
+        first, second, third = (asyncio.run(load_manifest(store, number)) for number in (1, 2, 3))
+        found = diff_snapshots(first, second)
+        assert (found.num_samples, found.deleted_samples, found.is_append) == ((15, 13), 2, False)
+        assert (found.added_samples, found.removed_samples, found.removed_shards) == (0, 0, 0)
+        assert diff_snapshots(second, third).is_append
+        found = diff_snapshots(first, third)
+        assert (found.added_samples, found.removed_samples, found.deleted_samples) == (2, 0, 2)
 
     async def test_columns_and_metadata(self, store: Store) -> None:
         with ShardWriter(store, columns={"x": "int32", "y": "str"}, overwrite=True, metadata={"b": 1}) as writer:
