@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from concurrent_loader.storage.adopt.records import DoneShard, Records
 from concurrent_loader.storage.adopt.stores import open_both
@@ -132,7 +133,7 @@ class _Conversion:
                 await self._convert(manifest, records, written)
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from errors.exceptions[0].__cause__
-            same = {"digest": manifest.digest, "snapshot": 1}
+            same = {"digest": manifest.samples_digest, "snapshot": 1}
             made = written.manifest(
                 None, append=False, metadata={**manifest.metadata, SAME_SAMPLES_AS: same}, token=None
             )
@@ -144,42 +145,50 @@ class _Conversion:
             await self._fetcher.close()
 
     async def _convert(self, manifest: Manifest, records: Records, written: WrittenShards) -> None:
-        ahead: deque[tuple[ShardEntry, asyncio.Task[DoneShard]]] = deque()
-        num_bytes = 0
+        ahead: deque[tuple[list[ShardEntry], asyncio.Task[DoneShard]]] = deque()
+        num_bytes, total = 0, sum(part.num_bytes for part in manifest.parts)
 
         async def take() -> None:
             nonlocal num_bytes
-            entry, task = ahead.popleft()
+            entries, task = ahead.popleft()
             done = await task
             written.add_entry(done.entry, done.fixed, done.statistics, self._keep_bundle)
             await self._put_bundles()
-            num_bytes += entry.size
+            num_bytes += sum(entry.size for entry in entries)
             if self._on_progress is not None:
-                self._on_progress(ConvertProgress(num_bytes=num_bytes, num_bytes_total=manifest.num_bytes))
+                self._on_progress(ConvertProgress(num_bytes=num_bytes, num_bytes_total=total))
 
         async with asyncio.TaskGroup() as group:
-            for entry in manifest.shards:
+            for entries in zip(*(part.shards for part in manifest.parts), strict=True):
                 if len(ahead) >= _SHARDS_IN_FLIGHT:
                     await take()
-                ahead.append((entry, group.create_task(self._one(entry, records))))
+                ahead.append((list(entries), group.create_task(self._one(manifest, list(entries), records))))
             while ahead:
                 await take()
         written.flush(self._keep_bundle)
         await self._put_bundles()
 
-    async def _one(self, entry: ShardEntry, records: Records) -> DoneShard:
-        known = await records.load(entry.digest)
+    async def _one(self, manifest: Manifest, entries: list[ShardEntry], records: Records) -> DoneShard:
+        """Converts one shard, given its entry in each part of the snapshot."""
+        name = entries[0].digest
+        if len(entries) > 1:
+            name = xxhash.xxh3_128_hexdigest("".join(entry.digest for entry in entries).encode())
+        known = await records.load(name)
         if known is not None:
             return known[0]
+        files = [await self._file(entry) for entry in entries]
+        done, file = await asyncio.to_thread(_rebuild, manifest, entries, files)
+        await self._uploader.put_content_addressed(done.entry.key, file)
+        await records.save(name, [done.entry])
+        return done
+
+    async def _file(self, entry: ShardEntry) -> memoryview:
         chunks = list(split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES))
         parts = await map_concurrently(
             lambda at: self._fetcher.fetch(entry, chunks[at].start, chunks[at].end, digest=entry.chunk_digests[at]),
             range(len(chunks)),
         )
-        done, file = await asyncio.to_thread(_rebuild, entry, parts)
-        await self._uploader.put_content_addressed(done.entry.key, file)
-        await records.save(entry.digest, [done.entry])
-        return done
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def _keep_bundle(self, key: str, data: Any) -> None:
         self._bundles.append((key, data))
@@ -190,14 +199,17 @@ class _Conversion:
             await self._uploader.put_content_addressed(key, data)
 
 
-def _rebuild(entry: ShardEntry, parts: list[memoryview]) -> tuple[DoneShard, memoryview]:
+def _rebuild(manifest: Manifest, entries: list[ShardEntry], files: list[memoryview]) -> tuple[DoneShard, memoryview]:
     """Returns a shard of the project's own format with the samples of any shard, and its bytes."""
-    data = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-    tail = data[entry.tail_start :]
-    index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
-    builder = ShardBuilder(Schema.parse(index.schema.to_dict()))
-    for row in range(index.num_samples):
-        builder.add({column.name: _value(index, column.name, column.kind, row, data) for column in index.schema})
+    indexes = [
+        ShardIndex.parse(data[entry.tail_start :], tail_start=entry.tail_start, size=entry.size, shard=entry.key)
+        for entry, data in zip(entries, files, strict=True)
+    ]
+    schema = Schema.parse(manifest.schema)
+    places = [(column.name, column.kind, manifest.place_of(column.name)) for column in schema]
+    builder = ShardBuilder(schema)
+    for row in range(indexes[0].num_samples):
+        builder.add({name: _value(indexes[at.part], at.name, kind, row, files[at.part]) for name, kind, at in places})
     shard: FinishedShard = builder.finish()
     made = ShardIndex.parse(shard.data[shard.tail_start :], tail_start=shard.tail_start, size=shard.size)
     fixed = {column.name: np.asarray(made.column(column.name)) for column in made.schema.fixed}

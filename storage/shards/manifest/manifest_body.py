@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.shards.manifest.column_sets import ColumnPlace, ColumnSet
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardTable
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRanges
 from concurrent_loader.storage.stores.objects import Buffer
@@ -32,6 +33,7 @@ __all__ = [
     "bundle_entry",
     "decode_body",
     "encode_unchecked",
+    "parse_column_sets",
     "parse_shards",
     "parse_sources",
     "required_features",
@@ -70,6 +72,10 @@ class ManifestFields(Protocol):
     def statistics(self) -> dict[str, dict[str, int | float | None]]: ...
     @property
     def metadata(self) -> dict[str, Any]: ...
+    @property
+    def column_sets(self) -> tuple[ColumnSet, ...]: ...
+    @property
+    def places(self) -> dict[str, ColumnPlace]: ...
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]  # the integers that every JSON parser keeps exactly
@@ -124,6 +130,20 @@ class SourcesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: bytes  # base64 of little-endian int64[n, 5]; see `SourceRanges`
 
 
+class ColumnSetBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Shards and bundles of columns that were added."""
+
+    shards: msgspec.Raw  # a list of _ShardBody
+    bundles: list[BundleBody]
+
+
+class PlaceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one column is stored."""
+
+    part: Annotated[int, msgspec.Meta(ge=0, le=256)]
+    name: str
+
+
 class ManifestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The JSON body; see "Manifest" in docs/reference/format.md."""
 
@@ -137,6 +157,8 @@ class ManifestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     statistics: dict[str, dict[str, int | float | None]]
     metadata: dict[str, Any]
     sources: SourcesBody | None = None
+    column_sets: Annotated[list[ColumnSetBody], msgspec.Meta(max_length=255)] = []
+    places: Annotated[list[PlaceBody], msgspec.Meta(max_length=256)] = []
     requires: list[str] = []
 
 
@@ -146,7 +168,9 @@ class _Requires(msgspec.Struct, frozen=True):
     requires: Annotated[list[Annotated[str, msgspec.Meta(max_length=64)]], msgspec.Meta(min_length=1, max_length=64)]
 
 
-FEATURES: dict[str, Callable[[ManifestFields], bool]] = {}
+FEATURES: dict[str, Callable[[ManifestFields], bool]] = {
+    "column-sets": lambda fields: bool(fields.places or fields.column_sets),
+}
 """Features by name: whether a manifest needs it. A reader that does not know a feature must refuse the manifest."""
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -175,6 +199,14 @@ def encode_unchecked(fields: ManifestFields) -> bytes:
             statistics=fields.statistics,
             metadata=fields.metadata,
             sources=None if fields.table.ranges is None else _sources_body(fields.table.ranges),
+            column_sets=[
+                ColumnSetBody(
+                    shards=msgspec.Raw(_ENCODER.encode(_shard_bodies(each.table))),
+                    bundles=[_bundle_body(entry) for entry in each.bundles],
+                )
+                for each in fields.column_sets
+            ],
+            places=[PlaceBody(place.part, place.name) for place in fields.places.values()],
             requires=requires,
         )
     )
@@ -289,6 +321,14 @@ def parse_shards(text: memoryview, ranges: SourceRanges | None = None) -> ShardT
         return ShardTable.joined([_parse_piece(piece) for piece in _pieces(text)], ranges)
     except msgspec.MsgspecError:
         return ShardTable.joined([_parse_piece(text)], ranges)
+
+
+def parse_column_sets(bodies: list[ColumnSetBody]) -> tuple[ColumnSet, ...]:
+    """Returns the column sets as they were parsed; raises like `parse_shards`."""
+    return tuple(
+        ColumnSet(shards=parse_shards(memoryview(body.shards)), bundles=tuple(map(bundle_entry, body.bundles)))
+        for body in bodies
+    )
 
 
 def _pieces(text: memoryview) -> Iterator[Buffer]:

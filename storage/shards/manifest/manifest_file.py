@@ -7,12 +7,13 @@ import xxhash
 
 from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.shards.manifest.checks import check_manifest
-from concurrent_loader.storage.shards.manifest.manifest import Manifest
+from concurrent_loader.storage.shards.manifest.manifest import ColumnPlace, Manifest
 from concurrent_loader.storage.shards.manifest.manifest_body import (
     MAX_MANIFEST_BYTES,
     bundle_entry,
     decode_body,
     encode_unchecked,
+    parse_column_sets,
     parse_shards,
     parse_sources,
     required_features,
@@ -45,6 +46,7 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
     try:
         parsed = decode_body(data, url=url)
         shards = parse_shards(memoryview(parsed.shards), parse_sources(parsed.sources))
+        column_sets = parse_column_sets(parsed.column_sets)
     except FormatError as error:
         error.locate(url=url)
         raise
@@ -53,6 +55,9 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
     schema = {column.name: column.type for column in parsed.columns}
     if len(schema) != len(parsed.columns):
         raise FormatError("the manifest names a column twice", url=url)
+    if parsed.places and len(parsed.places) != len(schema):
+        raise FormatError("each column needs one place", url=url, expected=len(schema), got=len(parsed.places))
+    places = [ColumnPlace(each.part, each.name) for each in parsed.places]
     manifest = Manifest(
         snapshot=parsed.snapshot,
         schema=schema,
@@ -61,6 +66,8 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
         statistics=parsed.statistics,
         metadata=parsed.metadata,
         parent=parsed.parent,
+        column_sets=column_sets,
+        places=dict(zip(schema, places, strict=False)),
     )
     check_manifest(manifest, url=url)
     needed = required_features(manifest)
