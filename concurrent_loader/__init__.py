@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         verify_dataset,
     )
     from concurrent_loader.storage.adopt import adopt, convert
+    from concurrent_loader.storage.columns import add_column, add_columns, drop_column, rename_column
     from concurrent_loader.storage.exporters.export import export
     from concurrent_loader.storage.importers.ingest import ingest
 
@@ -150,13 +151,17 @@ __all__ = [
     "TruncatedBody",
     "WorkerCountError",
     "WorkerDied",
+    "add_column",
+    "add_columns",
     "adopt",
     "collate",
     "convert",
+    "drop_column",
     "export",
     "ingest",
     "load_manifest",
     "open_store",
+    "rename_column",
     "skip_first_batches",
     "take_over",
     "verify_dataset",
@@ -237,6 +242,7 @@ _EXPORTS = {
         "verify_dataset",
     ),
     "concurrent_loader.storage.adopt": ("adopt", "convert"),
+    "concurrent_loader.storage.columns": ("add_column", "add_columns", "drop_column", "rename_column"),
     "concurrent_loader.storage.exporters.export": ("export",),
     "concurrent_loader.storage.importers.ingest": ("ingest",),
 }

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from concurrent_loader.datasets.base import BucketDataset
+from concurrent_loader.datasets.joined_source import JoinedSource
 from concurrent_loader.datasets.selection import Selection
 from concurrent_loader.datasets.shard_source import ShardSource
 from concurrent_loader.datasets.store_options import StoreArguments, takes_store_options
@@ -17,6 +18,7 @@ from concurrent_loader.storage.cache import ShardCache
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.hidden_arguments import hides_secrets
 from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.shards.joined_reader import JoinedReader, open_reader
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import SnapshotName, load_manifest
 from concurrent_loader.storage.shards.reader import DatasetReader
@@ -132,7 +134,7 @@ class ShardDataset(BucketDataset):
     async def _read_contents(self, engine: FetchEngine, cache: ShardCache) -> None:
         # A forked child reuses the manifest of its parent.
         manifest = self._manifest or await load_manifest(engine, self._snapshot)
-        self._reader = DatasetReader(manifest, engine, cache)
+        self._reader = open_reader(manifest, engine, cache)
         self._columns = self._reader.check_columns(self._wanted_columns)
         self._manifest, self._snapshot = manifest, manifest.snapshot
 
@@ -155,13 +157,17 @@ class ShardDataset(BucketDataset):
 
     @property
     def unit_sizes(self) -> npt.NDArray[np.int64]:
-        """(num_shards,) int64, sizes of the shards in bytes."""
-        return self.manifest.table.sizes
+        """(num_shards,) int64, sizes of the shards in bytes, added columns included."""
+        sizes: npt.NDArray[np.int64] = np.sum([part.table.sizes for part in self.manifest.parts], axis=0)
+        return sizes
 
     async def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Reads several samples concurrently. Must be called on `loop`."""
         return await self.reader.read_many(samples, columns)
 
-    def make_source(self, selection: Selection | None, columns: Sequence[str]) -> ShardSource:
+    def make_source(self, selection: Selection | None, columns: Sequence[str]) -> ShardSource | JoinedSource:
         """Makes a source of shards for one iteration, with all samples or the selected ones."""
-        return ShardSource(self.reader, selection, columns)
+        reader = self.reader
+        if isinstance(reader, JoinedReader):
+            return JoinedSource(reader, selection, columns)
+        return ShardSource(reader, selection, columns)

@@ -69,7 +69,7 @@ class ShardSource:
         return self._fetch_times.get(unit) or self._cache.fetched(self._reader.entry(unit))
 
     async def set_schedule(self, plan: EpochPlan, world_size: int, *, shared: bool = False) -> None:
-        await self._cache.set_schedule(lambda: self._schedule(plan, world_size, shared=shared))
+        await self._cache.set_schedule(lambda: self.schedule(plan, world_size, shared=shared))
 
     def set_step(self, step: int) -> None:
         self._cache.set_step(step)
@@ -110,7 +110,7 @@ class ShardSource:
             return 2 * (entry.size - entry.tail_start) <= entry.size
         return is_sparse(entry, self.num_samples(unit))
 
-    def _schedule(self, plan: EpochPlan, world_size: int, *, shared: bool) -> UseSchedule:
+    def schedule(self, plan: EpochPlan, world_size: int, *, shared: bool) -> UseSchedule:
         """Returns when shards are used, in this epoch and in the next one with the same settings."""
         now, then = (each.shard_usage(world_size) for each in (plan, replace(plan, epoch=(plan.epoch + 1) % 2**64)))
         # Shards without selected samples are left out of the schedule, because another view may be reading them.

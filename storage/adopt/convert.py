@@ -133,7 +133,7 @@ class _Conversion:
                 await self._convert(manifest, records, written)
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from errors.exceptions[0].__cause__
-            same = {"digest": manifest.digest, "snapshot": 1}
+            same = {"digest": manifest.samples_digest, "snapshot": 1}
             made = written.manifest(
                 None, append=False, metadata={**manifest.metadata, SAME_SAMPLES_AS: same}, token=None
             )
@@ -146,38 +146,44 @@ class _Conversion:
             await self._fetcher.close()
 
     async def _convert(self, manifest: Manifest, records: Records, written: WrittenShards) -> None:
-        ahead: deque[tuple[ShardEntry, asyncio.Task[DoneShard]]] = deque()
+        ahead: deque[tuple[list[ShardEntry], asyncio.Task[DoneShard]]] = deque()
         live = LiveRows(manifest)  # deleted rows are not copied; a shard without any other becomes an empty one
-        num_bytes = 0
+        num_bytes, total = 0, sum(part.num_bytes for part in manifest.parts)
 
         async def take() -> None:
             nonlocal num_bytes
-            entry, task = ahead.popleft()
+            entries, task = ahead.popleft()
             done = await task
             written.add_entry(done.entry, done.fixed, done.statistics, self._keep_bundle)
             await self._put_bundles()
-            num_bytes += entry.size
+            num_bytes += sum(entry.size for entry in entries)
             if self._on_progress is not None:
-                self._on_progress(ConvertProgress(num_bytes=num_bytes, num_bytes_total=manifest.num_bytes))
+                self._on_progress(ConvertProgress(num_bytes=num_bytes, num_bytes_total=total))
 
         async with asyncio.TaskGroup() as group:
-            for number, entry in enumerate(manifest.shards):
+            for number, parts in enumerate(zip(*(part.shards for part in manifest.parts), strict=True)):
                 if len(ahead) >= _SHARDS_IN_FLIGHT:
                     await take()
-                ahead.append((entry, group.create_task(self._one(entry, records, live.rows_of_shard(number)))))
+                entries, rows = list(parts), live.rows_of_shard(number)
+                ahead.append((entries, group.create_task(self._one(manifest, entries, records, rows))))
             while ahead:
                 await take()
         written.flush(self._keep_bundle)
         await self._put_bundles()
 
-    async def _one(self, entry: ShardEntry, records: Records, rows: npt.NDArray[np.int64]) -> DoneShard:
-        # One shard may be in the snapshot twice, with other deleted rows.
-        name = f"{entry.digest}-{xxhash.xxh3_64_hexdigest(rows.astype('<i8').tobytes())}"
+    async def _one(
+        self, manifest: Manifest, entries: list[ShardEntry], records: Records, rows: npt.NDArray[np.int64]
+    ) -> DoneShard:
+        """Converts some rows of one shard, given its entry in each part of the snapshot."""
+        # One shard may be in the snapshot twice, with other deleted rows or other added columns.
+        hashed = xxhash.xxh3_128("".join(entry.digest for entry in entries).encode())
+        hashed.update(rows.astype("<i8").tobytes())
+        name = hashed.hexdigest()
         known = await records.load(name)
         if known is not None:
             return known[0]
-        data = await fetch_file(self._fetcher, entry)
-        done, file = await asyncio.to_thread(_rebuild, entry, data, rows)
+        files = [await fetch_file(self._fetcher, entry) for entry in entries]
+        done, file = await asyncio.to_thread(_rebuild, manifest, entries, files, rows)
         await self._uploader.put_content_addressed(done.entry.key, file)
         await records.save(name, [done.entry])
         return done
@@ -191,11 +197,12 @@ class _Conversion:
             await self._uploader.put_content_addressed(key, data)
 
 
-def _rebuild(entry: ShardEntry, data: memoryview, rows: npt.NDArray[np.int64]) -> tuple[DoneShard, memoryview]:
+def _rebuild(
+    manifest: Manifest, entries: list[ShardEntry], files: list[memoryview], rows: npt.NDArray[np.int64]
+) -> tuple[DoneShard, memoryview]:
     """Returns a shard of the project's own format with some rows of any shard, and its bytes."""
-    schema = ShardIndex.parse(data[entry.tail_start :], tail_start=entry.tail_start, size=entry.size).schema
-    builder = ShardBuilder(Schema.parse(schema.to_dict()))
-    for sample in shard_samples(entry, data, rows):
+    builder = ShardBuilder(Schema.parse(manifest.schema))
+    for sample in shard_samples(manifest, entries, files, rows):
         builder.add(sample)
     shard: FinishedShard = builder.finish()
     made = ShardIndex.parse(shard.data[shard.tail_start :], tail_start=shard.tail_start, size=shard.size)

@@ -2,6 +2,7 @@
 
 from concurrent_loader.storage.cache.disk_cache import DiskShardCache
 from concurrent_loader.storage.cache.eviction import UseSchedule
+from concurrent_loader.storage.cache.joined_shard import JoinedShard, JoinedShards, needed_parts, whole_shards
 from concurrent_loader.storage.cache.local_files import InPlaceShards
 from concurrent_loader.storage.cache.memory_cache import MemoryShardCache
 from concurrent_loader.storage.cache.open_cache import open_shard_cache
@@ -15,11 +16,15 @@ __all__ = [
     "DiskShardCache",
     "FileShard",
     "InPlaceShards",
+    "JoinedShard",
+    "JoinedShards",
     "MemoryShard",
     "MemoryShardCache",
     "ObjectEntry",
     "OpenShard",
     "ShardCache",
     "UseSchedule",
+    "needed_parts",
     "open_shard_cache",
+    "whole_shards",
 ]

@@ -29,6 +29,7 @@ class ExportColumn:
         dtype: Dtype of numbers and arrays; None for other types.
         shape: Shape of one value: ``()`` for numbers; None for ragged arrays and for other types.
         classes: Class names by label; None for a column without class names.
+        is_lossless: Whether the stored values are lossless images, which arrive as PNG.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ExportColumn:
     dtype: np.dtype[Any] | None = None
     shape: tuple[int, ...] | None = None
     classes: tuple[str, ...] | None = None
+    is_lossless: bool = False
 
     @property
     def is_image(self) -> bool:

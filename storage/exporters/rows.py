@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from concurrent_loader.storage.cache.open_shard import OpenShard
+from concurrent_loader.storage.cache.joined_shard import JoinedShard
 from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.exporters.protocol import ExportColumn
 from concurrent_loader.storage.lossless import decode
@@ -63,6 +63,7 @@ def export_columns(manifest: Manifest, columns: Sequence[str] | Mapping[str, str
                 dtype=column.dtype,
                 shape=column.shape,
                 classes=tuple(labels) if is_list and labels else None,
+                is_lossless=column.type == _LOSSLESS,
             )
         )
     return tuple(found)
@@ -79,7 +80,7 @@ def check_key_column(manifest: Manifest, name: str | None) -> None:
 
 
 def read_rows(
-    shard: OpenShard, columns: Sequence[ExportColumn], key_column: str | None, rows: npt.NDArray[np.int64]
+    shard: JoinedShard, columns: Sequence[ExportColumn], key_column: str | None, rows: npt.NDArray[np.int64]
 ) -> list[SampleRow]:
     """Returns the values and the key of some rows (n,); every value is compared with its digest.
 
@@ -89,7 +90,7 @@ def read_rows(
     """
     stored = {column.source for column in columns} | ({key_column} if key_column is not None else set())
     values = {name: _plain(shard.values(name, rows)) for name in sorted(stored)}
-    is_lossless = {column.source for column in columns if shard.index.schema[column.source].type == _LOSSLESS}
+    is_lossless = {column.source for column in columns if column.is_lossless}
     for name in is_lossless:
         values[name] = [_png(data) for data in values[name]]
     keys = [None] * len(rows) if key_column is None else values[key_column]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from concurrent_loader.storage.cache.open_shard import OpenShard
-from concurrent_loader.storage.cache.shard_cache import ShardCache
+from concurrent_loader.storage.cache.joined_shard import JoinedShard, JoinedShards
 from concurrent_loader.storage.exporters.plan import ExportJob
 from concurrent_loader.storage.fetch.in_flight_gate import InFlightGate
-from concurrent_loader.storage.shards.manifest.manifest import Manifest
-from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
 
 __all__ = ["ShardsAhead"]
 
@@ -23,8 +21,8 @@ class ShardsAhead:
     """The shards of one job in order: one pinned, and one in flight.
 
     Args:
-        manifest: Snapshot.
-        cache: Cache of the snapshot's shards.
+        shards: Shards of the snapshot.
+        sizes: Size of each shard in bytes, added columns included.
         gate: Gate that limits the bytes of the shards of all jobs. A job asks for its shards in order and releases one
             before it waits for the next, so jobs cannot block each other.
         first_samples: (num_shards + 1,) int64: number of each shard's first sample, then the number of samples. A shard
@@ -38,24 +36,24 @@ class ShardsAhead:
         end_sample: One past the number of its last sample.
     """
 
-    shard: OpenShard
+    shard: JoinedShard
 
     def __init__(
         self,
-        manifest: Manifest,
-        cache: ShardCache,
+        shards: JoinedShards,
+        sizes: Sequence[int],
         gate: InFlightGate,
         first_samples: npt.NDArray[np.int64],
         job: ExportJob,
     ) -> None:
-        self._manifest = manifest
-        self._cache = cache
+        self._shards = shards
+        self._sizes = sizes
         self._gate = gate
         self._first_samples = first_samples
         self._end = job.first_shard + job.num_shards
         self._next = self._with_samples(job.first_shard)
-        self._entry: ShardEntry | None = None
-        self._fetching: asyncio.Task[tuple[ShardEntry, OpenShard]] | None = None
+        self._number: int | None = None  # of the pinned shard
+        self._fetching: asyncio.Task[tuple[int, JoinedShard]] | None = None
         self.number = self.first_sample = self.end_sample = 0
 
     async def __aenter__(self) -> Self:
@@ -70,18 +68,23 @@ class ShardsAhead:
             fetching.cancel()
             (outcome,) = await asyncio.gather(fetching, return_exceptions=True)
             if not isinstance(outcome, BaseException):
-                self._entry = outcome[0]
+                self._number = outcome[0]
                 self._release()
 
-    async def containing(self, sample: int) -> OpenShard:
+    async def containing(self, sample: int) -> JoinedShard:
         """Returns the shard that contains a sample, not before that of the previous call.
 
         Raises:
             StorageError: The shard could not be fetched.
         """
-        while self._entry is None or sample >= self.end_sample:
+        while self._number is None or sample >= self.end_sample:
             await self._advance()
         return self.shard
+
+    def rows_per(self, num_bytes: int) -> int:
+        """Returns the number of samples, at least 1, of the pinned shard that have about ``num_bytes`` bytes."""
+        assert self._number is not None
+        return max(1, (self.end_sample - self.first_sample) * num_bytes // self._sizes[self._number])
 
     async def replace(self) -> None:
         """Fetches the shard again, because its local file is corrupt.
@@ -89,8 +92,8 @@ class ShardsAhead:
         Raises:
             StorageError: The shard is corrupt in the store, too, or could not be fetched.
         """
-        assert self._entry is not None
-        self.shard = await self._cache.replace(self._entry, self.shard)
+        assert self._number is not None
+        self.shard = await self._shards.replace(self._number, self.shard)
 
     def _with_samples(self, number: int) -> int:
         """Returns the first shard from ``number`` on that has samples, or the end."""
@@ -103,7 +106,7 @@ class ShardsAhead:
         fetching = self._fetching or asyncio.create_task(self._fetch(number))
         self._fetching = fetching
         self._release()
-        self._entry, self.shard = await fetching
+        self._number, self.shard = await fetching
         self._fetching = None
         self._next = self._with_samples(number + 1)
         self.number = number
@@ -111,17 +114,16 @@ class ShardsAhead:
         if self._next < self._end:
             self._fetching = asyncio.create_task(self._fetch(self._next))
 
-    async def _fetch(self, number: int) -> tuple[ShardEntry, OpenShard]:
-        entry = self._manifest.shards[number]
-        await self._gate.enter(entry.size)
+    async def _fetch(self, number: int) -> tuple[int, JoinedShard]:
+        await self._gate.enter(self._sizes[number])
         try:
-            return entry, await self._cache.acquire(entry)
+            return number, await self._shards.acquire(number)
         except BaseException:
-            self._gate.leave(entry.size)
+            self._gate.leave(self._sizes[number])
             raise
 
     def _release(self) -> None:
-        entry, self._entry = self._entry, None
-        if entry is not None:
-            self._cache.release(entry)
-            self._gate.leave(entry.size)
+        number, self._number = self._number, None
+        if number is not None:
+            self._shards.release(number)
+            self._gate.leave(self._sizes[number])

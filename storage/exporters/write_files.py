@@ -10,7 +10,7 @@ from typing import BinaryIO
 import numpy as np
 
 from concurrent_loader.storage.cache.blocking_io import in_thread
-from concurrent_loader.storage.cache.open_shard import OpenShard
+from concurrent_loader.storage.cache.joined_shard import needed_parts, whole_shards
 from concurrent_loader.storage.cache.shard_cache import ShardCache
 from concurrent_loader.storage.errors import CorruptData, SchemaError
 from concurrent_loader.storage.exporters.destination import STATE_PREFIX, Destination
@@ -63,13 +63,17 @@ class FilesWriter:
         on_progress: Callable[[ExportProgress], None] | None,
     ) -> None:
         self._manifest = manifest
-        self._cache = cache
         self._destination = destination
         self._output = output
         self._columns = columns
         self._key_column = key_column
         self._on_progress = on_progress
         self._rows = LiveRows(manifest)
+        stored = list(dict.fromkeys([*(each.source for each in columns), *([key_column] if key_column else [])]))
+        self._shards = whole_shards(manifest, cache, stored)
+        self._shard_bytes: list[int] = np.sum(
+            [manifest.parts[number].table.sizes for number in needed_parts(manifest, stored)], axis=0
+        ).tolist()
         self._gate = InFlightGate(max_requests=1 << 16, max_bytes=_MAX_SHARD_BYTES)
         self._puts = asyncio.Semaphore(_PUTS_IN_FLIGHT)
         self._sizes: dict[str, int] = {}
@@ -128,7 +132,7 @@ class FilesWriter:
     # -- one job -------------------------------------------------------------------------------------------------------
 
     async def _write_job(self, job: ExportJob) -> None:
-        async with ShardsAhead(self._manifest, self._cache, self._gate, self._rows.first_samples, job) as shards:
+        async with ShardsAhead(self._shards, self._shard_bytes, self._gate, self._rows.first_samples, job) as shards:
             for file in job.files:
                 await self._write_file(file, shards)
 
@@ -157,8 +161,8 @@ class FilesWriter:
         try:
             at = file.first_sample
             while at < file.end_sample:
-                shard = await shards.containing(at)
-                end = min(shards.end_sample, file.end_sample, at + _rows_per_slice(shard))
+                await shards.containing(at)
+                end = min(shards.end_sample, file.end_sample, at + shards.rows_per(_SLICE_BYTES))
                 await self._write_slice(name, writer, shards, range(at, end))
                 self._num_bytes += file.num_bytes * (end - at) / file.num_samples
                 self._num_samples += end - at
@@ -210,7 +214,3 @@ class FilesWriter:
                     num_samples=self._num_samples,
                 )
             )  # fmt: skip
-
-
-def _rows_per_slice(shard: OpenShard) -> int:
-    return max(1, shard.entry.num_samples * _SLICE_BYTES // shard.entry.size)

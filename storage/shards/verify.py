@@ -88,8 +88,8 @@ class VerifyReport:
 
     Attributes:
         snapshot: Number of the snapshot.
-        num_shards: Number of shards checked.
-        num_bundles: Number of bundles checked.
+        num_shards: Number of shards checked, those of added columns included.
+        num_bundles: Number of bundles checked, likewise.
         num_samples: Number of samples in readable shards.
         num_bytes: Size of the checked shards and bundles in bytes.
         problems: Problems found, in the order of the shards.
@@ -150,8 +150,8 @@ async def verify_dataset(
         await fetcher.close()
     return VerifyReport(
         snapshot=manifest.snapshot,
-        num_shards=len(manifest.shards),
-        num_bundles=len(manifest.bundles),
+        num_shards=sum(len(part.shards) for part in manifest.parts),
+        num_bundles=sum(len(part.bundles) for part in manifest.parts),
         num_samples=check.num_samples,
         num_bytes=check.num_bytes_total,
         problems=tuple(check.problems),
@@ -180,16 +180,28 @@ class _Check:
         self, fetcher: ShardFetcher, manifest: Manifest, on_progress: Callable[[VerifyProgress], None] | None
     ) -> None:
         self._fetcher = fetcher
-        self._manifest = manifest
+        self._parts = manifest.parts
+        self._manifest = manifest.parts[0]
+        self._may_have_more = bool(manifest.places)  # files keep columns that were dropped
         self._on_progress = on_progress
         self._num_bytes = 0
         self._bundle: tuple[int, _Finding] | None = None
-        self.num_bytes_total = manifest.num_bytes + sum(bundle.size for bundle in manifest.bundles)
+        self.num_bytes_total = sum(
+            part.num_bytes + sum(bundle.size for bundle in part.bundles) for part in manifest.parts
+        )
         self.num_samples = self._num_taken = 0
         self._live = np.diff(LiveRows(manifest).first_samples)  # deleted rows are checked, too, but they are no samples
         self.problems: list[VerifyProblem] = []
 
     async def run(self) -> None:
+        counts = []
+        for part in self._parts:
+            self._manifest, self._bundle, self.num_samples = part, None, 0
+            await self._run()
+            counts.append(self.num_samples)
+        self.num_samples = min(counts)
+
+    async def _run(self) -> None:
         ahead: deque[asyncio.Task[_Finding]] = deque()
         ahead_bytes = 0
         overlaps = _overlaps(self._manifest)
@@ -243,7 +255,9 @@ class _Check:
         parts = [part for task in tasks if (part := task.result()) is not None]
         if len(parts) < len(tasks):
             return _Finding(entry, problems[:1], None)
-        return await asyncio.to_thread(_examine_bytes, b"".join(parts), entry, self._manifest, problems)
+        return await asyncio.to_thread(
+            _examine_bytes, b"".join(parts), entry, self._manifest, problems, may_have_more=self._may_have_more
+        )
 
     async def _chunk(
         self, entry: ShardEntry | BundleEntry, chunk: ByteRange, digest: int, problems: list[VerifyProblem]
@@ -282,7 +296,12 @@ def _overlaps(manifest: Manifest) -> Iterator[list[_Overlap]]:
 
 
 def _examine_bytes(
-    data: bytes, entry: ShardEntry | BundleEntry, manifest: Manifest, problems: list[VerifyProblem]
+    data: bytes,
+    entry: ShardEntry | BundleEntry,
+    manifest: Manifest,
+    problems: list[VerifyProblem],
+    *,
+    may_have_more: bool,
 ) -> _Finding:
     if not problems and xxhash.xxh3_128_hexdigest(data) != entry.digest:
         problems.append(VerifyProblem(what="the file's digest differs from the manifest", shard=entry.key))
@@ -292,8 +311,8 @@ def _examine_bytes(
         # `verify_shard` stops at the first fault, but a repair needs all of them.
         faults = list(_faults(data, entry, error))
         return _Finding(entry, problems + faults[:_MAX_LISTED], None)
-    problems += _contradictions(index, entry, manifest)
-    return _Finding(entry, problems, None if problems else _fixed_columns(index))
+    problems += _contradictions(index, entry, manifest, may_have_more=may_have_more)
+    return _Finding(entry, problems, None if problems else _fixed_columns(index, manifest))
 
 
 def _faults(data: bytes, entry: ShardEntry | BundleEntry, first: CorruptData) -> Iterator[VerifyProblem]:
@@ -316,7 +335,9 @@ def _faults(data: bytes, entry: ShardEntry | BundleEntry, first: CorruptData) ->
         yield _problem(first, entry)
 
 
-def _contradictions(index: ShardIndex, entry: ShardEntry | BundleEntry, manifest: Manifest) -> Iterator[VerifyProblem]:
+def _contradictions(
+    index: ShardIndex, entry: ShardEntry | BundleEntry, manifest: Manifest, *, may_have_more: bool
+) -> Iterator[VerifyProblem]:
     schema = index.schema.to_dict()
     if isinstance(entry, ShardEntry):
         expected = manifest.schema
@@ -330,6 +351,8 @@ def _contradictions(index: ShardIndex, entry: ShardEntry | BundleEntry, manifest
             )
     else:
         expected = {column.name: column.type for column in Schema.parse(manifest.schema).fixed}
+    if may_have_more:  # in any order
+        schema = {name: schema[name] for name in expected if name in schema}
     if list(schema.items()) != list(expected.items()):
         yield VerifyProblem(what="the columns differ from the manifest", shard=entry.key)
     if index.num_samples != entry.num_samples:
@@ -338,8 +361,12 @@ def _contradictions(index: ShardIndex, entry: ShardEntry | BundleEntry, manifest
         yield VerifyProblem(what="tail_start differs from the manifest", shard=entry.key)
 
 
-def _fixed_columns(index: ShardIndex) -> Columns:
-    return {column.name: np.asarray(index.column(column.name)) for column in index.schema.fixed}
+def _fixed_columns(index: ShardIndex, manifest: Manifest) -> Columns:
+    return {
+        column.name: np.asarray(index.column(column.name))
+        for column in index.schema.fixed
+        if column.name in manifest.schema
+    }
 
 
 def _disagreements(shard: _Finding, bundle: _Finding, overlap: _Overlap) -> Iterator[VerifyProblem]:

@@ -1,7 +1,8 @@
 """Writes chosen shards again without their deleted rows, and makes a snapshot with the result.
 
 Live rows keep their order, so sample numbers stay. Runs of chosen shards are joined and cut anew. Bundles without
-removed rows are kept, at another place; the others are written again.
+removed rows are kept, at another place; the others are written again. If columns were added, all shards are written
+again, with the added columns in them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -99,7 +101,9 @@ class Rewriter:
             StorageError: A shard could not be read, is damaged, or could not be written.
         """
         self._num_bytes = 0
-        total = int(manifest.table.sizes[chosen].sum())
+        if manifest.places:
+            chosen = np.ones_like(chosen)
+        total = int(sum(part.table.sizes[chosen].sum() for part in manifest.parts))
         live = LiveRows(manifest)
         shards: list[ShardEntry] = []
         for start, end in _runs(chosen):
@@ -107,6 +111,9 @@ class Rewriter:
                 shards += await self._run(manifest, live, range(start, end), total)
             else:
                 shards += manifest.shards[start:end]
+        if manifest.places:
+            # Without bundles, which hold the columns of one part: a whole column is then read from the shards.
+            return replace(manifest, shards=tuple(shards), bundles=(), deleted=None, column_sets=(), places={})
         removed, kept = _divide(manifest, live, chosen)
         return replace(
             manifest,
@@ -121,31 +128,34 @@ class Rewriter:
         """Writes the live rows of consecutive shards as new shards."""
         hashed = xxhash.xxh3_128()
         for number in run:
-            hashed.update(manifest.table.digest(number).encode())
+            for part in manifest.parts:
+                hashed.update(part.table.digest(number).encode())
             hashed.update(live.rows_of_shard(number).astype("<i8").tobytes())
         name = hashed.hexdigest()
         if name in self._done:
             return self._done[name]
         splitter = ShardSplitter(Schema.parse(manifest.schema), shard_bytes=self._shard_bytes)
         entries: list[ShardEntry] = []
-        ahead: deque[tuple[ShardEntry, Indices, asyncio.Task[memoryview] | None]] = deque()
+        ahead: deque[tuple[list[ShardEntry], Indices, asyncio.Task[list[memoryview]] | None]] = deque()
 
         async def take() -> None:
-            entry, chosen, task = ahead.popleft()
+            files, chosen, task = ahead.popleft()
             if task is not None:
-                full = await asyncio.to_thread(_add, splitter, entry, await task, chosen)
+                samples = shard_samples(manifest, files, await task, chosen)
+                full = await asyncio.to_thread(_add, splitter, samples)
                 entries.extend([await self._put(finished) for finished in full])
-            self._report(entry.size, total)
+            self._report(sum(entry.size for entry in files), total)
 
         try:
             async with asyncio.TaskGroup() as group:
                 for number in run:
                     if len(ahead) >= _SHARDS_AHEAD:
                         await take()
-                    entry, rows = manifest.shards[number], live.rows_of_shard(number)
+                    files = [part.shards[number] for part in manifest.parts]
+                    rows = live.rows_of_shard(number)
                     # A shard without live rows is not even fetched.
-                    task = group.create_task(fetch_file(self._fetcher, entry)) if len(rows) else None
-                    ahead.append((entry, rows, task))
+                    task = group.create_task(self._fetch(files)) if len(rows) else None
+                    ahead.append((files, rows, task))
                 while ahead:
                     await take()
         except BaseExceptionGroup as errors:
@@ -155,6 +165,9 @@ class Rewriter:
             entries.append(await self._put(await asyncio.to_thread(rest.finish)))
         self._done[name] = entries
         return entries
+
+    async def _fetch(self, entries: list[ShardEntry]) -> list[memoryview]:
+        return [await fetch_file(self._fetcher, entry) for entry in entries]
 
     async def _put(self, shard: FinishedShard) -> ShardEntry:
         entry = shard_entry(shard)
@@ -194,9 +207,9 @@ class Rewriter:
             self._on_progress(RewriteProgress(num_bytes=self._num_bytes, num_bytes_total=total))
 
 
-def _add(splitter: ShardSplitter, entry: ShardEntry, file: memoryview, rows: Indices) -> list[FinishedShard]:
-    """Adds rows of a shard to the splitter; returns the shards that are full."""
-    full = (splitter.add(sample) for sample in shard_samples(entry, file, rows))
+def _add(splitter: ShardSplitter, samples: Iterator[dict[str, Any]]) -> list[FinishedShard]:
+    """Adds samples to the splitter; returns the shards that are full."""
+    full = (splitter.add(sample) for sample in samples)
     return [builder.finish() for builder in full if builder is not None]
 
 

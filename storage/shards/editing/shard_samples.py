@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.ranges import ByteRange, split
 from concurrent_loader.storage.shards.format.index import ShardIndex
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
-from concurrent_loader.storage.shards.format.schema import ColumnKind
+from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
+from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
 from concurrent_loader.storage.shards.shard_fetcher import ShardFetcher
 
@@ -43,16 +44,27 @@ async def fetch_index(fetcher: ShardFetcher, entry: ShardEntry | BundleEntry) ->
     return ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
 
 
-def shard_samples(entry: ShardEntry, file: memoryview, rows: npt.NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-    """Yields the decoded samples at some rows of a shard, given its bytes. Every value is verified.
+def shard_samples(
+    manifest: Manifest, entries: Sequence[ShardEntry], files: Sequence[memoryview], rows: npt.NDArray[np.int64]
+) -> Iterator[dict[str, Any]]:
+    """Yields the decoded samples at some rows of a shard. Every value is verified.
+
+    Args:
+        manifest: Snapshot.
+        entries: Entry of the shard in each part of the snapshot: its own, then those of added columns.
+        files: Bytes of each of them.
+        rows: (n,) int64: rows of the shard.
 
     Raises:
         CorruptData: The shard is damaged.
     """
-    tail = file[entry.tail_start :]
-    index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
+    indexes = [
+        ShardIndex.parse(file[entry.tail_start :], tail_start=entry.tail_start, size=entry.size, shard=entry.key)
+        for entry, file in zip(entries, files, strict=True)
+    ]
+    places = [(column.name, column.kind, manifest.place_of(column.name)) for column in Schema.parse(manifest.schema)]
     for row in rows.tolist():
-        yield {column.name: _value(index, column.name, column.kind, row, file) for column in index.schema}
+        yield {name: _value(indexes[at.part], at.name, kind, row, files[at.part]) for name, kind, at in places}
 
 
 def _value(index: ShardIndex, name: str, kind: ColumnKind, row: int, file: memoryview) -> object:

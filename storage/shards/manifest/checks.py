@@ -42,10 +42,40 @@ def check_manifest(manifest: Manifest, *, url: str | None = None) -> None:
     unknown = manifest.statistics.keys() - manifest.schema.keys()
     if unknown:
         raise FormatError("there are statistics of an unknown column", url=url, column=min(unknown))
-    _check_shards(manifest.table, schema, url)
-    _check_bundles(manifest.bundles, manifest.num_stored_samples, schema, url)
+    _check_places(manifest, url)
+    for part in manifest.parts:
+        try:
+            stored = Schema.parse(part.schema)
+        except SchemaError as error:
+            raise FormatError(f"the place of a column is invalid: {error}", url=url) from error
+        _check_shards(part.table, stored, url)
+        _check_bundles(part.bundles, manifest.num_stored_samples, stored, url)
     if manifest.deleted is not None and (last := int(manifest.deleted.ends[-1])) > manifest.num_stored_samples:
         raise FormatError("a deleted row does not exist", url=url, expected=manifest.num_stored_samples, got=last)
+
+
+def _check_places(manifest: Manifest, url: str | None) -> None:
+    places, sets = manifest.places, manifest.column_sets
+    if not places:
+        if sets:
+            raise FormatError("column sets need places of the columns", url=url, got=len(sets))
+        return
+    if list(places) != list(manifest.schema):
+        raise FormatError("each column needs one place", url=url, expected=list(manifest.schema), got=list(places))
+    if len(set(places.values())) < len(places):
+        raise FormatError("two columns have the same place", url=url)
+    used = {place.part for place in places.values()}
+    if used != set(range(1 + len(sets))):
+        odd = min(used ^ set(range(1 + len(sets))))
+        raise FormatError("a column is in a set that does not exist, or a set has no column", url=url, got=odd)
+    for number, each in enumerate(sets, 1):
+        if each.table.ranges is not None:
+            raise FormatError("a column set cannot have virtual shards", url=url, got=number)
+        if not np.array_equal(each.table.num_samples, manifest.table.num_samples):
+            raise FormatError(
+                "the shards of a column set are not aligned with those of the dataset: each must have as many samples",
+                url=url, expected=len(manifest.table), got=f"set {number} of {len(each.table)} shards",
+            )  # fmt: skip
 
 
 def _check_shards(table: ShardTable, schema: Schema, url: str | None) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ import msgspec
 import xxhash
 
 from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.shards.manifest.column_sets import ColumnPlace, ColumnSet
 from concurrent_loader.storage.shards.manifest.deleted_rows import DeletedRows
 from concurrent_loader.storage.shards.manifest.manifest_body import FORMAT_VERSION, MAX_SNAPSHOT, encode_unchecked
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry, ShardTable, shard_key
@@ -24,6 +25,8 @@ from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, S
 __all__ = [
     "SAME_SAMPLES_AS",
     "BundleEntry",
+    "ColumnPlace",
+    "ColumnSet",
     "Manifest",
     "ShardEntry",
     "bundle_key",
@@ -33,7 +36,10 @@ __all__ = [
 ]
 
 SAME_SAMPLES_AS = "same_samples_as"
-"""Metadata key of a converted dataset: the digest of the manifest that it was converted from, and its own snapshot."""
+"""Metadata key of a snapshot with the samples of another one: the digest of that one's manifest, and its own number.
+
+Converted datasets have it, and snapshots in which only columns have changed.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,8 @@ class Manifest:
         parent: Digest of the previous snapshot's manifest; None for snapshot 1.
         deleted: Rows of the shards that are not in the snapshot; None if there are none.
         format_version: Version of the file format.
+        column_sets: Shards of columns that were added later.
+        places: Where each column is stored, by its name; empty if all are in the shards, under their own names.
 
     Example:
         >>> from concurrent_loader import ShardDataset
@@ -67,6 +75,8 @@ class Manifest:
     parent: str | None = None
     deleted: DeletedRows | None = None
     format_version: int = FORMAT_VERSION
+    column_sets: tuple[ColumnSet, ...] = ()
+    places: dict[str, ColumnPlace] = field(default_factory=dict)
 
     @cached_property
     def table(self) -> ShardTable:
@@ -89,8 +99,45 @@ class Manifest:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Size of all shards in bytes, without bundles, which repeat values of the shards."""
+        """Size of all shards in bytes, without column sets, and without bundles, which repeat values of the shards."""
         return int(self.table.sizes.sum())
+
+    @cached_property
+    def parts(self) -> tuple[Manifest, ...]:
+        """The shards, then each column set, as snapshots of the columns in them, under the names in the files.
+
+        A snapshot whose columns are all in its shards is its own and only part.
+        """
+        if not self.places:
+            return (self,)
+        stored = [(self.shards, self.bundles), *((each.shards, each.bundles) for each in self.column_sets)]
+        return tuple(
+            replace(
+                self,
+                schema={place.name: self.schema[name] for name, place in self.places.items() if place.part == number},
+                shards=shards, bundles=bundles, statistics={}, column_sets=(), places={},
+            )
+            for number, (shards, bundles) in enumerate(stored)
+        )  # fmt: skip
+
+    def place_of(self, column: str) -> ColumnPlace:
+        """Returns where a column is stored."""
+        return self.places.get(column) or ColumnPlace(0, column)
+
+    def referenced_keys(self) -> Iterator[str]:
+        """Yields the key of every object in the dataset's folder that this snapshot needs, but its own manifest.
+
+        A key may occur more than once. Objects of adopted data are not in the folder.
+        """
+        for table in (self.table, *(each.table for each in self.column_sets)):
+            ranges = table.ranges
+            if ranges is None:
+                yield from table.keys
+            else:
+                yield from (key for key, virtual in zip(table.keys, ranges.is_virtual, strict=True) if not virtual)
+                yield from ranges.tail_keys
+        for bundles in (self.bundles, *(each.bundles for each in self.column_sets)):
+            yield from (bundle.key for bundle in bundles)
 
     @cached_property
     def digest(self) -> str:
@@ -98,17 +145,23 @@ class Manifest:
         return xxhash.xxh3_128_hexdigest(encode_unchecked(self))
 
     @property
+    def samples_digest(self) -> str:
+        """Digest of the first snapshot that has the same samples in the same order: this one's, or an earlier one's."""
+        same = self.metadata.get(SAME_SAMPLES_AS)
+        # Metadata is inherited by later snapshots, which have other samples.
+        if isinstance(same, dict) and same.get("snapshot") == self.snapshot and _is_digest(same.get("digest")):
+            digest: str = same["digest"]
+            return digest
+        return self.digest
+
+    @property
     def fingerprint(self) -> int:
         """63 bits that identify the samples and their order in loader states.
 
-        They are those of the digest. A snapshot that was converted from another one has the other one's.
+        They are those of the digest. A snapshot that was converted from another one, or that has other columns of the
+        same samples, has the other one's.
         """
-        same = self.metadata.get(SAME_SAMPLES_AS)
-        digest = self.digest
-        # Metadata is inherited by later snapshots, which have other samples.
-        if isinstance(same, dict) and same.get("snapshot") == self.snapshot and _is_digest(same.get("digest")):
-            digest = same["digest"]
-        return int(digest[:16], 16) >> 1
+        return int(self.samples_digest[:16], 16) >> 1
 
 
 def _is_digest(value: object) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.shards.manifest.column_sets import ColumnPlace, ColumnSet
 from concurrent_loader.storage.shards.manifest.deleted_rows import DeletedRows
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardTable
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRanges
@@ -33,6 +34,7 @@ __all__ = [
     "bundle_entry",
     "decode_body",
     "encode_unchecked",
+    "parse_column_sets",
     "parse_shards",
     "parse_sources",
     "required_features",
@@ -73,6 +75,10 @@ class ManifestFields(Protocol):
     def metadata(self) -> dict[str, Any]: ...
     @property
     def deleted(self) -> DeletedRows | None: ...
+    @property
+    def column_sets(self) -> tuple[ColumnSet, ...]: ...
+    @property
+    def places(self) -> dict[str, ColumnPlace]: ...
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]  # the integers that every JSON parser keeps exactly
@@ -127,6 +133,20 @@ class SourcesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: bytes  # base64 of little-endian int64[n, 5]; see `SourceRanges`
 
 
+class ColumnSetBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Shards and bundles of columns that were added."""
+
+    shards: msgspec.Raw  # a list of _ShardBody
+    bundles: list[BundleBody]
+
+
+class PlaceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one column is stored."""
+
+    part: Annotated[int, msgspec.Meta(ge=0, le=256)]
+    name: str
+
+
 class ManifestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The JSON body; see "Manifest" in docs/reference/format.md."""
 
@@ -141,6 +161,8 @@ class ManifestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     metadata: dict[str, Any]
     sources: SourcesBody | None = None
     deleted_rows: bytes | None = None  # base64 of varints; see `DeletedRows.tobytes`
+    column_sets: Annotated[list[ColumnSetBody], msgspec.Meta(max_length=255)] = []
+    places: Annotated[list[PlaceBody], msgspec.Meta(max_length=256)] = []
     requires: list[str] = []
 
 
@@ -152,6 +174,7 @@ class _Requires(msgspec.Struct, frozen=True):
 
 FEATURES: dict[str, Callable[[ManifestFields], bool]] = {
     "deleted-rows": lambda fields: fields.deleted is not None,
+    "column-sets": lambda fields: bool(fields.places or fields.column_sets),
 }
 """Features by name: whether a manifest needs it. A reader that does not know a feature must refuse the manifest."""
 
@@ -182,6 +205,14 @@ def encode_unchecked(fields: ManifestFields) -> bytes:
             metadata=fields.metadata,
             sources=None if fields.table.ranges is None else _sources_body(fields.table.ranges),
             deleted_rows=None if fields.deleted is None else fields.deleted.tobytes(),
+            column_sets=[
+                ColumnSetBody(
+                    shards=msgspec.Raw(_ENCODER.encode(_shard_bodies(each.table))),
+                    bundles=[_bundle_body(entry) for entry in each.bundles],
+                )
+                for each in fields.column_sets
+            ],
+            places=[PlaceBody(place.part, place.name) for place in fields.places.values()],
             requires=requires,
         )
     )
@@ -296,6 +327,14 @@ def parse_shards(text: memoryview, ranges: SourceRanges | None = None) -> ShardT
         return ShardTable.joined([_parse_piece(piece) for piece in _pieces(text)], ranges)
     except msgspec.MsgspecError:
         return ShardTable.joined([_parse_piece(text)], ranges)
+
+
+def parse_column_sets(bodies: list[ColumnSetBody]) -> tuple[ColumnSet, ...]:
+    """Returns the column sets as they were parsed; raises like `parse_shards`."""
+    return tuple(
+        ColumnSet(shards=parse_shards(memoryview(body.shards)), bundles=tuple(map(bundle_entry, body.bundles)))
+        for body in bodies
+    )
 
 
 def _pieces(text: memoryview) -> Iterator[Buffer]:

@@ -8,12 +8,13 @@ import xxhash
 from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.shards.manifest.checks import check_manifest
 from concurrent_loader.storage.shards.manifest.deleted_rows import DeletedRows
-from concurrent_loader.storage.shards.manifest.manifest import Manifest
+from concurrent_loader.storage.shards.manifest.manifest import ColumnPlace, Manifest
 from concurrent_loader.storage.shards.manifest.manifest_body import (
     MAX_MANIFEST_BYTES,
     bundle_entry,
     decode_body,
     encode_unchecked,
+    parse_column_sets,
     parse_shards,
     parse_sources,
     required_features,
@@ -47,6 +48,7 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
         parsed = decode_body(data, url=url)
         shards = parse_shards(memoryview(parsed.shards), parse_sources(parsed.sources))
         deleted = None if parsed.deleted_rows is None else DeletedRows.frombytes(parsed.deleted_rows)
+        column_sets = parse_column_sets(parsed.column_sets)
     except FormatError as error:
         error.locate(url=url)
         raise
@@ -55,6 +57,9 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
     schema = {column.name: column.type for column in parsed.columns}
     if len(schema) != len(parsed.columns):
         raise FormatError("the manifest names a column twice", url=url)
+    if parsed.places and len(parsed.places) != len(schema):
+        raise FormatError("each column needs one place", url=url, expected=len(schema), got=len(parsed.places))
+    places = [ColumnPlace(each.part, each.name) for each in parsed.places]
     manifest = Manifest(
         snapshot=parsed.snapshot,
         schema=schema,
@@ -64,6 +69,8 @@ def decode(data: Buffer, *, url: str | None = None) -> Manifest:
         metadata=parsed.metadata,
         parent=parsed.parent,
         deleted=deleted,
+        column_sets=column_sets,
+        places=dict(zip(schema, places, strict=False)),
     )
     check_manifest(manifest, url=url)
     needed = required_features(manifest)

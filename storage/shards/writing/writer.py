@@ -24,9 +24,8 @@ from concurrent_loader.storage.shards.format.schema import Schema
 from concurrent_loader.storage.shards.manifest.commit_tokens import check_token, snapshot_of, user_metadata
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import commit, latest_snapshot, load_manifest
-from concurrent_loader.storage.shards.writing.shard_sizing import ShardSplitter
+from concurrent_loader.storage.shards.writing.part_shards import PartSplitter, WrittenParts
 from concurrent_loader.storage.shards.writing.upload_queue import UploadQueue
-from concurrent_loader.storage.shards.writing.written_shards import WrittenShards
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.store import Store
@@ -109,8 +108,6 @@ class ShardWriter(PublicNames):
         self._opening = (client, dict(storage_options or {}))
         self._uploads_in_flight = uploads_in_flight
         self._retry = retry
-        self._cutter = ShardSplitter(self.schema, shard_bytes=shard_bytes)
-        self._written = WrittenShards(self.schema)
         self._num_samples = 0
         self._manifest: Manifest | None = None
         self._conflict = False
@@ -122,6 +119,9 @@ class ShardWriter(PublicNames):
         except BaseException:
             self.close()
             raise
+        self._places = self._parent.places if append and self._parent is not None else {}
+        self._cutter = PartSplitter(self.schema, self._places, shard_bytes=shard_bytes)
+        self._written = WrittenParts(self.schema, self._places)
         if self._repeats:
             self.close()
 
@@ -314,6 +314,11 @@ class ShardWriter(PublicNames):
         parent = queue.run(load_manifest(queue.store))
         if not self._overwrite:
             self._check_same_columns(parent, queue.store.url)
+            if parent.places != self._places:
+                raise SchemaError(
+                    "columns of the dataset were added, renamed or dropped since this writer began, so its shards do "
+                    "not fit; write the samples again", url=queue.store.url,
+                )  # fmt: skip
             self._append = True  # a writer of a new dataset now adds to the one that another writer committed first
         self._parent = parent
 

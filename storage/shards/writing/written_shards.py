@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from concurrent_loader.storage.errors import SchemaError
 from concurrent_loader.storage.shards.format.builder import FinishedShard, ShardBuilder
 from concurrent_loader.storage.shards.format.index import ShardIndex
 from concurrent_loader.storage.shards.format.schema import Schema
@@ -22,9 +23,24 @@ from concurrent_loader.storage.shards.manifest.statistics import (
 from concurrent_loader.storage.shards.writing.column_bundles import BundleBuilder
 from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["WrittenShards", "shard_entry", "shard_statistics"]
+__all__ = ["FinishedPart", "WrittenShards", "finish_part", "shard_entry", "shard_statistics"]
 
 Upload = Callable[[str, Buffer], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedPart:
+    """What a manifest and its bundles need of a finished shard.
+
+    Attributes:
+        entry: Entry of the shard.
+        fixed: Values of its FIXED columns, as arrays (n, *shape).
+        statistics: Statistics of its columns.
+    """
+
+    entry: ShardEntry
+    fixed: dict[str, np.ndarray[Any, Any]]
+    statistics: Statistics
 
 
 class WrittenShards:
@@ -43,14 +59,9 @@ class WrittenShards:
 
     def add(self, builder: ShardBuilder, upload: Upload) -> None:
         """Finishes a shard, starts its upload, and starts uploads of the bundles that it completes."""
-        shard = builder.finish()
-        entry = shard_entry(shard)
-        upload(entry.key, shard.data)
-        fixed = {column.name: builder.fixed_values(column.name) for column in self._schema.fixed}
-        # Parsed as a reader would, so that an unreadable shard is never committed.
-        tail = shard.data[entry.tail_start :]
-        index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
-        self.add_entry(entry, fixed, shard_statistics(index), upload)
+        part, data = finish_part(builder)
+        upload(part.entry.key, data)
+        self.add_entry(part.entry, part.fixed, part.statistics, upload)
 
     def add_entry(
         self, entry: ShardEntry, fixed: Mapping[str, np.ndarray[Any, Any]], statistics: Statistics, upload: Upload
@@ -83,8 +94,13 @@ class WrittenShards:
             append: Whether the snapshot keeps the parent's samples.
             metadata: Metadata of the writer, which replaces the parent's keys.
             token: Name of the commit, or None.
+
+        Raises:
+            SchemaError: Columns of the parent to append to are not in its shards.
         """
         base = parent if append else None
+        if base is not None and base.places:
+            raise SchemaError("columns of this dataset were added, renamed or dropped; append with ShardWriter")
         first = base.num_stored_samples if base else 0
         bundles = (replace(entry, first_sample=first + entry.first_sample) for entry in self._bundles)
         snapshot = parent.snapshot + 1 if parent else 1
@@ -112,6 +128,17 @@ class WrittenShards:
         )
         self._bundles.append(entry)
         upload(entry.key, bundle.data)
+
+
+def finish_part(builder: ShardBuilder) -> tuple[FinishedPart, memoryview]:
+    """Finishes a shard; returns the facts about it, and its bytes."""
+    shard = builder.finish()
+    entry = shard_entry(shard)
+    # Parsed as a reader would, so that an unreadable shard is never committed.
+    tail = shard.data[entry.tail_start :]
+    index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
+    fixed = {column.name: builder.fixed_values(column.name) for column in builder.schema.fixed}
+    return FinishedPart(entry, fixed, shard_statistics(index)), shard.data
 
 
 def shard_entry(shard: FinishedShard) -> ShardEntry:

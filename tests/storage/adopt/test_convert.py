@@ -77,11 +77,11 @@ def test_a_run_switches_in_the_middle_of_an_epoch(adopted, tmp_path):
 def test_an_interrupted_conversion_goes_on(adopted, tmp_path, monkeypatch):
     rebuild, done = converting._rebuild, []
 
-    def failing(entry, parts):
+    def failing(manifest, entries, files):
         if len(done) == 5:
             raise StorageError("the machine stops")
-        done.append(entry.digest)
-        return rebuild(entry, parts)
+        done.append(entries[0].digest)
+        return rebuild(manifest, entries, files)
 
     monkeypatch.setattr(converting, "_rebuild", failing)
     with pytest.raises(StorageError, match="the machine stops"):
@@ -91,7 +91,7 @@ def test_an_interrupted_conversion_goes_on(adopted, tmp_path, monkeypatch):
     kept = len(list((tmp_path / "native").glob("unfinished/*/*.json")))
     assert kept >= 1
     again = []
-    monkeypatch.setattr(converting, "_rebuild", lambda entry, parts: again.append(entry) or rebuild(entry, parts))
+    monkeypatch.setattr(converting, "_rebuild", lambda *args: again.append(args[1]) or rebuild(*args))
     manifest = convert(adopted, tmp_path / "native")
     assert len(again) == len(manifest.shards) - kept
     assert not list((tmp_path / "native").glob("unfinished/*/*.json"))

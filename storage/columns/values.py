@@ -1,0 +1,169 @@
+"""Makes the values of added columns, shard by shard: from sequences, or by a function of each sample. No network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from concurrent_loader.storage.cache.joined_shard import JoinedShard
+from concurrent_loader.storage.errors import ConfigurationError, SchemaError
+from concurrent_loader.storage.shards.format.builder import ShardBuilder
+from concurrent_loader.storage.shards.format.schema import Schema
+
+__all__ = ["ComputedValues", "GivenValues", "ValueSource", "lookup"]
+
+MAX_SHARD_BYTES = 1 << 30  # of the added columns of one shard, which are in memory at once
+
+
+class ValueSource(Protocol):
+    """The values of some columns."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Columns of the dataset that are read to make the values; none if the values are given."""
+
+    def check(self, num_samples: int) -> None:
+        """Raises `ConfigurationError` if the values cannot be those of ``num_samples`` samples."""
+
+    def build(self, schema: Schema, shard: JoinedShard | None, first: int, num_samples: int) -> ShardBuilder:
+        """Returns the values of consecutive samples; called on a thread.
+
+        Args:
+            schema: Added columns.
+            shard: Shard of these samples; None without inputs.
+            first: Number of the first sample in the dataset.
+            num_samples: Number of samples.
+        """
+
+
+class GivenValues:
+    """One value per sample and column.
+
+    Args:
+        values: A sequence or array for each column.
+    """
+
+    inputs: tuple[str, ...] = ()
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        # An array is sliced without a copy, and a tensor as an array.
+        self._values = {
+            name: np.asarray(each) if hasattr(each, "__array__") and not np.ma.isMaskedArray(each) else each
+            for name, each in values.items()
+        }
+
+    def check(self, num_samples: int) -> None:
+        for name, each in self._values.items():
+            try:
+                length = len(each)
+            except TypeError:
+                raise ConfigurationError(
+                    "values must be a sequence with one value per sample, a function, or a mapping with by=",
+                    got=type(each).__name__,
+                ) from None
+            if isinstance(each, str | bytes | Mapping) or length != num_samples:
+                raise ConfigurationError(
+                    f"column {name!r} needs one value per sample", expected=f"{num_samples} values",
+                    got=f"{type(each).__name__} of length {length}",
+                )  # fmt: skip
+
+    def build(self, schema: Schema, shard: JoinedShard | None, first: int, num_samples: int) -> ShardBuilder:
+        values = {name: self._values[name][first : first + num_samples] for name in schema.names}
+        builder = ShardBuilder(schema)
+        if all(isinstance(each, np.ndarray) and _fits(schema, name, each) for name, each in values.items()):
+            builder.extend_fixed(values)
+            return builder
+        return _added(
+            builder, first, (dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True))
+        )
+
+
+class ComputedValues:
+    """Values that a function makes of samples.
+
+    Args:
+        function: Function from a sample, a dict, to a dict of values by column; or from a list of samples to a list
+            of such dicts.
+        inputs: Columns of the sample.
+        batched: Whether the function gets all samples of a shard in one list.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], inputs: Sequence[str], *, batched: bool = False) -> None:
+        self._function = function
+        self._batched = batched
+        self.inputs = tuple(inputs)
+
+    def check(self, num_samples: int) -> None:
+        """Any number of samples will do."""
+
+    def build(self, schema: Schema, shard: JoinedShard | None, first: int, num_samples: int) -> ShardBuilder:
+        assert shard is not None
+        rows = np.arange(num_samples)
+        read = {name: _plain(shard.values(name, rows)) for name in self.inputs}
+        samples = [dict(zip(read, row, strict=True)) for row in zip(*read.values(), strict=True)]
+        if not self._batched:
+            return _added(ShardBuilder(schema), first, self._each(samples, first))
+        made = list(self._function(samples))
+        if len(made) != num_samples:
+            raise SchemaError(
+                "a batched function must return one value per sample", expected=num_samples, got=len(made)
+            )
+        return _added(ShardBuilder(schema), first, made)
+
+    def _each(self, samples: Sequence[dict[str, Any]], first: int) -> Any:
+        for number, sample in enumerate(samples, first):
+            try:
+                yield self._function(sample)
+            except Exception as error:
+                error.add_note(f"while the values of sample {number} were made")
+                raise
+
+
+def lookup(values: Mapping[Any, Any], by: str) -> Callable[[dict[str, Any]], Any]:
+    """Returns a function that finds a sample's value by another column of the sample.
+
+    Args:
+        values: Values by key.
+        by: Name of the column of the keys.
+    """
+
+    def find(sample: dict[str, Any]) -> Any:
+        key = sample[by]
+        try:
+            return values[key]
+        except KeyError:
+            raise SchemaError("there is no value for a sample", column=by, got=key) from None
+
+    return find
+
+
+def _added(builder: ShardBuilder, first: int, samples: Any) -> ShardBuilder:
+    for number, sample in enumerate(samples, first):
+        try:
+            builder.add(sample)
+        except SchemaError as error:
+            error.locate(sample=number)
+            raise
+        if builder.estimated_bytes > MAX_SHARD_BYTES:
+            raise SchemaError(
+                "the added values of one shard must fit into 1 GiB, because they are one file; write the dataset again "
+                "with smaller shards", expected=MAX_SHARD_BYTES, sample=number,
+            )  # fmt: skip
+    return builder
+
+
+def _fits(schema: Schema, name: str, values: Any) -> bool:
+    column = schema[name]
+    return (
+        column in schema.fixed
+        and values.dtype.newbyteorder("<") == column.dtype
+        and values.shape[1:] == column.shape
+        and values.dtype != object
+    )
+
+
+def _plain(values: Any) -> Any:
+    """Returns Python numbers for a column of numbers, as in a sample of a dataset."""
+    return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
