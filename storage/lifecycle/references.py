@@ -36,12 +36,7 @@ FOLDERS = (MANIFESTS, *DATA, *RECORDS, TAGS, COLLECTED)
 
 def manifest_references(manifest: Manifest) -> set[str]:
     """Returns the keys of all objects of the dataset that a snapshot needs."""
-    table = manifest.table
-    keys = {bundle.key for bundle in manifest.bundles}
-    if table.ranges is None:
-        return keys.union(table.keys)
-    own = (key for key, virtual in zip(table.keys, table.ranges.is_virtual.tolist(), strict=True) if not virtual)
-    return keys.union(own, table.ranges.tail_keys)
+    return set(manifest.referenced_keys())
 
 
 def run_of(key: str) -> str | None:

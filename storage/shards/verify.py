@@ -196,7 +196,7 @@ class _Check:
     async def run(self) -> None:
         counts = []
         for part in self._parts:
-            self._manifest, self._bundle, self.num_samples = part, None, 0
+            self._manifest, self._bundle, self.num_samples, self._num_taken = part, None, 0, 0
             await self._run()
             counts.append(self.num_samples)
         self.num_samples = min(counts)

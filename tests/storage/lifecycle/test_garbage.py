@@ -175,7 +175,7 @@ class TestObjects:
             for number in range(10):  # the samples of snapshot 1
                 writer.write({"x": number, "data": bytes([number]) * 1000})
             writer._queue.flush()  # type: ignore[union-attr]
-            renewed = {each.key for each in writer._written._shards}
+            renewed = {each.key for each in writer._written._parts[0]._shards}
             assert len(renewed) > 1
             assert (await collect_garbage(store, keep=1)).num_objects > 0
             assert renewed <= await keys(store, "shards/")
