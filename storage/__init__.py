@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from concurrent_loader.storage.importers import ImageFolder
     from concurrent_loader.storage.importers.ingest import IngestReport
     from concurrent_loader.storage.lifecycle.catalog import DatasetInfo, list_datasets
+    from concurrent_loader.storage.lifecycle.copying import CopyProgress, CopyReport, copy_dataset
     from concurrent_loader.storage.lifecycle.diff import SnapshotDiff, diff_snapshots
     from concurrent_loader.storage.lifecycle.garbage import GarbageReport, collect_garbage
     from concurrent_loader.storage.lifecycle.snapshots import (
@@ -70,6 +71,8 @@ __all__ = [
     "CommitConflict",
     "ConfigurationError",
     "ConnectionFailed",
+    "CopyProgress",
+    "CopyReport",
     "CorruptData",
     "CredentialsExpired",
     "DatasetChanged",
@@ -111,6 +114,7 @@ __all__ = [
     "TruncatedBody",
     "VerifyReport",
     "collect_garbage",
+    "copy_dataset",
     "delete_tag",
     "describe_snapshots",
     "diff_snapshots",
@@ -127,6 +131,8 @@ __all__ = [
 _HOMES = {
     "Column": "concurrent_loader.storage.shards.format.schema",
     "ColumnKind": "concurrent_loader.storage.shards.format.schema",
+    "CopyProgress": "concurrent_loader.storage.lifecycle.copying",
+    "CopyReport": "concurrent_loader.storage.lifecycle.copying",
     "DatasetInfo": "concurrent_loader.storage.lifecycle.catalog",
     "ExportReport": "concurrent_loader.storage.exporters.export",
     "FetchEngine": "concurrent_loader.storage.fetch",
@@ -149,6 +155,7 @@ _HOMES = {
     "Store": "concurrent_loader.storage.stores.store",
     "VerifyReport": "concurrent_loader.storage.shards.verify",
     "collect_garbage": "concurrent_loader.storage.lifecycle.garbage",
+    "copy_dataset": "concurrent_loader.storage.lifecycle.copying",
     "delete_tag": "concurrent_loader.storage.lifecycle.snapshots",
     "describe_snapshots": "concurrent_loader.storage.lifecycle.snapshots",
     "diff_snapshots": "concurrent_loader.storage.lifecycle.diff",

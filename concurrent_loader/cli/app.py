@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from concurrent_loader.cli import cache, ingest, s3
 from concurrent_loader.cli.adopt import adopt
 from concurrent_loader.cli.convert import convert
+from concurrent_loader.cli.copy_dataset import copy_command
 from concurrent_loader.cli.diff import diff
 from concurrent_loader.cli.doctor import doctor
 from concurrent_loader.cli.export import export
@@ -63,6 +64,7 @@ app.command("snapshots")(snapshots)
 app.command("diff")(diff)
 app.command("tag")(tag)
 app.command("gc")(gc)
+app.command("copy")(copy_command)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
 app.add_typer(cache.app, name="cache")
