@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from concurrent_loader.storage.importers import ImageFolder
     from concurrent_loader.storage.importers.ingest import IngestReport
     from concurrent_loader.storage.lifecycle.catalog import DatasetInfo, list_datasets
+    from concurrent_loader.storage.lifecycle.copying import CopyProgress, CopyReport, copy_dataset
     from concurrent_loader.storage.lifecycle.diff import SnapshotDiff, diff_snapshots
     from concurrent_loader.storage.lifecycle.garbage import GarbageReport, collect_garbage
     from concurrent_loader.storage.lifecycle.snapshots import (
@@ -73,6 +74,8 @@ __all__ = [
     "CompactReport",
     "ConfigurationError",
     "ConnectionFailed",
+    "CopyProgress",
+    "CopyReport",
     "CorruptData",
     "CredentialsExpired",
     "DatasetChanged",
@@ -117,6 +120,7 @@ __all__ = [
     "collect_garbage",
     "compact",
     "delete",
+    "copy_dataset",
     "delete_tag",
     "describe_snapshots",
     "diff_snapshots",
@@ -133,6 +137,8 @@ __all__ = [
 _HOMES = {
     "Column": "concurrent_loader.storage.shards.format.schema",
     "ColumnKind": "concurrent_loader.storage.shards.format.schema",
+    "CopyProgress": "concurrent_loader.storage.lifecycle.copying",
+    "CopyReport": "concurrent_loader.storage.lifecycle.copying",
     "DatasetInfo": "concurrent_loader.storage.lifecycle.catalog",
     "CompactReport": "concurrent_loader.storage.shards.editing.compact",
     "DeleteReport": "concurrent_loader.storage.shards.editing.delete",
@@ -157,6 +163,7 @@ _HOMES = {
     "Store": "concurrent_loader.storage.stores.store",
     "VerifyReport": "concurrent_loader.storage.shards.verify",
     "collect_garbage": "concurrent_loader.storage.lifecycle.garbage",
+    "copy_dataset": "concurrent_loader.storage.lifecycle.copying",
     "delete_tag": "concurrent_loader.storage.lifecycle.snapshots",
     "describe_snapshots": "concurrent_loader.storage.lifecycle.snapshots",
     "diff_snapshots": "concurrent_loader.storage.lifecycle.diff",

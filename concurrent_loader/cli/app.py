@@ -15,6 +15,7 @@ from concurrent_loader.cli.adopt import adopt
 from concurrent_loader.cli.compact import compact
 from concurrent_loader.cli.convert import convert
 from concurrent_loader.cli.delete import delete
+from concurrent_loader.cli.copy_dataset import copy_command
 from concurrent_loader.cli.diff import diff
 from concurrent_loader.cli.doctor import doctor
 from concurrent_loader.cli.export import export
@@ -73,6 +74,7 @@ app.command("snapshots")(snapshots)
 app.command("diff")(diff)
 app.command("tag")(tag)
 app.command("gc")(gc)
+app.command("copy")(copy_command)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
 app.add_typer(cache.app, name="cache")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from concurrent_loader.storage.adopt.records import UNFINISHED, record_references
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.tags import TAGS
 from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["COLLECTED", "DATA", "FOLDERS", "MANIFESTS", "RECORDS", "manifest_references", "run_of"]
+__all__ = ["COLLECTED", "COPYING", "DATA", "FOLDERS", "MANIFESTS", "RECORDS", "manifest_references", "run_of"]
 
 MANIFESTS = "manifests/"
 """Snapshots."""
@@ -21,7 +23,19 @@ MANIFESTS = "manifests/"
 DATA = ("shards/", "columns/", "tails/")
 """Objects that belong to the dataset only while a manifest or a record of a running job names them."""
 
-RECORDS: dict[str, Callable[[Buffer], set[str]]] = {UNFINISHED: record_references}
+COPYING = "copying/"
+"""Records of copies: each is a JSON list of the keys that the copy needs."""
+
+
+def _copy_references(data: Buffer) -> set[str]:
+    """Returns the keys in the record of a copy; none for a damaged record, which the copy writes again."""
+    try:
+        return msgspec.json.decode(data, type=set[str])
+    except msgspec.MsgspecError:
+        return set()
+
+
+RECORDS: dict[str, Callable[[Buffer], set[str]]] = {UNFINISHED: record_references, COPYING: _copy_references}
 """Folders of the records of jobs that have not committed yet, and the function that returns the keys of data objects
 that a record names. The path below the folder begins with the name of the job. A job whose newest record is older than
 the grace period was abandoned: its records are deleted, and protect nothing."""

@@ -229,6 +229,14 @@ class Store(ABC):
         view = memoryview(data).cast("B")
         return await self._call_with_renewal(lambda: self._put(key, view, if_absent=True))
 
+    async def copy_from(self, source: Store, source_key: str, key: str) -> bool:
+        """Copies an object of another store on the server; returns False if this store cannot do that.
+
+        Raises:
+            NotFound: The source's key does not exist.
+        """
+        return False
+
     async def head(self, key: str) -> ObjectMeta:
         """Returns the metadata of an object.
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from concurrent_loader.storage.errors import NotFound, ProtocolViolation, StorageError
 from concurrent_loader.storage.fork_safety import register_fork_handler
@@ -24,7 +25,7 @@ from concurrent_loader.storage.stores.body_stream import Pieces
 from concurrent_loader.storage.stores.error_mapping import NO_BUCKET, may_have_expired, parse_time
 from concurrent_loader.storage.stores.http.response import HttpResponse
 from concurrent_loader.storage.stores.location import Location
-from concurrent_loader.storage.stores.objects import GetResult, ObjectMeta
+from concurrent_loader.storage.stores.objects import GetResult, ObjectMeta, check_key
 from concurrent_loader.storage.stores.options import S3Options
 from concurrent_loader.storage.stores.store import Store
 
@@ -154,6 +155,25 @@ class S3Store(Store):
                 raise await self._requests.refused(response, writing=if_absent)
             await self._requests.read_body(response)
             return ObjectMeta(key, len(data), response.headers.get("etag"))
+
+    async def copy_from(self, source: Store, source_key: str, key: str) -> bool:
+        self._check(key)
+        if not isinstance(source, S3Store) or source._options != self._options:
+            return False  # another server, or credentials that this server may not know
+        location = source._location
+        place = quote(f"/{location.bucket}/{location.full_key(check_key(source_key))}", safe="/")
+        await self._call_with_renewal(lambda: self._copy(place, key))
+        return True
+
+    async def _copy(self, place: str, key: str) -> None:
+        with self._locate_errors(key):
+            response = await self._requests.send(
+                "PUT", self._location.full_key(key), headers={"x-amz-copy-source": place}, body=memoryview(b"")
+            )
+            if response.status != 200:
+                raise await self._requests.refused(response)
+            # S3 may answer 200 before it has copied, and send an error in the document.
+            await self._requests.read_document(response, root="CopyObjectResult")
 
     async def _delete(self, key: str) -> None:
         with self._locate_errors(key):

@@ -104,3 +104,21 @@ class TestGc:
         result = run("gc", data, "--grace", grace)
         assert result.exit_code == 2
         assert "is not a duration such as 30d" in result.stderr
+
+
+class TestCopy:
+    def test_copies_and_continues(self, data: Path, tmp_path: Path) -> None:
+        run("tag", data, "paper")
+        result = run("copy", data, tmp_path / "copy")
+        assert result.exit_code == 0, result.stderr
+        assert "2 new snapshots, 2 in all; " in result.stdout
+        assert run("verify", tmp_path / "copy", "--snapshot", "paper").exit_code == 0
+        facts = json.loads(run("copy", data, tmp_path / "copy", "--json").stdout)
+        assert (facts["num_objects"], facts["num_new_snapshots"]) == (0, 0)
+
+    def test_another_dataset(self, data: Path, tmp_path: Path) -> None:
+        with ShardWriter(tmp_path / "other", columns={"x": "int64"}) as writer:
+            writer.write({"x": 1})
+        result = run("copy", data, tmp_path / "other")
+        assert result.exit_code == 2
+        assert "another dataset" in result.stderr
