@@ -125,6 +125,7 @@ def surroundings(place: Path) -> dict[str, Any]:
         ("docs/how-to/augmentation.md", 1),
         ("docs/how-to/datasets.md", 7),
         ("docs/how-to/decoding.md", 2),
+        ("docs/how-to/delete.md", 2),
         ("docs/how-to/drop_in.md", 1),
         ("docs/how-to/export.md", 1),
         ("docs/how-to/importers.md", 2),

@@ -150,8 +150,9 @@ class Where:
         dtype = self._schema[name].dtype
 
         def is_member(values: Values) -> Mask:
-            found = np.isin(np.ma.getdata(values[name]), _as_numbers(wanted, dtype))
-            return (found != negated) & ~np.ma.getmaskarray(values[name])
+            column = np.asanyarray(values[name])
+            found: Mask = np.isin(np.ma.getdata(column), _as_numbers(wanted, dtype)) != negated
+            return found & ~np.ma.getmaskarray(column)
 
         return is_member
 

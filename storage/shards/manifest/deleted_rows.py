@@ -142,7 +142,7 @@ def _varints(numbers: Indices) -> bytes:
     length = np.maximum(1, np.where(digits > 0, np.arange(1, _MAX_DIGITS + 1), 0).max(axis=1, initial=0))
     place = np.arange(_MAX_DIGITS)
     more = np.where(place < length[:, None] - 1, 0x80, 0)
-    return (digits | more)[place < length[:, None]].astype(np.uint8).tobytes()
+    return bytes((digits | more)[place < length[:, None]].astype(np.uint8).data)
 
 
 def _parse_varints(data: bytes) -> Indices:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader.storage import compact, delete
 from concurrent_loader.storage.adopt import adopt, convert
 from concurrent_loader.storage.errors import AlreadyExists, StorageError
 from concurrent_loader.storage.shards.writing.writer import ShardWriter
@@ -77,11 +78,11 @@ def test_a_run_switches_in_the_middle_of_an_epoch(adopted, tmp_path):
 def test_an_interrupted_conversion_goes_on(adopted, tmp_path, monkeypatch):
     rebuild, done = converting._rebuild, []
 
-    def failing(manifest, entries, files):
+    def failing(manifest, entries, *rest):
         if len(done) == 5:
             raise StorageError("the machine stops")
         done.append(entries[0].digest)
-        return rebuild(manifest, entries, files)
+        return rebuild(manifest, entries, *rest)
 
     monkeypatch.setattr(converting, "_rebuild", failing)
     with pytest.raises(StorageError, match="the machine stops"):
@@ -99,3 +100,27 @@ def test_an_interrupted_conversion_goes_on(adopted, tmp_path, monkeypatch):
         assert after[:] == before[:]
     with pytest.raises(AlreadyExists):
         convert(adopted, tmp_path / "native")
+
+
+def test_deleted_samples_are_not_copied(adopted, tmp_path):
+    """Order and states stay nevertheless, because each shard has the same live samples."""
+    delete(adopted, where="label < 1010 or label in [1250, 2499]")
+    convert(adopted, tmp_path / "native")
+    with ShardDataset(adopted) as before, ShardDataset(tmp_path / "native") as after:
+        assert after.manifest.deleted is None
+        assert after.manifest.num_stored_samples == len(before) < 1500
+        assert after[:] == before[:]
+        assert after.fingerprint == before.fingerprint
+        loaders = [ConcurrentDataLoader(each, batch_size=32, shuffle=True, seed=3) for each in (before, after)]
+        assert batches(loaders[0]) == batches(loaders[1])
+
+
+def test_compacting_makes_own_shards(adopted):
+    delete(adopted, where="label < 1010")
+    with ShardDataset(adopted) as dataset:
+        expected = dataset[:]
+        num_virtual = int(dataset.manifest.table.ranges.is_virtual.sum())
+    assert compact(adopted, below=1, source_options={}).num_rewritten > 1
+    with ShardDataset(adopted) as dataset:
+        assert dataset[:] == expected
+        assert 0 < dataset.manifest.table.ranges.is_virtual.sum() < num_virtual

@@ -10,9 +10,11 @@ import resource
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from concurrent_loader import ShardWriter, export
+from concurrent_loader.storage import delete
 from concurrent_loader.storage.errors import (
     AccessDenied,
     AlreadyExists,
@@ -430,3 +433,22 @@ def test_from_bucket_to_bucket_in_parts(s3_bucket, write, tmp_path, make_picture
     data = contents_of(found)
     assert all(row["image"] in data for row in rows)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("shard_size", ["2KiB", "256MiB"])
+def test_deleted_samples_are_not_exported(tmp_path: Path, shard_size: str) -> None:
+    with ShardWriter(tmp_path / "in", columns={"text": "str", "number": "int64"}, shard_size="4KiB") as writer:
+        for number in range(400):
+            writer.write({"text": f"text {number}", "number": number})
+    delete(tmp_path / "in", where="number < 150 or number in [200, 201, 399]")
+    live = [number for number in range(150, 399) if number not in (200, 201)]
+    report = export(tmp_path / "in", tmp_path / "out", "mds", shard_size=shard_size)
+    assert report.num_samples == len(live)
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert sum(shard["samples"] for shard in index["shards"]) == len(live)
+    report = export(tmp_path / "in", tmp_path / "tar", "webdataset", shard_size=shard_size)
+    found = []
+    for file in sorted((tmp_path / "tar").glob("*.tar")):
+        with tarfile.open(file) as tar:
+            found += [tar.extractfile(each).read() for each in tar if each.name.endswith(".text.txt")]
+    assert found == [b"text %d" % number for number in live]
