@@ -10,9 +10,11 @@ from typer.core import TyperGroup
 
 from concurrent_loader.cli import cache, ingest, s3
 from concurrent_loader.cli.adopt import adopt
+from concurrent_loader.cli.browse import browse
 from concurrent_loader.cli.convert import convert
 from concurrent_loader.cli.doctor import doctor
 from concurrent_loader.cli.export import export
+from concurrent_loader.cli.head import head, show
 from concurrent_loader.cli.info import info
 from concurrent_loader.cli.verify import verify
 from concurrent_loader.errors import LoaderError
@@ -53,6 +55,9 @@ app.command("adopt")(adopt)
 app.command("convert")(convert)
 app.command("export")(export)
 app.command("info")(info)
+app.command("head")(head)
+app.command("show")(show)
+app.command("browse")(browse)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
 app.add_typer(cache.app, name="cache")
