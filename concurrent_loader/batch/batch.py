@@ -11,9 +11,13 @@ from typing import Any, Self
 import torch
 
 from concurrent_loader.errors import CollateError
+from concurrent_loader.storage.html_table import html_table
 from concurrent_loader.storage.public_names import PublicNames
+from concurrent_loader.storage.sizes import format_count
 
 __all__ = ["Batch", "as_tuple"]
+
+_MAX_IDS = 10  # shown in a notebook
 
 
 class Batch(PublicNames, dict[str, Any]):
@@ -98,6 +102,15 @@ class Batch(PublicNames, dict[str, Any]):
     def __repr__(self) -> str:
         columns = ", ".join(f"{name}: {_describe(value)}" for name, value in self.items())
         return f"Batch(epoch={self.epoch}, step={self.step}, {{{columns}}})"
+
+    def _repr_html_(self) -> str:
+        """Shows a batch in a notebook: one row per column."""
+        ids = self.sample_ids.tolist()
+        shown = ", ".join(map(str, ids[:_MAX_IDS])) + (", …" if len(ids) > _MAX_IDS else "")
+        padded = f", {self.num_padded} of them padding" if self.num_padded else ""
+        note = f"{format_count(len(ids), 'sample')}{padded}: {shown}" if ids else ""
+        rows = [(str(name), _describe(value)) for name, value in self.items()]
+        return html_table(f"Batch of epoch {self.epoch}, step {self.step}", rows, note=note)
 
 
 def as_tuple(batch: Any, names: Sequence[str] | None) -> Any:

@@ -12,14 +12,16 @@ from typer.core import TyperGroup
 
 from concurrent_loader.cli import cache, ingest, s3
 from concurrent_loader.cli.adopt import adopt
+from concurrent_loader.cli.browse import browse
 from concurrent_loader.cli.compact import compact
 from concurrent_loader.cli.convert import convert
-from concurrent_loader.cli.delete import delete
 from concurrent_loader.cli.copy_dataset import copy_command
+from concurrent_loader.cli.delete import delete
 from concurrent_loader.cli.diff import diff
 from concurrent_loader.cli.doctor import doctor
 from concurrent_loader.cli.export import export
 from concurrent_loader.cli.gc import gc
+from concurrent_loader.cli.head import head, show
 from concurrent_loader.cli.info import info
 from concurrent_loader.cli.list_datasets import list_command
 from concurrent_loader.cli.snapshots import snapshots
@@ -75,6 +77,9 @@ app.command("diff")(diff)
 app.command("tag")(tag)
 app.command("gc")(gc)
 app.command("copy")(copy_command)
+app.command("head")(head)
+app.command("show")(show)
+app.command("browse")(browse)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
 app.add_typer(cache.app, name="cache")

@@ -1,39 +1,47 @@
-"""Implements `concurrent-loader info URL`: shows the contents of a dataset, from its manifest alone."""
+"""Implements `concurrent-loader info URL`: shows the contents of a dataset, from its manifest and its labels."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from concurrent_loader.cli.info_text import info_lines
+from concurrent_loader.cli.open_reader import open_reader
 from concurrent_loader.cli.options import (
     Client,
     EndpointUrl,
     Json,
     Profile,
     Region,
+    Snapshot,
     StorageOption,
-    open_for_command,
     store_options,
 )
 
 if TYPE_CHECKING:
+    from concurrent_loader.preview.class_counts import ClassCount
     from concurrent_loader.storage.shards.manifest.manifest import Manifest
-    from concurrent_loader.storage.stores.store import Store
+    from concurrent_loader.storage.shards.reader import DatasetReader
 
 __all__ = ["Url", "info"]
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="URL of the dataset.")]
-_MAX_CLASSES = 20
 _COUNTS = ("source_bytes", "stored_bytes")
+_MAX_LABEL_BYTES = 32 << 20  # labels that are fetched without being asked for
 
 
 def info(
     url: Url,
     *,
-    snapshot: Annotated[int | None, typer.Option(min=1, help="Number of the snapshot. Default: the newest.")] = None,
+    snapshot: Snapshot = None,
+    counts: Annotated[
+        bool | None,
+        typer.Option(help="Count the samples of each class. Default: if the labels take at most 32 MiB."),
+    ] = None,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
     profile: Profile = None,
@@ -43,21 +51,52 @@ def info(
 ) -> None:
     """Show the columns, counts, sizes, classes, statistics and snapshots of a dataset."""
     options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    store = open_for_command(url, client=client, options=options)
-    manifest, snapshots = asyncio.run(_load(store, snapshot))
-    facts = _describe(store.url, manifest, snapshots)
-    typer.echo(json.dumps(facts) if as_json else "\n".join(_lines(facts)))
+    facts = asyncio.run(_facts(url, snapshot, counts, client, options))
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        typer.echo("\n".join(info_lines(facts, shutil.get_terminal_size().columns)))
 
 
-async def _load(store: Store, snapshot: int | None) -> tuple[Manifest, list[int]]:
-    from concurrent_loader.storage.errors import NotFound
-    from concurrent_loader.storage.shards.manifest.snapshots import NO_DATASET, list_snapshots, load_manifest
+async def _facts(
+    url: str, snapshot: str | None, counts: bool | None, client: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    from concurrent_loader.storage.shards.manifest.snapshots import list_snapshots
 
-    async with store:
-        snapshots = await list_snapshots(store)
-        if not snapshots:
-            raise NotFound(NO_DATASET, url=store.url, key="manifests/")
-        return await load_manifest(store, snapshot or snapshots[-1]), snapshots
+    async with open_reader(url, client=client, options=options, snapshot=snapshot) as reader:
+        store = reader.engine.store
+        facts = _describe(store.url, reader.manifest, await list_snapshots(store))
+        found, notes = await _class_counts(reader, counts)
+    facts["class_counts"] = {
+        name: [{"value": each.value, "label": each.label, "num_samples": each.num_samples} for each in column]
+        for name, column in found.items()
+    }
+    facts["class_notes"] = notes
+    return facts
+
+
+async def _class_counts(reader: DatasetReader, wanted: bool | None) -> tuple[dict[str, list[ClassCount]], list[str]]:
+    """Returns the counts per class, and for each column without counts the number of its classes."""
+    from concurrent_loader.preview.class_counts import (
+        class_columns,
+        class_names,
+        read_class_counts,
+        small_columns_bytes,
+    )
+    from concurrent_loader.storage.sizes import format_size
+
+    num_bytes = small_columns_bytes(reader)
+    found: dict[str, list[ClassCount]] = {}
+    if wanted or (wanted is None and 0 <= num_bytes <= _MAX_LABEL_BYTES):
+        found = await read_class_counts(reader)
+    metadata = reader.manifest.metadata
+    named = metadata.get("classes")
+    names = [name for name in named if name not in found] if isinstance(named, dict) else []
+    notes = [f"{name}: {len(class_names(metadata, name)):,} named" for name in names]
+    left_out = [name for name in class_columns(reader.schema, metadata) if reader.schema[name].shape == ()]
+    if left_out and not found and wanted is None and num_bytes > _MAX_LABEL_BYTES:
+        notes.append(f"not counted: --counts fetches {format_size(num_bytes)} of labels")
+    return found, notes
 
 
 def _describe(url: str, manifest: Manifest, snapshots: list[int]) -> dict[str, Any]:
@@ -92,59 +131,3 @@ def _encoded(kept: object) -> dict[str, dict[str, float]]:
         if isinstance(source, int) and isinstance(stored, int) and source > 0:
             facts[str(column)] = {"source_bytes": source, "stored_bytes": stored, "ratio": round(stored / source, 4)}
     return facts
-
-
-def _lines(facts: dict[str, Any]) -> list[str]:
-    from concurrent_loader.storage.printable import printable
-    from concurrent_loader.storage.sizes import format_size
-
-    sizes = facts["shard_bytes"]
-    spread = (
-        f", {' / '.join(format_size(sizes[name]) for name in ('min', 'mean', 'max'))} (min/mean/max)" if sizes else ""
-    )
-    lines = [
-        f"dataset    {facts['url']}",
-        f"snapshot   {facts['snapshot']} of {_format_runs(facts['snapshots'])}, digest {facts['digest']}",
-        f"samples    {facts['num_samples']:,}{_deleted(facts['num_deleted'])}",
-        f"size       {format_size(facts['num_bytes'])}, of which payload {format_size(facts['payload_bytes'])}",
-        f"shards     {facts['num_shards']:,}{spread}",
-        f"bundles    {facts['num_bundles']:,}, {format_size(facts['bundle_bytes'])}",
-        "columns",
-    ]
-    width = max(len(name) for name in facts["columns"])
-    for name, kind in facts["columns"].items():
-        about = ", ".join(f"{fact} {value}" for fact, value in facts["statistics"].get(name, {}).items())
-        lines.append(f"  {name:<{width}}  {kind}{f'  ({about})' if about else ''}")
-    for name, counts in facts["encoded"].items():
-        sizes_of = " of ".join(format_size(int(counts[each])) for each in reversed(_COUNTS))
-        lines.append(f"encoded    {name}: {sizes_of} in the source, ratio {counts['ratio']:.3f}")
-    rest = {name: value for name, value in facts["metadata"].items() if name != "encoded"}
-    classes = rest.pop("classes", None)
-    if isinstance(classes, dict):
-        for name, names in classes.items():
-            lines += _class_lines(str(name), names)
-    lines += [f"metadata   {name}: {json.dumps(value, ensure_ascii=False)[:200]}" for name, value in rest.items()]
-    # Names come from the dataset and may contain control characters, which must not reach the terminal.
-    return [printable(line) for line in lines]
-
-
-def _deleted(num_rows: int) -> str:
-    return f"; {num_rows:,} more are deleted, but stored, and in the sizes and statistics" if num_rows else ""
-
-
-def _class_lines(name: str, names: object) -> list[str]:
-    if not isinstance(names, list):
-        return []
-    shown = ", ".join(map(str, names[:_MAX_CLASSES]))
-    return [f"classes    {name}: {len(names)}: {shown}{', …' if len(names) > _MAX_CLASSES else ''}"]
-
-
-def _format_runs(snapshots: list[int]) -> str:
-    """Formats 1, 2, 3, 7 as "1-3, 7"."""
-    runs: list[list[int]] = []
-    for snapshot in snapshots:
-        if runs and runs[-1][-1] == snapshot - 1:
-            runs[-1][1:] = [snapshot]
-        else:
-            runs.append([snapshot])
-    return ", ".join("-".join(map(str, run)) for run in runs)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from concurrent_loader.datasets.protocol import Source
+from concurrent_loader.decode.registry import Decoder, make_decoder
+from concurrent_loader.errors import DecodeError
 from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.options import PlanOptions, parse_window
 from concurrent_loader.storage.cache import CacheStats
+from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.fetch import FetchStats
+from concurrent_loader.storage.html_table import html_table
+from concurrent_loader.storage.images import COLUMN_FORMATS
 from concurrent_loader.storage.loop_thread import LoopThread
 from concurrent_loader.storage.public_names import PublicNames
 from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.sizes import format_count, format_size
 
 __all__ = ["ReadableDataset"]
 
@@ -140,6 +146,53 @@ class ReadableDataset(PublicNames, ABC):
         if isinstance(index, slice):
             return self.loop.run(self.read_samples(range(len(self))[index], self.columns))
         return self.loop.run(self.read_samples([self._check_index(index)], self.columns))[0]
+
+    def sample(self, index: int, *, decode: Mapping[str, str | Decoder] | None = None) -> dict[str, Any]:
+        """Reads a sample as a dict, with its images decoded, to look at it.
+
+        Args:
+            index: Number of the sample; negative numbers count from the end.
+            decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"`` or a function of the encoded bytes. Other
+                image columns, by default all, are decoded as ``"rgb"``.
+
+        Returns:
+            Values by column. An image is a tensor (C, H, W), uint8 and upright; see
+            `concurrent_loader.decode.make_decoder`.
+
+        Raises:
+            IndexError: The sample does not exist.
+            ConfigurationError: ``decode`` names a column without images, or a way of decoding that does not exist.
+            DecodeError: An image is damaged or too large.
+            StorageError: The sample cannot be fetched, or is damaged.
+
+        Example:
+            >>> from concurrent_loader import ShardDataset
+            >>> with ShardDataset("photos") as dataset:
+            ...     dataset.sample(17)["image"].shape[0]
+            3
+        """
+        wanted = dict(decode or {})
+        for name in wanted:
+            if name not in self.columns:
+                raise ConfigurationError(
+                    "decode names a column that samples do not have", expected=list(self.columns), got=name
+                )
+        images = {name: "rgb" for name in self.columns if self.schema[name].type in COLUMN_FORMATS}
+        decoders = {name: make_decoder(how, self.schema[name].type) for name, how in {**images, **wanted}.items()}
+        values = self[index]
+        for name, decoder in decoders.items():
+            try:
+                values[name] = decoder(values[name])
+            except DecodeError as error:
+                error.locate(sample=self._check_index(index), column=name)
+                raise
+        return values
+
+    def _repr_html_(self) -> str:
+        """Shows a dataset in a notebook, without a request."""
+        rows = [(name, self.schema[name].type) for name in self.columns]
+        note = f"{format_count(len(self), 'sample')}, {format_size(self.mean_sample_bytes)} each on average"
+        return html_table(f"{type(self).__name__} {self.url}", rows, note=note)
 
     async def getitem_async(self, index: int) -> dict[str, Any]:
         """Reads a sample from any event loop; see `__getitem__`."""

@@ -13,8 +13,12 @@ from concurrent_loader.stats.wait_attribution import CAUSES, BatchTrace, Spans, 
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.storage.fork_safety import register_fork_handler
+from concurrent_loader.storage.html_table import html_table
+from concurrent_loader.storage.sizes import format_count, format_size
 
 __all__ = ["LoaderStats", "StageClock", "WallTime"]
+
+_SHOWN_S = 0.005  # shorter times would be shown as zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,23 @@ class LoaderStats:
     def to_dict(self) -> dict[str, object]:
         """Returns the counters as plain numbers, for JSON."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        """Shows the counters in a notebook: what was delivered, where the time went, and what was fetched."""
+        waits = {cause: getattr(self, f"wait_{cause}_s") for cause in CAUSES}
+        parts = {"consumer": self.consumer_s, "device": self.device_s}
+        parts |= {f"wait for {cause}": seconds for cause, seconds in waits.items()}
+        rows = [
+            ("delivered", f"{format_count(self.num_batches, 'batch', 'batches')}, {self.num_samples:,} samples"),
+            ("skipped or replaced", f"{self.num_skipped + self.num_replaced:,} samples"),
+            ("wall time", f"{self.total_s:.2f} s, of which waiting {self.wait_share:.1%}"),
+            *((name, f"{seconds:.2f} s") for name, seconds in parts.items() if seconds >= _SHOWN_S),
+            ("first batch", f"{self.first_batch_s:.2f} s"),
+            ("fetched", f"{format_size(self.fetch.num_bytes)} in {self.fetch.num_gets:,} GETs"),
+            ("retries", f"{self.fetch.num_retries:,}"),
+            ("cache", f"{self.cache.num_hits:,} hits, {self.cache.num_misses:,} misses"),
+        ]
+        return html_table("LoaderStats", rows)
 
 
 _STAGES = ("read", "decode", "transform", "collate", "fill", "device decode", "device augment")

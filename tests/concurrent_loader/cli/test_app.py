@@ -160,7 +160,15 @@ class TestInfo:
     def test_for_people(self, photos: Path, data: Path) -> None:
         ingested(photos, data)
         out = run("info", data).stdout
-        for word in ("samples    40", "image  jpeg", "label  int64", "cat, dög", "snapshot   1 of 1", "max 1, min 0"):
+        for word in (
+            "samples    40",
+            "image  jpeg",
+            "label  int64",
+            "0 (cat)  20   50.0%",
+            "1 (dög)  20   50.0%",
+            "snapshot   1 of 1",
+            "0 to 1",
+        ):
             assert word in out
 
     def test_for_programs(self, photos: Path, data: Path) -> None:
