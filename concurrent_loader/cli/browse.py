@@ -11,7 +11,7 @@ import typer
 
 from concurrent_loader.cli.info import Url
 from concurrent_loader.cli.open_reader import open_reader
-from concurrent_loader.cli.options import Client, EndpointUrl, Profile, Region, StorageOption, store_options
+from concurrent_loader.cli.options import Client, EndpointUrl, Profile, Region, Snapshot, StorageOption, store_options
 
 __all__ = ["browse"]
 

@@ -10,7 +10,7 @@ import typer
 
 from concurrent_loader.cli.info import Url
 from concurrent_loader.cli.open_reader import open_reader
-from concurrent_loader.cli.options import Client, EndpointUrl, Profile, Region, StorageOption, store_options
+from concurrent_loader.cli.options import Client, EndpointUrl, Profile, Region, Snapshot, StorageOption, store_options
 
 if TYPE_CHECKING:
     from concurrent_loader.storage.shards.format.schema import Schema
