@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from concurrent_loader.storage.shards.format.builder import FinishedShard, ShardBuilder
 from concurrent_loader.storage.shards.format.index import ShardIndex
@@ -22,9 +23,24 @@ from concurrent_loader.storage.shards.manifest.statistics import (
 from concurrent_loader.storage.shards.writing.column_bundles import BundleBuilder
 from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["WrittenShards", "shard_entry", "shard_statistics"]
+__all__ = ["DoneShard", "WrittenShards", "finish_shard", "shard_entry", "shard_statistics"]
 
 Upload = Callable[[str, Buffer], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DoneShard:
+    """A shard whose tail is in the dataset.
+
+    Attributes:
+        entry: Entry for the manifest.
+        fixed: FIXED columns, as arrays (n, *shape).
+        statistics: Statistics of its columns.
+    """
+
+    entry: ShardEntry
+    fixed: dict[str, npt.NDArray[Any]]
+    statistics: Statistics
 
 
 class WrittenShards:
@@ -43,14 +59,8 @@ class WrittenShards:
 
     def add(self, builder: ShardBuilder, upload: Upload) -> None:
         """Finishes a shard, starts its upload, and starts uploads of the bundles that it completes."""
-        shard = builder.finish()
-        entry = shard_entry(shard)
-        upload(entry.key, shard.data)
-        fixed = {column.name: builder.fixed_values(column.name) for column in self._schema.fixed}
-        # Parsed as a reader would, so that an unreadable shard is never committed.
-        tail = shard.data[entry.tail_start :]
-        index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
-        self.add_entry(entry, fixed, shard_statistics(index), upload)
+        done = finish_shard(builder, self._schema, upload)
+        self.add_entry(done.entry, done.fixed, done.statistics, upload)
 
     def add_entry(
         self, entry: ShardEntry, fixed: Mapping[str, np.ndarray[Any, Any]], statistics: Statistics, upload: Upload
@@ -111,6 +121,18 @@ class WrittenShards:
         )
         self._bundles.append(entry)
         upload(entry.key, bundle.data)
+
+
+def finish_shard(builder: ShardBuilder, schema: Schema, upload: Upload) -> DoneShard:
+    """Finishes a shard, and starts its upload."""
+    shard = builder.finish()
+    entry = shard_entry(shard)
+    upload(entry.key, shard.data)
+    fixed = {column.name: builder.fixed_values(column.name) for column in schema.fixed}
+    # Parsed as a reader would, so that an unreadable shard is never committed.
+    tail = shard.data[entry.tail_start :]
+    index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
+    return DoneShard(entry, fixed, shard_statistics(index))
 
 
 def shard_entry(shard: FinishedShard) -> ShardEntry:
