@@ -85,6 +85,8 @@ if TYPE_CHECKING:
     from concurrent_loader.storage.adopt import adopt, convert
     from concurrent_loader.storage.exporters.export import export
     from concurrent_loader.storage.importers.ingest import ingest
+    from concurrent_loader.storage.importers.parts import plan_parts, write_part
+    from concurrent_loader.storage.importers.parts_commit import commit_parts
 
 __all__ = [
     "AccessDenied",
@@ -150,14 +152,17 @@ __all__ = [
     "WorkerDied",
     "adopt",
     "collate",
+    "commit_parts",
     "convert",
     "export",
     "ingest",
     "load_manifest",
     "open_store",
+    "plan_parts",
     "skip_first_batches",
     "take_over",
     "verify_dataset",
+    "write_part",
 ]
 
 _EXPORTS = {
@@ -236,6 +241,8 @@ _EXPORTS = {
     "concurrent_loader.storage.adopt": ("adopt", "convert"),
     "concurrent_loader.storage.exporters.export": ("export",),
     "concurrent_loader.storage.importers.ingest": ("ingest",),
+    "concurrent_loader.storage.importers.parts": ("plan_parts", "write_part"),
+    "concurrent_loader.storage.importers.parts_commit": ("commit_parts",),
 }
 _HOMES = {name: home for home, names in _EXPORTS.items() for name in names}
 

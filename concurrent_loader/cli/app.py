@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from concurrent_loader.cli import cache, ingest, s3
 from concurrent_loader.cli.adopt import adopt
+from concurrent_loader.cli.commit import commit
 from concurrent_loader.cli.convert import convert
 from concurrent_loader.cli.doctor import doctor
 from concurrent_loader.cli.export import export
@@ -49,6 +50,7 @@ app = typer.Typer(
     help="Train from a bucket as fast as from a local drive.",
 )
 app.add_typer(ingest.app, name="ingest")
+app.command("commit")(commit)
 app.command("adopt")(adopt)
 app.command("convert")(convert)
 app.command("export")(export)
