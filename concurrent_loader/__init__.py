@@ -87,6 +87,8 @@ if TYPE_CHECKING:
     from concurrent_loader.storage.columns import add_column, add_columns, drop_column, rename_column
     from concurrent_loader.storage.exporters.export import export
     from concurrent_loader.storage.importers.ingest import ingest
+    from concurrent_loader.storage.importers.parts import plan_parts, write_part
+    from concurrent_loader.storage.importers.parts_commit import commit_parts
 
 __all__ = [
     "AccessDenied",
@@ -155,16 +157,19 @@ __all__ = [
     "add_columns",
     "adopt",
     "collate",
+    "commit_parts",
     "convert",
     "drop_column",
     "export",
     "ingest",
     "load_manifest",
     "open_store",
+    "plan_parts",
     "rename_column",
     "skip_first_batches",
     "take_over",
     "verify_dataset",
+    "write_part",
 ]
 
 _EXPORTS = {
@@ -245,6 +250,8 @@ _EXPORTS = {
     "concurrent_loader.storage.columns": ("add_column", "add_columns", "drop_column", "rename_column"),
     "concurrent_loader.storage.exporters.export": ("export",),
     "concurrent_loader.storage.importers.ingest": ("ingest",),
+    "concurrent_loader.storage.importers.parts": ("plan_parts", "write_part"),
+    "concurrent_loader.storage.importers.parts_commit": ("commit_parts",),
 }
 _HOMES = {name: home for home, names in _EXPORTS.items() for name in names}
 

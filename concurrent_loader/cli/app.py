@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from concurrent_loader.cli import cache, ingest, s3
 from concurrent_loader.cli.adopt import adopt
 from concurrent_loader.cli.browse import browse
+from concurrent_loader.cli.commit import commit
 from concurrent_loader.cli.compact import compact
 from concurrent_loader.cli.convert import convert
 from concurrent_loader.cli.copy_dataset import copy_command
@@ -65,6 +66,7 @@ app = typer.Typer(
     help="Train from a bucket as fast as from a local drive.",
 )
 app.add_typer(ingest.app, name="ingest")
+app.command("commit")(commit)
 app.command("adopt")(adopt)
 app.command("compact")(compact)
 app.command("convert")(convert)

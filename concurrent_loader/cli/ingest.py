@@ -9,12 +9,16 @@ import typer
 
 from concurrent_loader.cli.ingest_formats import add_formats
 from concurrent_loader.cli.ingest_options import (
+    Address,
     Again,
     Append,
     Dst,
+    EngineOption,
     OnError,
     OnErrorOption,
     Overwrite,
+    Part,
+    Resume,
     ShardSize,
     SrcEndpointUrl,
     SrcProfile,
@@ -22,6 +26,7 @@ from concurrent_loader.cli.ingest_options import (
     SrcStorageOption,
     Token,
     UploadsInFlight,
+    Workers,
 )
 from concurrent_loader.cli.ingest_run import run_import
 from concurrent_loader.cli.options import (
@@ -100,6 +105,11 @@ def image_folder(
     ] = Verify.DECODE,
     in_flight: InFlight = 32,
     uploads_in_flight: UploadsInFlight = 4,
+    workers: Workers = None,
+    engine: EngineOption = "local",
+    address: Address = None,
+    part: Part = None,
+    resume: Resume = True,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
     profile: Profile = None,
@@ -133,6 +143,7 @@ def image_folder(
     run_import(
         importer, dst, noun="image", as_json=as_json, on_error=on_error.value, append=append, overwrite=overwrite,
         shard_size=shard_size, uploads_in_flight=uploads_in_flight, token=token, again=again,
+        workers=workers, engine=engine, address=address, part=part, resume=resume,
         client=client_for(dst, client), storage_options=options_for(dst, options),
     )  # fmt: skip
 

@@ -10,12 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from concurrent_loader.cli.ingest_options import (
+    Address,
     Again,
     Append,
     Dst,
+    EngineOption,
     OnError,
     OnErrorOption,
     Overwrite,
+    Part,
+    Resume,
     ShardSize,
     SrcEndpointUrl,
     SrcProfile,
@@ -23,6 +27,7 @@ from concurrent_loader.cli.ingest_options import (
     SrcStorageOption,
     Token,
     UploadsInFlight,
+    Workers,
 )
 from concurrent_loader.cli.ingest_run import run_import
 from concurrent_loader.cli.options import (
@@ -70,6 +75,11 @@ def _command(row: ImportFormat) -> Callable[..., None]:
         token: Token = None,
         overwrite: Overwrite = False,
         uploads_in_flight: UploadsInFlight = 4,
+        workers: Workers = None,
+        engine: EngineOption = "local",
+        address: Address = None,
+        part: Part = None,
+        resume: Resume = True,
         endpoint_url: EndpointUrl = None,
         region: Region = None,
         profile: Profile = None,
@@ -92,6 +102,7 @@ def _command(row: ImportFormat) -> Callable[..., None]:
         run_import(
             importer, dst, noun="sample", as_json=as_json, on_error=on_error.value, append=append, overwrite=overwrite,
             shard_size=shard_size, uploads_in_flight=uploads_in_flight, token=token, again=again,
+            workers=workers, engine=engine, address=address, part=part, resume=resume,
             client=client_for(dst, client), storage_options=options_for(dst, options),
         )  # fmt: skip
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from concurrent_loader.cli.ingest_share import num_cores, parse_share, run_share
 from concurrent_loader.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from concurrent_loader.storage.importers import Importer
     from concurrent_loader.storage.importers.ingest import IngestProgress, IngestReport
 
-__all__ = ["run_import"]
+__all__ = ["print_import", "run_import"]
 
 _MAX_SHOWN = 20
 
 
-def run_import(importer: Importer, dst: str, *, noun: str, as_json: bool, **options: Any) -> None:
+def run_import(
+    importer: Importer,
+    dst: str,
+    *,
+    noun: str,
+    as_json: bool,
+    workers: int | None,
+    engine: Literal["local", "ray"],
+    address: str | None,
+    part: str | None,
+    resume: bool,
+    **options: Any,
+) -> None:
     """Imports a source with a progress bar, and prints the report.
 
     Args:
@@ -25,10 +38,22 @@ def run_import(importer: Importer, dst: str, *, noun: str, as_json: bool, **opti
         dst: URL of the dataset.
         noun: What a sample is called, such as ``"image"``.
         as_json: Whether to print one JSON object.
+        workers: Number of processes; None for one per core.
+        engine: ``"local"`` or ``"ray"``.
+        address: Address of the Ray cluster, or None.
+        part: Share to write, as ``"K/N"``; None to write all and commit.
+        resume: Whether to continue an interrupted run.
         **options: Options of `concurrent_loader.storage.importers.ingest.ingest`.
     """
     from concurrent_loader.storage.importers.ingest import ingest
 
+    if workers is None and engine == "local":
+        workers = num_cores()
+    if part is not None:
+        if engine != "local":
+            raise typer.BadParameter("a share is written by this machine; leave out --engine", param_hint="--part")
+        run_share(importer, dst, parse_share(part), workers=workers or 1, resume=resume, as_json=as_json, **options)
+        return
     with progress_bar(in_bytes=False) as progress:
         task = progress.add_task("listing", total=None, rate="")
 
@@ -39,7 +64,14 @@ def run_import(importer: Importer, dst: str, *, noun: str, as_json: bool, **opti
                 task, description=f"{noun}s{skipped}", completed=now.num_done, total=now.num_total, rate=rate
             )
 
-        report = ingest(importer, dst, on_progress=show, **options)
+        report = ingest(
+            importer, dst, on_progress=show, workers=workers, engine=engine, address=address, resume=resume, **options
+        )  # fmt: skip
+    print_import(report, dst, noun=noun, as_json=as_json)
+
+
+def print_import(report: IngestReport, dst: str, *, noun: str, as_json: bool) -> None:
+    """Prints the report of an import."""
     if as_json:
         _print_json(report)
     else:

@@ -14,7 +14,6 @@ from typing import Any
 from concurrent_loader.storage.adopt.formats import find_format
 from concurrent_loader.storage.adopt.object_reader import StoreObjects
 from concurrent_loader.storage.adopt.protocol import ForeignColumn, ForeignFormat, SourceObject
-from concurrent_loader.storage.adopt.records import Records
 from concurrent_loader.storage.adopt.report import AdoptPlan, AdoptProgress, AdoptReport
 from concurrent_loader.storage.adopt.scan import ScannedObject, Scanner
 from concurrent_loader.storage.adopt.stores import open_both
@@ -36,6 +35,7 @@ from concurrent_loader.storage.shards.format.schema import Column, Schema
 from concurrent_loader.storage.shards.manifest.commit_tokens import user_metadata
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import commit, latest_snapshot, load_manifest
+from concurrent_loader.storage.shards.writing.records import Records, run_name
 from concurrent_loader.storage.shards.writing.written_shards import WrittenShards
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.storage.stores.backends.local import LocalStore
@@ -142,7 +142,7 @@ def adopt(
             "format": format, "url": data.store.url, "shard_bytes": shard_bytes, "chosen": only is not None,
             "columns": [[name, column.type, column.encoding] for name, column in derived.items()],
         }  # fmt: skip
-        records = Records(target, identity)
+        records = Records(target, run_name(identity))
         threads = num_threads or min(8, os.cpu_count() or 1)
         scanned, num_resumed = run.scan(scanner, records, found, threads, plan, on_progress)
         classes = {name: list(column.classes) for name, column in derived.items() if column.classes}

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from concurrent_loader.storage.adopt.records import DoneShard, Records
 from concurrent_loader.storage.adopt.stores import open_both
 from concurrent_loader.storage.errors import AlreadyExists, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
@@ -29,7 +28,13 @@ from concurrent_loader.storage.shards.manifest.manifest import SAME_SAMPLES_AS, 
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
 from concurrent_loader.storage.shards.manifest.snapshots import SnapshotName, commit, latest_snapshot, load_manifest
 from concurrent_loader.storage.shards.shard_fetcher import OpenSource, ShardFetcher, check_source
-from concurrent_loader.storage.shards.writing.written_shards import WrittenShards, shard_entry, shard_statistics
+from concurrent_loader.storage.shards.writing.records import Records, run_name
+from concurrent_loader.storage.shards.writing.written_shards import (
+    DoneShard,
+    WrittenShards,
+    shard_entry,
+    shard_statistics,
+)
 from concurrent_loader.storage.stores.backends.open_store import open_for
 
 __all__ = ["ConvertProgress", "convert"]
@@ -126,7 +131,7 @@ class _Conversion:
                     "there is a dataset already; choose another place", url=self._target.store.url, got=existing
                 )
             manifest = await load_manifest(self._data, snapshot)
-            records = Records(self._target, {"converted": manifest.digest})
+            records = Records(self._target, run_name({"converted": manifest.digest}))
             await records.open()
             written = WrittenShards(Schema.parse(manifest.schema))
             try:

@@ -19,7 +19,6 @@ from concurrent_loader.storage.adopt.protocol import (
     Unit,
     UnitFormat,
 )
-from concurrent_loader.storage.adopt.records import DoneShard
 from concurrent_loader.storage.adopt.virtual_shard import VirtualShard, VirtualShardBuilder
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
@@ -28,6 +27,7 @@ from concurrent_loader.storage.shards.format.schema import Column, Schema
 from concurrent_loader.storage.shards.format.transforms import MAX_UNIT_BYTES, transform
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRange
+from concurrent_loader.storage.shards.writing.written_shards import DoneShard
 
 __all__ = ["ScannedObject", "Scanner"]
 

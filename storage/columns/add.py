@@ -25,7 +25,7 @@ from concurrent_loader.storage.shards.manifest.commit_tokens import check_token
 from concurrent_loader.storage.shards.manifest.manifest import ColumnSet, Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
 from concurrent_loader.storage.shards.shard_fetcher import OpenSource, check_source
-from concurrent_loader.storage.shards.writing.written_shards import FinishedPart, WrittenShards, finish_part
+from concurrent_loader.storage.shards.writing.written_shards import DoneShard, WrittenShards, finish_part
 from concurrent_loader.storage.stores.backends.open_store import open_for
 
 __all__ = ["AddProgress", "add_column", "add_columns"]
@@ -268,7 +268,7 @@ class _Addition:
         self, manifest: Manifest, source: ValueSource, shards: JoinedShards | None, written: WrittenShards
     ) -> None:
         counts = manifest.table.num_samples.tolist()
-        ahead: deque[asyncio.Task[FinishedPart]] = deque()
+        ahead: deque[asyncio.Task[DoneShard]] = deque()
         bundles: list[tuple[str, Any]] = []
         num_samples = 0
 
@@ -297,7 +297,7 @@ class _Addition:
 
     async def _store_one(
         self, source: ValueSource, shards: JoinedShards | None, number: int, first: int, num_samples: int
-    ) -> FinishedPart:
+    ) -> DoneShard:
         shard = None if shards is None else await shards.acquire(number)
         try:
             part, data = await self._make(source, shard, first, num_samples)
@@ -309,8 +309,8 @@ class _Addition:
 
     async def _make(
         self, source: ValueSource, shard: JoinedShard | None, first: int, num_samples: int
-    ) -> tuple[FinishedPart, memoryview]:
-        def make() -> tuple[FinishedPart, memoryview]:
+    ) -> tuple[DoneShard, memoryview]:
+        def make() -> tuple[DoneShard, memoryview]:
             if self._is_cancelled:
                 raise asyncio.CancelledError
             return finish_part(source.build(self._schema, shard, first, num_samples))

@@ -90,6 +90,13 @@ class ArrowColumns:
             names[name]: classes for name in self.schema.names if (classes := _class_names(features.get(name)))
         }
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"schema": self.schema, "nullable": self.nullable, "numbers": self._numbers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.schema, self.nullable, self._numbers = state["schema"], state["nullable"], state["numbers"]
+        self.__post_init__()  # its functions cannot be pickled
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the dataset's columns."""

@@ -24,6 +24,7 @@ class ArrowSource(FileImporter):
     """Files that yield Arrow record batches."""
 
     NAME: ClassVar[str]
+    SPLITS = True
 
     @abstractmethod
     def _open(self, file: BinaryIO) -> Any:

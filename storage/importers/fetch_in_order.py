@@ -44,6 +44,7 @@ async def fetch_in_order(
     *,
     in_flight: int,
     max_bytes: int,
+    num_threads: int | None = None,
 ) -> AsyncGenerator[Item, None]:
     """Yields one item for each file in order; fetches ahead in a bounded window. A given problem is yielded as it is.
 
@@ -54,12 +55,13 @@ async def fetch_in_order(
         in_flight: Upper bound of files fetched at once. Twice as many are in memory, because some are decoded while
             others are fetched.
         max_bytes: Upper bound of the bytes of fetched files; a single larger file is fetched alone.
+        num_threads: Number of threads that make items; one per core by default.
 
     Cancellation: Closing the generator cancels the running fetches and waits for them.
     """
     ahead: deque[tuple[asyncio.Task[Item] | ImportProblem, int]] = deque()
     ahead_bytes = 0
-    with ThreadPoolExecutor(os.cpu_count(), "import-verify") as threads:
+    with ThreadPoolExecutor(num_threads or os.cpu_count(), "import-verify") as threads:
         try:
             for file in files:
                 size = 0 if isinstance(file, ImportProblem) else file.size

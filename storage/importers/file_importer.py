@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, StorageError
 from concurrent_loader.storage.importers.column_types import choose_columns
 from concurrent_loader.storage.importers.source_files import SourceFile, SourceFiles
+from concurrent_loader.storage.importers.split_files import split_by_bytes
 from concurrent_loader.storage.importers.threaded_importer import ThreadedImporter
 from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
@@ -31,11 +33,13 @@ class FileImporter(ThreadedImporter):
         SUFFIXES: Suffixes of the files.
         WHAT: Name of the format for errors, with its article.
         HIDDEN: Whether hidden files belong to a source.
+        SPLITS: Whether each file can be read without the others, so that several processes may import a source.
     """
 
     SUFFIXES: ClassVar[tuple[str, ...]] = ()
     WHAT: ClassVar[str] = ""
     HIDDEN: ClassVar[bool] = False
+    SPLITS: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -61,6 +65,24 @@ class FileImporter(ThreadedImporter):
     def url(self) -> str:
         """URL of the file or the folder."""
         return self._files.url
+
+    def split(self, max_bytes: int) -> list[Self]:
+        """Divides a scanned source into importers of consecutive files, which can be pickled and need no scan.
+
+        Args:
+            max_bytes: Upper bound of the files of an importer, in bytes; a single file may exceed it.
+
+        Returns:
+            Importers; an empty list if the format is read as a whole.
+        """
+        if not self.SPLITS:
+            return []
+        parts = []
+        for files in split_by_bytes(self._files.files, max_bytes):
+            part = copy.copy(self)
+            part._files = self._files.only(files)
+            parts.append(part)
+        return parts
 
     async def _close_store(self) -> None:
         await self._files.close()

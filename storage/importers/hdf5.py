@@ -61,6 +61,7 @@ class HDF5Files(FileImporter):
 
     SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
     WHAT = "an HDF5 file"
+    SPLITS = True
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -19,6 +21,7 @@ from concurrent_loader.storage.importers.image_check import check_verification, 
 from concurrent_loader.storage.importers.lossless_encoding import LOSSLESS_EXTENSIONS, check_encoding, to_lossless
 from concurrent_loader.storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
 from concurrent_loader.storage.importers.source_files import is_hidden, version_of
+from concurrent_loader.storage.importers.split_files import split_by_bytes
 from concurrent_loader.storage.printable import printable
 from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
@@ -100,7 +103,8 @@ class ImageFolder:
         self._verify = check_verification(verify)
         self._in_flight = in_flight
         self._max_bytes = parse_size(bytes_in_flight, name="bytes_in_flight")
-        self._engine = FetchEngine(store, in_flight=in_flight, bytes_in_flight=self._max_bytes)
+        self._engine = self._new_engine()
+        self._num_threads = os.cpu_count() or 1
         self._files: list[_File] = []
         self._problems: list[ImportProblem] = []
         self._labels: dict[str, int] = {}
@@ -151,8 +155,9 @@ class ImageFolder:
         for problem in self._problems:
             yield problem
         items = fetch_in_order(
-            self._engine, self._files, self._sample_of, in_flight=self._in_flight, max_bytes=self._max_bytes
-        )
+            self._engine, self._files, self._sample_of, in_flight=self._in_flight, max_bytes=self._max_bytes,
+            num_threads=self._num_threads,
+        )  # fmt: skip
         async with aclosing(items):
             async for item in items:
                 yield item
@@ -160,6 +165,33 @@ class ImageFolder:
     async def close(self) -> None:
         """Closes the store."""
         await self._store.close()
+
+    def split(self, max_bytes: int) -> list[ImageFolder]:
+        """Divides a scanned folder into importers of consecutive samples, which can be pickled and need no scan.
+
+        Args:
+            max_bytes: Upper bound of the files of an importer, in bytes; a single file may exceed it.
+        """
+        parts: list[ImageFolder] = []
+        for files in split_by_bytes(self._files, max_bytes):
+            part = copy.copy(self)
+            part._files = files
+            part._problems = [] if parts else self._problems
+            names = {file.key.partition("/")[0] for file in files}
+            part._labels = {name: number for name, number in self._labels.items() if name in names}
+            part._num_threads = 1  # parts are read in many processes
+            parts.append(part)
+        return parts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_engine"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._engine = self._new_engine()
+
+    def _new_engine(self) -> FetchEngine:
+        return FetchEngine(self._store, in_flight=self._in_flight, bytes_in_flight=self._max_bytes)
 
     # -- scanning ------------------------------------------------------------------------------------------------------
 

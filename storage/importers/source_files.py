@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 from collections import Counter
@@ -74,12 +75,28 @@ class SourceFiles:
         root, self._key = _split(os.fspath(source), suffixes)
         self.store: Store = open_store(root, client=client, **dict(storage_options or {}))
         self.url = f"{self.store.url}/{self._key}" if self._key else self.store.url
-        self.engine = FetchEngine(self.store, bytes_in_flight="64MiB")
+        self.engine = self._new_engine()
         self.files: list[SourceFile] = []
         self.num_ignored = 0
         self._suffixes = tuple(suffixes)
         self._what = what
         self._hidden = hidden
+
+    def only(self, files: list[SourceFile]) -> SourceFiles:
+        """Returns the same source with some of its files."""
+        other = copy.copy(self)
+        other.files = files
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "engine"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.engine = self._new_engine()
+
+    def _new_engine(self) -> FetchEngine:
+        return FetchEngine(self.store, bytes_in_flight="64MiB")
 
     @property
     def num_bytes(self) -> int:

@@ -69,6 +69,7 @@ class TarFiles(FileImporter):
 
     SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst", ".tar.xz", ".txz")
     WHAT = "a tar file"
+    SPLITS = True
 
     def __init__(
         self,

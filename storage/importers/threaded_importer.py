@@ -33,6 +33,9 @@ class ThreadedImporter(ABC):
         self._executor: ThreadPoolExecutor | None = None
         self._calls: LoopCalls | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_executor": None, "_calls": None}
+
     @property
     @abstractmethod
     def url(self) -> str:

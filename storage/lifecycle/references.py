@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from concurrent_loader.storage.adopt.records import UNFINISHED, record_references
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.tags import TAGS
+from concurrent_loader.storage.shards.writing.records import UNFINISHED_FOLDER, record_references
 from concurrent_loader.storage.stores.objects import Buffer
 
 __all__ = ["COLLECTED", "COPYING", "DATA", "FOLDERS", "MANIFESTS", "RECORDS", "manifest_references", "run_of"]
@@ -35,7 +35,10 @@ def _copy_references(data: Buffer) -> set[str]:
         return set()
 
 
-RECORDS: dict[str, Callable[[Buffer], set[str]]] = {UNFINISHED: record_references, COPYING: _copy_references}
+RECORDS: dict[str, Callable[[Buffer], set[str]]] = {
+    f"{UNFINISHED_FOLDER}/": record_references,
+    COPYING: _copy_references,
+}
 """Folders of the records of jobs that have not committed yet, and the function that returns the keys of data objects
 that a record names. The path below the folder begins with the name of the job. A job whose newest record is older than
 the grace period was abandoned: its records are deleted, and protect nothing."""

@@ -6,12 +6,28 @@ from collections.abc import Mapping
 
 import msgspec
 
+from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.shards.format.builder import ShardBuilder
 from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.sizes import Size, parse_size
 
-__all__ = ["ShardSplitter"]
+__all__ = ["ShardSplitter", "parse_shard_size"]
 
+_MIN_SHARD_BYTES = 4 << 10
+_MAX_SHARD_BYTES = 1 << 30
 _ARRAY_HEADER_BYTES = 272  # upper bound of the bytes before a ragged array's values
+
+
+def parse_shard_size(shard_size: Size) -> int:
+    """Returns the upper bound of a shard in bytes.
+
+    Raises:
+        ConfigurationError: The size is invalid, or not 4 KiB to 1 GiB.
+    """
+    shard_bytes = parse_size(shard_size, name="shard_size")
+    if not _MIN_SHARD_BYTES <= shard_bytes <= _MAX_SHARD_BYTES:
+        raise ConfigurationError("shard_size must be 4 KiB to 1 GiB", got=shard_size)
+    return shard_bytes
 
 
 class ShardSplitter:

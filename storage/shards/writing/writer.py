@@ -25,15 +25,13 @@ from concurrent_loader.storage.shards.manifest.commit_tokens import check_token,
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import commit, latest_snapshot, load_manifest
 from concurrent_loader.storage.shards.writing.part_shards import PartSplitter, WrittenParts
+from concurrent_loader.storage.shards.writing.shard_sizing import parse_shard_size
 from concurrent_loader.storage.shards.writing.upload_queue import UploadQueue
-from concurrent_loader.storage.sizes import Size, parse_size
+from concurrent_loader.storage.sizes import Size
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.store import Store
 
 __all__ = ["ShardWriter"]
-
-_MIN_SHARD_BYTES = 4 << 10
-_MAX_SHARD_BYTES = 1 << 30
 
 
 class ShardWriter(PublicNames):
@@ -96,9 +94,7 @@ class ShardWriter(PublicNames):
             raise ConfigurationError("append and overwrite exclude each other")
         if uploads_in_flight < 1:
             raise ConfigurationError("uploads_in_flight must be at least 1", got=uploads_in_flight)
-        shard_bytes = parse_size(shard_size, name="shard_size")
-        if not _MIN_SHARD_BYTES <= shard_bytes <= _MAX_SHARD_BYTES:
-            raise ConfigurationError("shard_size must be 4 KiB to 1 GiB", got=shard_size)
+        shard_bytes = parse_shard_size(shard_size)
         self.schema = Schema.parse(columns)
         self._append, self._overwrite = append, overwrite
         self._metadata = user_metadata(metadata)

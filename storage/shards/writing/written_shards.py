@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from concurrent_loader.storage.errors import SchemaError
 from concurrent_loader.storage.shards.format.builder import FinishedShard, ShardBuilder
@@ -23,23 +24,23 @@ from concurrent_loader.storage.shards.manifest.statistics import (
 from concurrent_loader.storage.shards.writing.column_bundles import BundleBuilder
 from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["FinishedPart", "WrittenShards", "finish_part", "shard_entry", "shard_statistics"]
+__all__ = ["DoneShard", "WrittenShards", "finish_part", "finish_shard", "shard_entry", "shard_statistics"]
 
 Upload = Callable[[str, Buffer], None]
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedPart:
-    """What a manifest and its bundles need of a finished shard.
+class DoneShard:
+    """A shard whose tail is in the dataset.
 
     Attributes:
-        entry: Entry of the shard.
-        fixed: Values of its FIXED columns, as arrays (n, *shape).
+        entry: Entry for the manifest.
+        fixed: FIXED columns, as arrays (n, *shape).
         statistics: Statistics of its columns.
     """
 
     entry: ShardEntry
-    fixed: dict[str, np.ndarray[Any, Any]]
+    fixed: dict[str, npt.NDArray[Any]]
     statistics: Statistics
 
 
@@ -59,9 +60,8 @@ class WrittenShards:
 
     def add(self, builder: ShardBuilder, upload: Upload) -> None:
         """Finishes a shard, starts its upload, and starts uploads of the bundles that it completes."""
-        part, data = finish_part(builder)
-        upload(part.entry.key, data)
-        self.add_entry(part.entry, part.fixed, part.statistics, upload)
+        done = finish_shard(builder, upload)
+        self.add_entry(done.entry, done.fixed, done.statistics, upload)
 
     def add_entry(
         self, entry: ShardEntry, fixed: Mapping[str, np.ndarray[Any, Any]], statistics: Statistics, upload: Upload
@@ -130,7 +130,7 @@ class WrittenShards:
         upload(entry.key, bundle.data)
 
 
-def finish_part(builder: ShardBuilder) -> tuple[FinishedPart, memoryview]:
+def finish_part(builder: ShardBuilder) -> tuple[DoneShard, memoryview]:
     """Finishes a shard; returns the facts about it, and its bytes."""
     shard = builder.finish()
     entry = shard_entry(shard)
@@ -138,7 +138,14 @@ def finish_part(builder: ShardBuilder) -> tuple[FinishedPart, memoryview]:
     tail = shard.data[entry.tail_start :]
     index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
     fixed = {column.name: builder.fixed_values(column.name) for column in builder.schema.fixed}
-    return FinishedPart(entry, fixed, shard_statistics(index)), shard.data
+    return DoneShard(entry, fixed, shard_statistics(index)), shard.data
+
+
+def finish_shard(builder: ShardBuilder, upload: Upload) -> DoneShard:
+    """Finishes a shard, and starts its upload."""
+    done, data = finish_part(builder)
+    upload(done.entry.key, data)
+    return done
 
 
 def shard_entry(shard: FinishedShard) -> ShardEntry:

@@ -50,7 +50,7 @@ def run(*args: object) -> Result:
 
 
 def ingested(photos: Path, data: Path, *options: object) -> Result:
-    result = run("ingest", "image-folder", photos, data, "--shard-size", "16KiB", *options)
+    result = run("ingest", "image-folder", photos, data, "--shard-size", "16KiB", "--workers", 1, *options)
     assert result.exit_code == 0, result.stderr
     return result
 

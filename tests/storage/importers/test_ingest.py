@@ -211,7 +211,7 @@ class TestBadFiles:
         assert len(contents(url)) == 80
 
     def test_the_manifest_lists_a_bounded_number(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("concurrent_loader.storage.importers.ingest._MAX_LISTED", 1)
+        monkeypatch.setattr("concurrent_loader.storage.importers.item_run._MAX_LISTED", 1)
         kept = ingest(folder(self.FILES), url, on_error="skip").manifest.metadata["last_import"]
         assert (kept["num_skipped"], len(kept["skipped"])) == (2, 1)
 

@@ -1,48 +1,33 @@
-"""Remembers which shards are done, so that an adoption or a conversion continues where a kill stopped it.
+"""Remembers which shards are done, so that an import, an adoption or a conversion continues where a kill stopped it.
 
-A record is a small object below ``unfinished/IDENTITY/`` in the new dataset. It holds the entries of some
-shards; their tails, which hold the rest, are in the dataset already. Records are deleted after the commit.
+A record is a small object below ``unfinished/RUN/`` in the new dataset. It holds the entries of some shards; their
+tails, which hold the rest, are in the dataset already. Records are deleted after the commit.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from concurrent_loader.storage.errors import StorageError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.upload import Uploader
+from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.shards.format.index import ShardIndex
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry, shard_key
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRange
-from concurrent_loader.storage.shards.manifest.statistics import Statistics
-from concurrent_loader.storage.shards.writing.written_shards import shard_statistics
+from concurrent_loader.storage.shards.writing.written_shards import DoneShard, shard_statistics
 from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["UNFINISHED", "DoneShard", "Records", "record_references"]
+__all__ = ["UNFINISHED_FOLDER", "Records", "record_references", "run_name"]
 
-UNFINISHED = "unfinished/"
-
-
-@dataclass(frozen=True, slots=True)
-class DoneShard:
-    """A shard whose tail is in the dataset.
-
-    Attributes:
-        entry: Entry for the manifest.
-        fixed: FIXED columns, as arrays (n, *shape).
-        statistics: Statistics of its columns.
-    """
-
-    entry: ShardEntry
-    fixed: dict[str, npt.NDArray[Any]]
-    statistics: Statistics
+UNFINISHED_FOLDER = "unfinished"
+"""Folder of the records in a dataset. Readers ignore it."""
 
 
 class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,19 +47,32 @@ class _ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     place: _Place | None
 
 
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    shards: list[_ShardRecord]
+    facts: dict[str, Any]
+
+
+def run_name(identity: Mapping[str, Any]) -> str:
+    """Returns the name of a run, 32 hex digits.
+
+    Args:
+        identity: JSON of everything that decides the result, such as format, source, columns and shard size.
+    """
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode({"version": 2, **identity}, order="deterministic"))
+
+
 class Records:
     """The records of one run in the dataset that it makes.
 
     Args:
         engine: Engine over the dataset.
-        identity: Everything that decides the result, such as format, source, columns and shard size.
+        run: Name of the run; see `run_name`.
     """
 
-    def __init__(self, engine: FetchEngine, identity: Mapping[str, Any]) -> None:
+    def __init__(self, engine: FetchEngine, run: str) -> None:
         self._engine = engine
         self._uploader = Uploader(store=engine.store, retry=engine.policy)
-        name = xxhash.xxh3_128_hexdigest(msgspec.json.encode({"version": 1, **identity}, order="deterministic"))
-        self._prefix = f"{UNFINISHED}{name}/"
+        self._prefix = f"{UNFINISHED_FOLDER}/{run}/"
         self._known: set[str] = set()
 
     async def open(self) -> None:
@@ -83,11 +81,28 @@ class Records:
         If there are any, an empty record is written, too: garbage collection keeps what the records name, however old,
         as long as the newest one is recent.
         """
-        self._known = {meta.key async for meta in self._engine.store.list(self._prefix)}
+
+        async def list_keys() -> set[str]:
+            return {meta.key async for meta in self._engine.store.list(self._prefix)}
+
+        self._known = await self._engine.call_with_retries(list_keys, self._prefix)
         if self._known:
             key = self._key("resumed")
-            await self._uploader.put(key, b"[]")
+            await self._uploader.put(key, b"{}")
             self._known.add(key)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Keys of the known records and of other objects in their folder."""
+        return frozenset(self._known)
+
+    def expect(self, name: str) -> None:
+        """Makes `load` look for a record that was not listed."""
+        self._known.add(self._key(name))
+
+    def has(self, name: str) -> bool:
+        """Returns whether there was a record when the records were listed, or this object saved it."""
+        return self._key(name) in self._known
 
     async def load(self, name: str, file: SourceFile | None = None) -> list[DoneShard] | None:
         """Returns the shards of a record; None if there is no such record, or it cannot be used.
@@ -96,25 +111,38 @@ class Records:
             name: Name of the record.
             file: Adopted object of its virtual shards; None if they are not virtual.
         """
-        key = self._key(name)
-        if key not in self._known:
+        found = await self.load_with_facts(name, file)
+        return None if found is None else found[0]
+
+    async def load_with_facts(
+        self, name: str, file: SourceFile | None = None
+    ) -> tuple[list[DoneShard], dict[str, Any]] | None:
+        """Returns the shards and the facts of a record, like `load`."""
+        if not self.has(name):
             return None
         try:
-            data = (await self._engine.fetch_object(key)).data
-            return [await self._restore(each, file) for each in msgspec.json.decode(data, type=list[_ShardRecord])]
-        except (StorageError, msgspec.MsgspecError, ValueError):
+            data = (await self._engine.fetch_object(self._key(name))).data
+            # Not msgspec's parser: a file name that is not UTF-8 holds lone surrogates.
+            record = msgspec.convert(json.loads(bytes(data)), _Record)
+            return await map_concurrently(lambda each: self._restore(each, file), record.shards), record.facts
+        except StorageError as error:
+            if error.retryable:
+                raise
             return None  # the work is done again
+        except (msgspec.MsgspecError, ValueError):
+            return None
 
-    async def save(self, name: str, entries: Sequence[ShardEntry]) -> None:
-        """Writes a record."""
-        key = self._key(name)
-        await self._uploader.put_content_addressed(key, msgspec.json.encode([_record(entry) for entry in entries]))
-        self._known.add(key)
+    async def save(self, name: str, entries: Sequence[ShardEntry], facts: Mapping[str, Any] | None = None) -> None:
+        """Writes a record: entries of shards that are in the dataset, and JSON facts about them."""
+        record = {"shards": [msgspec.to_builtins(_record(entry)) for entry in entries], "facts": dict(facts or {})}
+        await self._uploader.put_content_addressed(self._key(name), json.dumps(record).encode())
+        self._known.add(self._key(name))
 
     async def delete(self) -> None:
-        """Deletes all records, after the commit."""
+        """Deletes all known records."""
         for key in sorted(self._known):
             await self._engine.call_with_retries(lambda key=key: self._engine.store.delete(key), key)  # type: ignore[misc]
+        self._known.clear()
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}.json"
@@ -146,8 +174,8 @@ class Records:
 def record_references(data: Buffer) -> set[str]:
     """Returns the keys of the objects that hold a record's shards; none for a damaged record, which no job can use."""
     try:
-        shards = msgspec.json.decode(data, type=list[_ShardRecord])
-    except msgspec.MsgspecError:
+        shards = msgspec.convert(json.loads(bytes(data)), _Record).shards
+    except (msgspec.MsgspecError, ValueError):
         return set()
     return {shard_key(shard.digest) if shard.place is None else shard.place.tail_key for shard in shards}
 

@@ -1,0 +1,133 @@
+"""Writes the parts of an import in several processes of this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from concurrent_loader.storage.errors import StorageError
+from concurrent_loader.storage.importers.ingest_plan import IngestPart, WrittenPart
+from concurrent_loader.storage.importers.item_run import IngestProgress
+from concurrent_loader.storage.importers.parts import write_part
+from concurrent_loader.storage.stores.backends.open_store import open_store
+from concurrent_loader.storage.stores.store import Store
+
+__all__ = ["PartTarget", "write_in_processes"]
+
+_AHEAD = 4  # parts per process that wait or run, so that a slow one does not stop the others
+_MAX_CRASHES = 5  # in a row, without a finished part between them
+
+
+@dataclass(frozen=True, slots=True)
+class PartTarget:
+    """Where the parts go.
+
+    Attributes:
+        url: URL of the dataset.
+        client: Client library of its store.
+        storage_options: Options of its store.
+        uploads_in_flight: Upper bound of concurrent uploads of one process.
+        resume: Whether parts that are written already are left as they are.
+    """
+
+    url: str | os.PathLike[str]
+    client: str = "auto"
+    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    uploads_in_flight: int = 4
+    resume: bool = True
+
+    def open(self) -> Store:
+        """Opens the store of the dataset."""
+        return open_store(self.url, client=self.client, **self.storage_options)
+
+    def write(self, part: IngestPart, on_progress: Callable[[IngestProgress], None] | None = None) -> WrittenPart:
+        """Writes a part in this process, unless it is written already."""
+        return write_part(
+            part, self.url, uploads_in_flight=self.uploads_in_flight, client=self.client,
+            storage_options=self.storage_options, resume=self.resume, on_progress=on_progress,
+        )  # fmt: skip
+
+
+def write_in_processes(
+    parts: Iterable[IngestPart], target: PartTarget, *, num_workers: int
+) -> Generator[WrittenPart, None, None]:
+    """Yields the results of the parts in their order.
+
+    A part of a process that was killed is written again by another one. Closing the generator ends the processes at
+    once; the finished parts have records.
+
+    Raises:
+        StorageError: Processes die again and again without finishing a part; or the error of a part.
+    """
+    waiting = deque(parts)
+    running: deque[tuple[IngestPart, Future[WrittenPart]]] = deque()
+    crashes = 0
+    pool = _Pool(min(num_workers, max(1, len(waiting))))
+    try:
+        while waiting or running:
+            try:
+                while waiting and len(running) < _AHEAD * num_workers:
+                    running.append((waiting[0], pool.submit(waiting[0], target)))
+                    waiting.popleft()
+                written = running[0][1].result()
+            except BrokenProcessPool as error:
+                crashes += 1
+                if crashes > _MAX_CRASHES:
+                    raise StorageError(
+                        "worker processes end unexpectedly, perhaps for lack of memory: pass fewer workers; the parts "
+                        "that are written are kept, and another run continues with them"
+                    ) from error
+                pool.close()
+                waiting.extendleft(part for part, _ in reversed(running))
+                running.clear()
+                pool = _Pool(min(num_workers, len(waiting)))
+                continue
+            crashes = 0
+            running.popleft()
+            yield written
+    finally:
+        pool.close()
+
+
+class _Pool:
+    """Processes that end when the pool is closed, and when this process ends in whatever way."""
+
+    def __init__(self, num_workers: int) -> None:
+        # Not fork: the event loop and the connections of this process are of no use in a child.
+        context = multiprocessing.get_context("spawn")
+        self._reader, self._alive = context.Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(
+            num_workers, mp_context=context, initializer=_begin, initargs=(self._reader,)
+        )
+
+    def submit(self, part: IngestPart, target: PartTarget) -> Future[WrittenPart]:
+        """Starts a part."""
+        return self._executor.submit(target.write, part)
+
+    def close(self) -> None:
+        """Ends the processes, in the middle of a part if need be."""
+        self._alive.close()
+        self._executor.shutdown(cancel_futures=True)
+        self._reader.close()
+
+
+def _begin(alive: Connection) -> None:
+    """Begins a worker process: Ctrl-C is the affair of the parent, whose end closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_watch, args=(alive,), name="import-parent-watch", daemon=True).start()
+
+
+def _watch(alive: Connection) -> None:
+    try:
+        alive.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(1)
