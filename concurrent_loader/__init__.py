@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ColorJitter,
         CutMix,
         GaussianBlur,
+        Linked,
         MixUp,
         MixUpOrCutMix,
         Normalize,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from concurrent_loader.loader import ConcurrentDataLoader
     from concurrent_loader.map_style.loader import DropInDataLoader
     from concurrent_loader.native_loader import NativeDataLoader
+    from concurrent_loader.pipeline.sample_context import SampleContext
     from concurrent_loader.stats.loader_stats import LoaderStats
     from concurrent_loader.storage import (
         AccessDenied,
@@ -118,6 +120,7 @@ __all__ = [
     "HedgePolicy",
     "ImageFolder",
     "InvalidRange",
+    "Linked",
     "LoaderError",
     "LoaderStateError",
     "LoaderStats",
@@ -138,6 +141,7 @@ __all__ = [
     "RandomVerticalFlip",
     "RetryPolicy",
     "S3Credentials",
+    "SampleContext",
     "SchemaError",
     "ServerError",
     "ShardDataset",
@@ -180,6 +184,7 @@ _EXPORTS = {
         "ColorJitter",
         "CutMix",
         "GaussianBlur",
+        "Linked",
         "MixUp",
         "MixUpOrCutMix",
         "Normalize",
@@ -212,6 +217,7 @@ _EXPORTS = {
     "concurrent_loader.loader": ("ConcurrentDataLoader",),
     "concurrent_loader.map_style.loader": ("DropInDataLoader",),
     "concurrent_loader.native_loader": ("NativeDataLoader",),
+    "concurrent_loader.pipeline.sample_context": ("SampleContext",),
     "concurrent_loader.stats.loader_stats": ("LoaderStats",),
     "concurrent_loader.storage": (
         "AccessDenied",

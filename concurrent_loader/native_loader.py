@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from concurrent_loader.augment import Crop
+from concurrent_loader.augment import Crop, Linked
 from concurrent_loader.batch.batch import Batch, as_tuple
 from concurrent_loader.batch.decode_failures import OnError
 from concurrent_loader.batch.ragged import RaggedOption
@@ -76,7 +76,8 @@ class NativeDataLoader(PublicNames):
             and transforms that fail are always raised. See docs/how-to/decoding.md.
         max_errors: Largest number of samples skipped or replaced per epoch, as an integer, or as a float: a share of
             this rank's samples; default 0.01. One more raises `TooManyDecodeErrors`.
-        transform: Function from a sample (a dict, images as (C, H, W) uint8) to a sample, called in a thread.
+        transform: Function from a sample (a dict, images as (C, H, W) uint8) to a sample, called in a thread. With a
+            second parameter, ``context``, it also gets a `SampleContext`.
         ragged: Column whose shapes differ → ``"list"``, ``"pad"`` or `Pad`, ``"nested"`` or ``"packed"``; see
             docs/how-to/ragged.md. Others are stacked, or lists if the shapes of a batch differ.
         collate_fn: Function from the list of a batch's samples to the batch; default `collate`.
@@ -134,12 +135,12 @@ class NativeDataLoader(PublicNames):
         shuffle: bool = False,
         *,
         seed: int = 0,
-        decode: Mapping[str, str | Decoder | Crop] | None = None,
+        decode: Mapping[str, str | Decoder | Crop | Linked] | None = None,
         decoder: Backend = "auto",
         max_pixels: int = DEFAULT_MAX_PIXELS,
         on_error: OnError = "raise",
         max_errors: float = 0.01,
-        transform: Callable[[dict[str, Any]], Any] | None = None,
+        transform: Callable[..., Any] | None = None,
         ragged: Mapping[str, RaggedOption] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         batch_transform: Callable[[Any], Any] | None = None,

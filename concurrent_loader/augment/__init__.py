@@ -6,6 +6,7 @@ from concurrent_loader.augment.color import ColorJitter, RandomGrayscale
 from concurrent_loader.augment.crop_decoder import CroppingDecoder
 from concurrent_loader.augment.crops import CenterCrop, Crop, RandomResizedCrop
 from concurrent_loader.augment.flip import RandomHorizontalFlip, RandomVerticalFlip
+from concurrent_loader.augment.linked import Linked
 from concurrent_loader.augment.mixing import CutMix, MixUp, MixUpOrCutMix
 from concurrent_loader.augment.normalize import Normalize, ToDtype
 from concurrent_loader.augment.operation import Operation
@@ -19,6 +20,7 @@ __all__ = [
     "CroppingDecoder",
     "CutMix",
     "GaussianBlur",
+    "Linked",
     "MixUp",
     "MixUpOrCutMix",
     "Normalize",

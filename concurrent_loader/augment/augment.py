@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 
 from concurrent_loader.augment.crops import Crop
+from concurrent_loader.augment.flip import RandomHorizontalFlip, RandomVerticalFlip
+from concurrent_loader.augment.linked import Linkable
 from concurrent_loader.augment.normalize import Finish, Normalize, ToDtype
 from concurrent_loader.augment.operation import Draws, Operation
 from concurrent_loader.augment.random_draws import MAX_DRAWS, uniforms
@@ -20,7 +22,7 @@ __all__ = ["CROP_DRAWS", "Augment"]
 CROP_DRAWS = 24  # random numbers reserved for the crop
 
 
-class Augment:
+class Augment(Linkable):
     """Crops an image, then applies operations: ``decode={"image": Augment(RandomResizedCrop(224), …)}``.
 
     Each sample has 64 uniform random numbers per epoch (`concurrent_loader.augment.uniforms`). The first 24 belong to
@@ -83,6 +85,20 @@ class Augment:
     def box(self, height: int, width: int, draws: Sequence[float]) -> Box:
         """Returns the box that the crop selects from an image of the given size."""
         return self.crop.box(height, width, draws)
+
+    def flips(self, draws: Sequence[float]) -> tuple[bool, bool]:
+        """Returns whether the operations mirror an image left to right, and top to bottom.
+
+        Args:
+            draws: The image's random numbers, as for `box`. A mirrored box comes on top of the result.
+        """
+        across = down = False
+        for operation, place in zip(self.operations, self._places, strict=True):
+            if isinstance(operation, RandomHorizontalFlip):
+                across ^= draws[place.start] < operation.p
+            elif isinstance(operation, RandomVerticalFlip):
+                down ^= draws[place.start] < operation.p
+        return across, down
 
     def draw(self, seed: int, epoch: int, samples: npt.NDArray[np.int64]) -> Draws:
         """Draws the random numbers of samples.

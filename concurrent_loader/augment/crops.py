@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from concurrent_loader.augment.linked import Linkable
 from concurrent_loader.decode.crop import Box
 from concurrent_loader.storage.errors import ConfigurationError
 
@@ -38,7 +39,7 @@ class Crop(Protocol):
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop:
+class RandomResizedCrop(Linkable):
     """Crops a random part of the image, of random area and aspect ratio, as for training on ImageNet.
 
     Source: Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6. Draws area and aspect ratio as
@@ -108,7 +109,7 @@ class RandomResizedCrop:
 
 
 @dataclass(frozen=True)
-class CenterCrop:
+class CenterCrop(Linkable):
     """Crops the center of the image, as for validation: resizes the shorter side, then cuts a square out of the center.
 
     Args:

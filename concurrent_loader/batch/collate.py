@@ -6,7 +6,7 @@ Tensors and arrays of different shapes are arranged by `concurrent_loader.batch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,7 +177,7 @@ def _keep_ragged(name: str, values: list[torch.Tensor], rules: _Rules) -> Any:
     return block or _Arranged(arrange(name, values, how or "list", is_image=is_image))
 
 
-def _arrange_values(name: str, values: Sequence[Any], rules: _Rules) -> Any:
+def _arrange_values(name: str, values: Iterable[Any], rules: _Rules) -> Any:
     return _keep_ragged(name, [_as_tensor(name, value) for value in values], rules)
 
 

@@ -202,7 +202,7 @@ class RaggedColumn:
             block: ``block`` on the device.
             rows: Samples to deliver, in order; None for all of them.
         """
-        parts = block.split([math.prod(shape) for shape in self.shapes])
+        parts = torch.split(block, [math.prod(shape) for shape in self.shapes])
         values = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
         values = values if rows is None else [values[row] for row in rows]
         if self.how is not None:
@@ -229,7 +229,7 @@ def _pad(name: str, values: list[torch.Tensor], how: Pad, is_image: bool) -> dic
         shape[dim] = -(-max(value.shape[dim] for value in values) // multiple) * multiple
     whole = _filled(name, (len(values), *shape), how.value, values)
     for row, value in enumerate(values):
-        _copy(whole[(row, *map(slice, value.shape))], value)
+        _copy(whole[row][tuple(slice(size) for size in value.shape)], value)
     sizes = _sizes(values, dims)
     by_length = dims == (0,) and not isinstance(how.multiple, tuple)
     columns = {name: whole, f"{name}_lengths" if by_length else f"{name}_sizes": sizes[:, 0] if by_length else sizes}

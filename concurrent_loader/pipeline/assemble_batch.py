@@ -140,7 +140,7 @@ def _blank_slice(processing: SampleProcessing, part: Slice, processed: Processed
     ]
     if processing.transform is None:
         return samples
-    return [transform_sample(processing.transform, sample, part, place) for place, sample in enumerate(samples)]
+    return [transform_sample(processing, sample, part, place) for place, sample in enumerate(samples)]
 
 
 def _blank_value(processing: SampleProcessing, name: str, failed: FailedImage) -> torch.Tensor:

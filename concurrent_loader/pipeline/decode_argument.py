@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from concurrent_loader.augment import Crop
+from concurrent_loader.augment import Crop, Linked
 from concurrent_loader.batch.ragged import Ragged, companions, ragged_columns
 from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.storage.errors import ConfigurationError
@@ -15,7 +15,10 @@ from concurrent_loader.storage.shards.format.schema import ColumnKind
 
 __all__ = ["check_as_tuple", "check_decode", "check_ragged", "warn_of_companions"]
 
-_FORM = "decode={column: how}, with how = 'rgb', 'gray', 'unchanged', RandomResizedCrop(224) or a function of the bytes"
+_FORM = (
+    "decode={column: how}, with how = 'rgb', 'gray', 'unchanged', RandomResizedCrop(224), crop.like(column, …) or a "
+    "function of the bytes"
+)
 _MASK = re.compile(r"masks?|seg|segmentations?|(label|seg|semantic|instance|panoptic)_?(map|mask)s?|depth|trimap")
 _PLACES = re.compile(r"b?box(es)?|bounding_box(es)?|keypoints?|landmarks?|polygons?")
 
@@ -41,7 +44,7 @@ def check_decode(decode: object) -> None:
                 f"decode needs an object, not the class: write {how.__name__}(…)", column=str(name), expected=_FORM,
                 got=how.__name__,
             )  # fmt: skip
-        if not (isinstance(how, str | Crop) or callable(how)):
+        if not (isinstance(how, str | Crop | Linked) or callable(how)):
             raise ConfigurationError(
                 "decode has an invalid value for a column", column=str(name), expected=_FORM, got=how
             )
@@ -106,6 +109,10 @@ def check_as_tuple(
 
 
 def _check_ragged_type(name: str, kind: ColumnKind, column_type: str, decode: Any) -> None:
+    if isinstance(decode, Linked):
+        if decode.is_mask:
+            raise ConfigurationError("a crop gives all masks one size; leave the column out of ragged=", column=name)
+        return
     if isinstance(decode, Crop):
         raise ConfigurationError("a crop gives all images one size; leave the column out of ragged=", column=name)
     if decode is None and kind is ColumnKind.FIXED:
@@ -129,17 +136,18 @@ def warn_of_companions(dataset: LoadableDataset, decode: Mapping[str, Any]) -> N
     columns = dict.fromkeys(name for part in dataset.parts for name in part.columns)
     blurred = [name for name in cropped if _has(name, _MASK)]
     images = [name for name in cropped if name not in blurred]
-    left = [name for name in columns if name not in cropped and (_has(name, _MASK) or _has(name, _PLACES))]
+    linked = [name for name, how in decode.items() if isinstance(how, Linked)]
+    left = [name for name in columns if name not in (*cropped, *linked) and (_has(name, _MASK) or _has(name, _PLACES))]
     if blurred:
         warnings.warn(
             f"decode crops the column {', '.join(map(repr, blurred))}, which looks like a mask: a crop interpolates "
-            "between its values. Decode it by 'unchanged', and crop image and mask together in transform=",
+            "between its values. Link it: decode={'image': crop, 'mask': crop.like('image', interpolation='nearest')}",
             stacklevel=3,
         )
     if images and left:
         warnings.warn(
             f"decode crops {', '.join(map(repr, images))}, but {', '.join(map(repr, left))} of the same samples do not "
-            "follow the crop. Decode whole images and move both in transform=, or leave the columns out by "
+            "follow the crop. Link them by crop.like(…), see docs/how-to/masks_and_boxes.md, or leave them out by "
             "dataset.select_columns",
             stacklevel=3,
         )

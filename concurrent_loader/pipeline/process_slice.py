@@ -6,17 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from concurrent_loader.augment import CroppingDecoder
 from concurrent_loader.batch.buffers import BatchBuffers, BatchSlotWrites
 from concurrent_loader.batch.decode_failures import FailedImage, FailedSample
-from concurrent_loader.datasets.protocol import OpenUnit
 from concurrent_loader.device import DeferredDecoder
 from concurrent_loader.errors import DecodeError
+from concurrent_loader.pipeline.linked_columns import LinkedColumn, LinkedReader, as_tv_images
 from concurrent_loader.pipeline.sample_processing import SAMPLES, SampleProcessing, transform_sample
 from concurrent_loader.pipeline.slices import Slice
-from concurrent_loader.storage.shards.format.schema import ColumnKind
 
 __all__ = ["process_slice"]
 
@@ -34,9 +32,14 @@ def process_slice(processing: SampleProcessing, part: Slice) -> dict[str, Any] |
     """
     if processing.before is not None:
         processing.before(part.step, SAMPLES)
-    columns: dict[str, Any] = {name: _read_column(processing, part, name) for name in processing.columns}
+    links = {name: each for name, each in processing.decoders.items() if isinstance(each, LinkedColumn)}
+    wrap = processing.transform is not None
+    linked = LinkedReader(links, part, on_error=processing.on_error, wrap=wrap)
+    columns: dict[str, Any] = {name: _read_column(processing, part, name, linked) for name in processing.columns}
     if not processing.by_sample:
         return columns
+    if wrap:
+        columns |= {name: as_tv_images(columns[name]) for name in linked.images()}
     samples: list[Any] = [
         dict(zip(columns, values, strict=True)) for values in zip(*map(_by_sample, columns.values()), strict=True)
     ]
@@ -51,22 +54,20 @@ def process_slice(processing: SampleProcessing, part: Slice) -> dict[str, Any] |
         return samples
     with processing.clock.measure("transform"):
         return [
-            sample if isinstance(sample, FailedSample) else transform_sample(processing.transform, sample, part, place)
+            sample if isinstance(sample, FailedSample) else transform_sample(processing, sample, part, place)
             for place, sample in enumerate(samples)
         ]
 
 
-def _read_column(processing: SampleProcessing, part: Slice, name: str) -> Any:
-    kind = processing.schema[name].kind
+def _read_column(processing: SampleProcessing, part: Slice, name: str, linked: LinkedReader) -> Any:
     decoder = processing.decoders.get(name)
+    if isinstance(decoder, LinkedColumn):
+        with processing.clock.measure("decode"):
+            return linked.read(name)
     with processing.clock.measure("read"):
-        if decoder is not None:
-            encoded = [data for shard, rows in _runs(part) for data in shard.payload(name, rows)]
-        else:
-            values = [shard.values(name, rows) for shard, rows in _runs(part)]
-            if kind is ColumnKind.FIXED:
-                return np.concatenate(values)
-            return [value for run in values for value in run]
+        if decoder is None:
+            return part.values(name)
+        encoded = part.payload(name)
     with processing.clock.measure("decode"):
         if isinstance(decoder, CroppingDecoder) and part.buffers is not None and not processing.by_sample:
             return _decode_in_place(processing, decoder, encoded, name, part, part.buffers)
@@ -118,10 +119,6 @@ def _decode(
         if processing.on_error == "raise":
             raise error from error.__cause__
         return FailedImage(error.with_traceback(None), processing.blanks.get(column))
-
-
-def _runs(part: Slice) -> zip[tuple[OpenUnit, npt.NDArray[np.int64]]]:
-    return zip(part.shards, part.rows, strict=True)
 
 
 def _by_sample(values: Any) -> Any:

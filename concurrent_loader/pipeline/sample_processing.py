@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from concurrent_loader.augment import Crop, CroppingDecoder
+from concurrent_loader.augment import Crop, CroppingDecoder, Linked
 from concurrent_loader.batch.buffers import BatchBuffers
 from concurrent_loader.batch.decode_failures import OnError
 from concurrent_loader.batch.ragged import Ragged, RaggedOption, ragged_columns
@@ -17,6 +17,8 @@ from concurrent_loader.device import DeferredDecoder
 from concurrent_loader.errors import LoaderError, TransformError
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.pipeline.decode_argument import check_decode, check_ragged
+from concurrent_loader.pipeline.linked_columns import LinkedColumn, link_columns
+from concurrent_loader.pipeline.sample_context import SampleContext, takes_context
 from concurrent_loader.pipeline.slices import Slice
 from concurrent_loader.stats.loader_stats import StageClock
 from concurrent_loader.storage.errors import ConfigurationError
@@ -46,7 +48,7 @@ class ProcessingOptions:
         decoder: Name of the library that decodes.
         max_pixels: Number of pixels from which on an image is refused before memory is allocated for it.
         on_error: What to do with a sample whose image cannot be decoded: ``"raise"``, ``"skip"`` or ``"replace"``.
-        transform: Sample dict → sample, or None.
+        transform: Sample dict → sample, or (sample dict, `SampleContext`) → sample, or None.
         collate_fn: List of samples → batch, or None for `concurrent_loader.collate`.
         batch_transform: Batch → batch, or None. None also if the loader calls it, after the transfer to its device.
         seed: Seed of the random streams.
@@ -55,11 +57,11 @@ class ProcessingOptions:
         staged: Whether the device stage makes the batches, so that ragged columns travel in one block.
     """
 
-    decode: Mapping[str, str | Decoder | Crop] = field(default_factory=dict)
+    decode: Mapping[str, str | Decoder | Crop | Linked] = field(default_factory=dict)
     decoder: Backend = "auto"
     max_pixels: int = DEFAULT_MAX_PIXELS
     on_error: OnError = "raise"
-    transform: Callable[[dict[str, Any]], Any] | None = None
+    transform: Callable[..., Any] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     batch_transform: Callable[[Any], Any] | None = None
     seed: int = 0
@@ -80,9 +82,9 @@ class SampleProcessing:
     Attributes:
         schema: Schema of the dataset.
         columns: Columns of a batch.
-        decoders: Decoder of each encoded column: a plain function, a crop that depends on the sample, or a decoder that
-            defers the work to the device.
-        transform: Function from sample dict to sample dict, or None.
+        decoders: Decoder of each encoded column: a plain function, a crop that depends on the sample, a decoder that
+            defers the work to the device, or a link to an image.
+        transform: Function from sample dict, and perhaps `SampleContext`, to sample dict, or None.
         collate_fn: Function from a list of samples to a batch, or None for `concurrent_loader.collate`.
         batch_transform: Function from batch to batch, or None.
         clock: Counters of the time spent in each stage.
@@ -92,6 +94,8 @@ class SampleProcessing:
         images: Columns of whole images.
         ragged: Column → arrangement of values of different shapes.
         staged: Whether ragged columns stay in one block for the device stage.
+        seed: Seed of the loader.
+        takes_context: Whether the transform gets a `SampleContext`, too.
         before: Callback in the decode thread before a step's samples or batch are made. It gets the step and `SAMPLES`
             or `BATCH`. A worker process sets its random streams there.
         ship: Callback in the decode thread that replaces the batch to deliver. It gets a function that makes the batch,
@@ -100,8 +104,8 @@ class SampleProcessing:
 
     schema: Schema
     columns: tuple[str, ...]
-    decoders: Mapping[str, Decoder | CroppingDecoder | DeferredDecoder] = field(default_factory=dict)
-    transform: Callable[[dict[str, Any]], Any] | None = None
+    decoders: Mapping[str, Decoder | CroppingDecoder | DeferredDecoder | LinkedColumn] = field(default_factory=dict)
+    transform: Callable[..., Any] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     batch_transform: Callable[[Any], Any] | None = None
     clock: StageClock = field(default_factory=StageClock)
@@ -113,6 +117,8 @@ class SampleProcessing:
     images: frozenset[str] = frozenset()
     ragged: Mapping[str, Ragged] = field(default_factory=dict)
     staged: bool = False
+    seed: int = 0
+    takes_context: bool = False
 
     @property
     def collate_options(self) -> dict[str, Any]:
@@ -174,6 +180,8 @@ def make_sample_processing(
             images=frozenset(name for name, how in options.decode.items() if isinstance(how, str)),
             ragged=ragged,
             staged=options.staged,
+            seed=options.seed,
+            takes_context=takes_context(options.transform),
             blanks={name: shape for name, how in options.decode.items() if (shape := _blank_shape(how)) is not None},
         )
         for part in dataset.parts
@@ -183,13 +191,14 @@ def make_sample_processing(
 
 def _decoders(
     part: LoadableDataset, options: ProcessingOptions
-) -> dict[str, Decoder | CroppingDecoder | DeferredDecoder]:
+) -> dict[str, Decoder | CroppingDecoder | DeferredDecoder | LinkedColumn]:
     codecs = () if options.by_sample else options.device_codecs
     decoding: dict[str, Any] = {"backend": options.decoder, "max_pixels": options.max_pixels}
-    decoders: dict[str, Decoder | CroppingDecoder | DeferredDecoder] = {}
+    decoders: dict[str, Decoder | CroppingDecoder | DeferredDecoder | LinkedColumn] = {}
+    decoders |= link_columns(part, options.decode, seed=options.seed, **decoding)
     for name, how in options.decode.items():
-        if name not in part.columns:
-            continue  # a column of another dataset of the mixture
+        if name not in part.columns or isinstance(how, Linked):
+            continue  # a column of another dataset of the mixture, or a linked one
         column = part.schema[name]
         if column.kind is not ColumnKind.PAYLOAD:
             raise ConfigurationError("decode works on image and bytes columns only", column=name, got=column.type)
@@ -202,22 +211,26 @@ def _decoders(
     return decoders
 
 
-def _blank_shape(how: str | Decoder | Crop) -> tuple[int, ...] | None:
+def _blank_shape(how: str | Decoder | Crop | Linked) -> tuple[int, ...] | None:
     """Returns the shape of a blank image: the crop's shape, or one pixel for whole images."""
+    if isinstance(how, Linked):
+        return how.crop.size if how.is_mask else None
     if isinstance(how, Crop):
         return (3, *how.size)
     return (1 if how == "gray" else 3, 1, 1) if isinstance(how, str) else None
 
 
-def transform_sample(
-    transform: Callable[[dict[str, Any]], Any], sample: dict[str, Any], part: Slice, place: int
-) -> Any:
-    """Calls a transform with the sample at a place of a slice.
+def transform_sample(processing: SampleProcessing, sample: dict[str, Any], part: Slice, place: int) -> Any:
+    """Calls the transform with the sample at a place of a slice, and with its context if the transform takes one.
 
     Raises:
         TransformError: The transform failed, ``from`` the cause. A `LoaderError` is raised unchanged.
     """
+    transform = processing.transform
+    assert transform is not None
     try:
+        if processing.takes_context:
+            return transform(sample, SampleContext(int(part.samples[place]), part.epoch, processing.seed))
         return transform(sample)
     except LoaderError:
         raise

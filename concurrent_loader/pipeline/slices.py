@@ -46,6 +46,19 @@ class Slice:
         """Returns the shard key of each sample."""
         return [shard.key for shard, rows in zip(self.shards, self.rows, strict=True) for _ in range(len(rows))]
 
+    def payload(self, column: str) -> list[bytes | memoryview]:
+        """Returns the verified bytes of each sample in a payload column."""
+        return [
+            data for shard, rows in zip(self.shards, self.rows, strict=True) for data in shard.payload(column, rows)
+        ]
+
+    def values(self, column: str) -> npt.NDArray[Any] | list[Any]:
+        """Returns the values of a column, one per sample: an array for numbers, otherwise a list."""
+        runs = [shard.values(column, rows) for shard, rows in zip(self.shards, self.rows, strict=True)]
+        if runs and all(isinstance(run, np.ndarray) for run in runs):
+            return np.concatenate(runs)
+        return [value for run in runs for value in run]
+
     def locate(self, place: int) -> dict[str, Any]:
         """Returns the sample number and shard key of the sample at a place of this slice, for an error."""
         run = int(np.searchsorted(np.cumsum([len(rows) for rows in self.rows]), place, side="right"))

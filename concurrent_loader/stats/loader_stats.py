@@ -176,7 +176,7 @@ class StageClock:
         with self._lock:
             self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
 
-    def wall(self) -> dict[str, float]:
+    def wall(self) -> dict[str, Any]:
         """Returns the wall time counted by `WallTime`, under the names of `LoaderStats`."""
         with self._lock:
             names = ("total", "wait", "device", "consumer", *(f"wait_{cause}" for cause in CAUSES))

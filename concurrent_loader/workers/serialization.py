@@ -101,7 +101,7 @@ class _Pickler(pickle.Pickler):
         if type(thing) is torch.Tensor and _is_plain(thing):
             return _reduced(thing)
         if isinstance(thing, torch.Tensor) and thing.layout is torch.jagged and _is_simple(thing):
-            return torch.nested.nested_tensor_from_jagged, (thing.values(), thing.offsets())
+            return torch.nested.nested_tensor_from_jagged, _jagged_parts(thing)
         if isinstance(thing, memoryview):
             return memoryview, (thing.tobytes(),)
         return NotImplemented
@@ -121,11 +121,16 @@ class _Pickler(pickle.Pickler):
         return False
 
 
-def _is_simple(nested: torch.Tensor) -> bool:
+def _jagged_parts(nested: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the values and offsets of a jagged tensor."""
+    return nested.values(), nested.offsets()
+
+
+def _is_simple(nested: Any) -> bool:
     """Returns whether a jagged tensor is made of plain values, ragged in its second dimension, without holes."""
-    parts = (nested.values(), nested.offsets())
-    is_second = nested.dim() == parts[0].dim() + 1 and isinstance(nested.shape[1], torch.SymInt)
-    return is_second and nested.lengths() is None and all(map(_is_plain, parts))
+    values, offsets = _jagged_parts(nested)
+    is_second = nested.dim() == values.dim() + 1 and isinstance(nested.shape[1], torch.SymInt)
+    return is_second and nested.lengths() is None and _is_plain(values) and _is_plain(offsets)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -68,7 +68,8 @@ _DAMAGE = (
 
 
 def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
-    """Decodes an image to (C, H, W) uint8, or uint16 for 16-bit gray. ``mode`` is "RGB", "GRAY" or "UNCHANGED".
+    """Decodes an image to (C, H, W) uint8, or uint16 for 16-bit gray. ``mode`` is "RGB", "GRAY", "UNCHANGED"
+    or, for a palette, "INDICES".
 
     Raises:
         DecodeError: The data is damaged, or the library does not support it.
@@ -84,7 +85,9 @@ def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
         with _FILES[header.format](io.BytesIO(data)) as image:
             image.load()
             orientation = image.getexif().get(_ORIENTATION, 1)
-            if sixteen:
+            if mode == "INDICES":
+                pixels = _in_strips(image, orientation, np.asarray)
+            elif sixteen:
                 pixels = _in_strips(image, orientation, lambda strip: np.asarray(strip).astype(np.uint16))
             else:
                 pixels = _in_strips(
