@@ -26,6 +26,7 @@ from concurrent_loader.storage.errors import (
     ProtocolViolation,
     SchemaError,
     ServerError,
+    SnapshotDeleted,
     StorageError,
     StoreClosed,
     StoreError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from concurrent_loader.storage.loop_thread import LoopThread
     from concurrent_loader.storage.shards.editing.compact import CompactReport, compact
     from concurrent_loader.storage.shards.editing.delete import DeleteReport, delete
+    from concurrent_loader.storage.shards.editing.purge import PurgeReport, purge
     from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
     from concurrent_loader.storage.shards.manifest.manifest import Manifest
     from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
@@ -83,6 +85,7 @@ __all__ = [
     "ObjectChanged",
     "ObjectMeta",
     "ProtocolViolation",
+    "PurgeReport",
     "RetryPolicy",
     "S3Credentials",
     "Schema",
@@ -90,6 +93,7 @@ __all__ = [
     "ServerError",
     "ShardWriter",
     "Size",
+    "SnapshotDeleted",
     "StorageError",
     "Store",
     "StoreClosed",
@@ -104,6 +108,7 @@ __all__ = [
     "load_manifest",
     "open_store",
     "parse_size",
+    "purge",
     "verify_dataset",
 ]
 
@@ -122,6 +127,7 @@ _HOMES = {
     "LoopThread": "concurrent_loader.storage.loop_thread",
     "Manifest": "concurrent_loader.storage.shards.manifest.manifest",
     "ObjectMeta": "concurrent_loader.storage.stores.objects",
+    "PurgeReport": "concurrent_loader.storage.shards.editing.purge",
     "RetryPolicy": "concurrent_loader.storage.fetch",
     "S3Credentials": "concurrent_loader.storage.stores.aws.credentials",
     "Schema": "concurrent_loader.storage.shards.format.schema",
@@ -135,6 +141,7 @@ _HOMES = {
     "load_manifest": "concurrent_loader.storage.shards.manifest.snapshots",
     "open_store": "concurrent_loader.storage.stores.backends.open_store",
     "parse_size": "concurrent_loader.storage.sizes",
+    "purge": "concurrent_loader.storage.shards.editing.purge",
     "verify_dataset": "concurrent_loader.storage.shards.verify",
 }
 

@@ -5,6 +5,7 @@
     StorageError
     ├── ConfigurationError (ValueError)    an invalid option, URL or key; a redirect
     ├── NotFound (KeyError-like)           a bucket, key, dataset or snapshot does not exist
+    │   └── SnapshotDeleted                the snapshot existed and was deleted
     ├── AlreadyExists                      put_if_absent lost; a dataset exists already
     │   └── CommitConflict                 another writer committed this snapshot first; nothing is lost
     ├── AccessDenied                       credentials are missing, wrong, or not allowed
@@ -51,6 +52,7 @@ __all__ = [
     "ProtocolViolation",
     "SchemaError",
     "ServerError",
+    "SnapshotDeleted",
     "StorageError",
     "StoreClosed",
     "StoreError",
@@ -157,6 +159,16 @@ class NotFound(StorageError):
     Example:
         >>> from concurrent_loader.storage import NotFound
         >>> NotFound.retryable
+        False
+    """
+
+
+class SnapshotDeleted(NotFound):
+    """The snapshot existed, and garbage collection deleted it; the newest snapshot can be opened.
+
+    Example:
+        >>> from concurrent_loader.storage import SnapshotDeleted
+        >>> SnapshotDeleted.retryable
         False
     """
 

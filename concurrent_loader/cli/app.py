@@ -16,6 +16,7 @@ from concurrent_loader.cli.delete import delete
 from concurrent_loader.cli.doctor import doctor
 from concurrent_loader.cli.export import export
 from concurrent_loader.cli.info import info
+from concurrent_loader.cli.purge import purge
 from concurrent_loader.cli.verify import verify
 from concurrent_loader.errors import LoaderError
 from concurrent_loader.storage.errors import CorruptData, StorageError
@@ -57,6 +58,7 @@ app.command("convert")(convert)
 app.command("delete")(delete)
 app.command("export")(export)
 app.command("info")(info)
+app.command("purge")(purge)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
 app.add_typer(cache.app, name="cache")

@@ -15,6 +15,7 @@ from concurrent_loader.storage.fetch import FetchEngine, RetryPolicy
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, manifest_key
 from concurrent_loader.storage.shards.manifest.manifest_file import MAX_MANIFEST_BYTES, decode, encode
+from concurrent_loader.storage.shards.manifest.tombstones import check_not_purged
 from concurrent_loader.storage.stores.objects import ObjectMeta
 from concurrent_loader.storage.stores.store import Store
 
@@ -59,6 +60,7 @@ async def load_manifest(source: Store | FetchEngine, snapshot: int | None = None
 
     Raises:
         NotFound: The store holds no dataset, or no such snapshot.
+        SnapshotDeleted: The snapshot was purged.
         FormatError: The manifest is damaged, or belongs to another snapshot.
 
     Example:
@@ -125,6 +127,7 @@ async def _file_of(engine: FetchEngine, snapshot: int) -> memoryview:
             check(await engine.call_with_retries(lambda: engine.store.head(key), key))
         return (await engine.fetch_object(key, accept=check)).data
     except NotFound as error:
+        await check_not_purged(engine, snapshot)
         raise NotFound("no such snapshot", url=engine.store.url, key=key) from error
 
 
