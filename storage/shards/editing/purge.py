@@ -68,6 +68,12 @@ class PurgeReport:
         unreadable: Keys of objects in the folder of the shards that are no shards, so that nothing is known of them.
         left: Keys of removed objects that the store lists nevertheless.
         num_unreferenced: Number of bundles and tails that no snapshot has. It is unknown of whom they are.
+
+    Example:
+        >>> from concurrent_loader.storage import purge
+        >>> report = purge("photos", dry_run=True)
+        >>> report.num_rows, report.removed_snapshots, report.is_proved
+        (0, (), False)
     """
 
     url: str
