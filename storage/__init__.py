@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from concurrent_loader.storage.loop_thread import LoopThread
     from concurrent_loader.storage.shards.editing.compact import CompactReport, compact
     from concurrent_loader.storage.shards.editing.delete import DeleteReport, delete
+    from concurrent_loader.storage.shards.editing.purge import PurgeReport, purge
     from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
     from concurrent_loader.storage.shards.manifest.manifest import Manifest
     from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
@@ -99,6 +100,7 @@ __all__ = [
     "ObjectChanged",
     "ObjectMeta",
     "ProtocolViolation",
+    "PurgeReport",
     "RetryPolicy",
     "S3Credentials",
     "Schema",
@@ -130,6 +132,7 @@ __all__ = [
     "load_manifest",
     "open_store",
     "parse_size",
+    "purge",
     "tag_snapshot",
     "verify_dataset",
 ]
@@ -153,6 +156,7 @@ _HOMES = {
     "LoopThread": "concurrent_loader.storage.loop_thread",
     "Manifest": "concurrent_loader.storage.shards.manifest.manifest",
     "ObjectMeta": "concurrent_loader.storage.stores.objects",
+    "PurgeReport": "concurrent_loader.storage.shards.editing.purge",
     "RetryPolicy": "concurrent_loader.storage.fetch",
     "S3Credentials": "concurrent_loader.storage.stores.aws.credentials",
     "Schema": "concurrent_loader.storage.shards.format.schema",
@@ -176,6 +180,7 @@ _HOMES = {
     "open_store": "concurrent_loader.storage.stores.backends.open_store",
     "parse_size": "concurrent_loader.storage.sizes",
     "tag_snapshot": "concurrent_loader.storage.lifecycle.snapshots",
+    "purge": "concurrent_loader.storage.shards.editing.purge",
     "verify_dataset": "concurrent_loader.storage.shards.verify",
 }
 

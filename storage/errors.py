@@ -164,7 +164,7 @@ class NotFound(StorageError):
 
 
 class SnapshotDeleted(NotFound):
-    """The snapshot existed, and garbage collection deleted it; the newest snapshot can be opened.
+    """The snapshot existed, and was purged or collected as garbage; the newest snapshot can be opened.
 
     Example:
         >>> from concurrent_loader.storage import SnapshotDeleted

@@ -32,6 +32,12 @@ class CompactReport:
         num_removed: Number of deleted rows that the new snapshot does not store any more.
         num_bytes_written: Size of the new shards and bundles in bytes.
         num_bytes_saved: Size of the shards of the snapshot before, minus the size of those of the new one, in bytes.
+
+    Example:
+        >>> from concurrent_loader.storage import compact
+        >>> report = compact("photos")
+        >>> report.snapshot, report.num_rewritten
+        (1, 0)
     """
 
     url: str

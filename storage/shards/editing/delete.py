@@ -38,6 +38,12 @@ class DeleteReport:
         snapshot: Newest snapshot, without the samples; with ``dry_run`` the newest one before.
         num_deleted: Number of samples that this call deleted, or would delete; 0 if they were deleted before.
         num_samples: Number of samples that are left.
+
+    Example:
+        >>> from concurrent_loader.storage import delete
+        >>> report = delete("photos", ids=[3], dry_run=True)
+        >>> report.num_deleted, report.num_samples, report.snapshot
+        (1, 19, 1)
     """
 
     url: str

@@ -69,6 +69,7 @@ class Rewriter:
 
     Attributes:
         num_bytes_written: Size of the new shards and bundles in bytes.
+        keys: Keys of the new shards and bundles, those of attempts that met a conflict included.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Rewriter:
         self._done: dict[str, list[ShardEntry]] = {}
         self._num_bytes = 0
         self.num_bytes_written = 0
+        self.keys: set[str] = set()
 
     async def rewrite(self, manifest: Manifest, chosen: Mask) -> Manifest:
         """Writes the chosen shards without their deleted rows.
@@ -171,9 +173,13 @@ class Rewriter:
 
     async def _put(self, shard: FinishedShard) -> ShardEntry:
         entry = shard_entry(shard)
-        await self._uploader.put_content_addressed(entry.key, shard.data)
-        self.num_bytes_written += entry.size
+        await self._upload(entry.key, shard)
         return entry
+
+    async def _upload(self, key: str, file: FinishedShard) -> None:
+        self.keys.add(key)
+        await self._uploader.put_content_addressed(key, file.data)
+        self.num_bytes_written += file.size
 
     async def _bundle(self, manifest: Manifest, bundle: BundleEntry, removed: DeletedRows | None) -> list[BundleEntry]:
         """Returns the bundle as it is without the removed rows: at most one."""
@@ -192,8 +198,7 @@ class Rewriter:
         )
         made = builder.finish()
         key = bundle_key(made.digest)
-        await self._uploader.put_content_addressed(key, made.data)
-        self.num_bytes_written += made.size
+        await self._upload(key, made)
         return [
             BundleEntry(
                 key=key, size=made.size, tail_start=made.tail_start, digest=made.digest,

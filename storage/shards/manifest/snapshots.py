@@ -24,6 +24,7 @@ from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, manifest_key
 from concurrent_loader.storage.shards.manifest.manifest_file import MAX_MANIFEST_BYTES, decode, encode
 from concurrent_loader.storage.shards.manifest.tags import read_tag
+from concurrent_loader.storage.shards.manifest.tombstones import check_not_purged
 from concurrent_loader.storage.stores.objects import ObjectMeta
 from concurrent_loader.storage.stores.store import Store
 
@@ -123,7 +124,7 @@ async def load_manifest(source: Store | FetchEngine, snapshot: SnapshotName | No
 
     Raises:
         NotFound: The store holds no dataset, or no such snapshot.
-        SnapshotDeleted: The snapshot was deleted.
+        SnapshotDeleted: The snapshot was collected as garbage, or purged.
         FormatError: The manifest is damaged, or belongs to another snapshot.
 
     Example:
@@ -141,6 +142,8 @@ async def load_manifest(source: Store | FetchEngine, snapshot: SnapshotName | No
         snapshot = await find_snapshot(engine, snapshot)
         try:
             data = await _file_of(engine, snapshot)
+        except SnapshotDeleted:
+            raise
         except NotFound as error:
             raise await _missing(engine, snapshot, error) from error
     key = manifest_key(snapshot)
@@ -205,6 +208,7 @@ async def _file_of(engine: FetchEngine, snapshot: int) -> memoryview:
             check(await engine.call_with_retries(lambda: engine.store.head(key), key))
         return (await engine.fetch_object(key, accept=check)).data
     except NotFound as error:
+        await check_not_purged(engine, snapshot)
         raise NotFound("no such snapshot", url=engine.store.url, key=key) from error
 
 

@@ -88,3 +88,32 @@ def test_numbers_and_ranges() -> None:
     for text in ("", "1,,2", "-1", "a", "1-", "٣", "0-99999999999"):
         with pytest.raises(typer.BadParameter):
             parse_ids(text)
+
+
+def test_purge(tmp_path: Path) -> None:
+    url = tmp_path / "people"
+    with ShardWriter(url, columns={"face": "bytes"}) as writer:
+        for name in (b"Ada Lovelace", b"Bob", b"Ada Lovelace"):
+            writer.write({"face": name})
+    assert "no snapshot stores a deleted sample" in run("purge", url, "--yes").stdout
+    run("delete", url, "--ids", "0")
+    result = run("purge", url)
+    assert result.exit_code == 0
+    assert "would remove the bytes of 1 sample" in result.stdout
+    assert "pass --yes to do it" in result.stdout
+    result = run("purge", url, "--yes")
+    assert result.exit_code == 1
+    assert "snapshot 3, sample 1, column face" in result.stdout
+    assert "NOT proved" in result.stdout
+    run("delete", url, "--ids", "1")
+    result = run("purge", url, "--yes")
+    assert result.exit_code == 0
+    assert "proved: no value of a removed sample is left" in result.stdout
+    assert not [file for file in url.rglob("*") if file.is_file() and b"Lovelace" in file.read_bytes()]
+    result = run("info", url, "--snapshot", 1)
+    assert result.exit_code == 2
+    assert "was purged" in result.stderr
+    run("delete", url, "--ids", "0")
+    facts = json.loads(run("purge", url, "--yes", "--json").stdout)
+    assert facts["is_proved"]
+    assert facts["num_rows"] == 1

@@ -230,3 +230,17 @@ def test_against_a_plain_list(data: st.DataObject) -> None:
             chosen = data.draw(st.sets(st.integers(0, len(model) - 1)))
             view = dataset.subset(sorted(chosen))
             assert view.column("name") == [f"sample {model[at]}" for at in sorted(chosen)]
+
+
+def test_of_a_shard_with_few_live_samples_only_these_are_fetched() -> None:
+    whole = f"memory://sparse-{uuid4().hex}"
+    with ShardWriter(whole, columns={"data": "bytes", "label": "int64"}, shard_size="16MiB") as writer:
+        for number in range(20):
+            writer.write({"data": bytes([number]) * 500_000, "label": number})
+    delete(whole, where="label not in [3, 17]")
+    with ShardDataset(whole) as dataset:
+        before = dataset.fetch_stats.num_bytes
+        (batch,) = ConcurrentDataLoader(dataset, batch_size=4)
+        assert dataset.fetch_stats.num_bytes - before < 1_100_000
+        assert [bytes(data[:1]) for data in batch["data"]] == [b"\3", b"\21"]
+        assert (batch["label"].tolist(), [int(each) for each in batch.sample_ids]) == ([3, 17], [0, 1])
