@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from concurrent_loader.cli import cache, ingest, s3
+from concurrent_loader.cli import cache, columns, ingest, s3
 from concurrent_loader.cli.adopt import adopt
 from concurrent_loader.cli.convert import convert
 from concurrent_loader.cli.doctor import doctor
@@ -55,6 +55,7 @@ app.command("export")(export)
 app.command("info")(info)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
+app.add_typer(columns.app, name="columns")
 app.add_typer(cache.app, name="cache")
 app.add_typer(s3.app, name="s3")
 

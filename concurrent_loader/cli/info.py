@@ -76,6 +76,8 @@ def _describe(url: str, manifest: Manifest, snapshots: list[int]) -> dict[str, A
         "shard_bytes": {"min": min(sizes), "mean": sum(sizes) // len(sizes), "max": max(sizes)} if sizes else None,
         "num_bundles": len(manifest.bundles),
         "bundle_bytes": sum(bundle.size for bundle in manifest.bundles),
+        "num_column_sets": len(manifest.column_sets),
+        "column_set_bytes": sum(int(each.table.sizes.sum()) for each in manifest.column_sets),
         "columns": manifest.schema,
         "statistics": manifest.statistics,
         "encoded": _encoded(manifest.metadata.get("encoded")),
@@ -108,8 +110,10 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         f"size       {format_size(facts['num_bytes'])}, of which payload {format_size(facts['payload_bytes'])}",
         f"shards     {facts['num_shards']:,}{spread}",
         f"bundles    {facts['num_bundles']:,}, {format_size(facts['bundle_bytes'])}",
-        "columns",
     ]
+    if facts["num_column_sets"]:
+        lines.append(f"added      {facts['num_column_sets']:,} column sets, {format_size(facts['column_set_bytes'])}")
+    lines.append("columns")
     width = max(len(name) for name in facts["columns"])
     for name, kind in facts["columns"].items():
         about = ", ".join(f"{fact} {value}" for fact, value in facts["statistics"].get(name, {}).items())
