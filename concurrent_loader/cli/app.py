@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from concurrent_loader.cli import cache, ingest, s3
+from concurrent_loader.cli import cache, columns, ingest, s3
 from concurrent_loader.cli.adopt import adopt
 from concurrent_loader.cli.browse import browse
 from concurrent_loader.cli.commit import commit
@@ -86,6 +86,7 @@ app.command("browse")(browse)
 app.command("purge")(purge)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
+app.add_typer(columns.app, name="columns")
 app.add_typer(cache.app, name="cache")
 app.add_typer(s3.app, name="s3")
 

@@ -116,6 +116,8 @@ def _describe(url: str, manifest: Manifest, snapshots: list[int]) -> dict[str, A
         "shard_bytes": {"min": min(sizes), "mean": sum(sizes) // len(sizes), "max": max(sizes)} if sizes else None,
         "num_bundles": len(manifest.bundles),
         "bundle_bytes": sum(bundle.size for bundle in manifest.bundles),
+        "num_column_sets": len(manifest.column_sets),
+        "column_set_bytes": sum(int(each.table.sizes.sum()) for each in manifest.column_sets),
         "columns": manifest.schema,
         "statistics": manifest.statistics,
         "encoded": _encoded(manifest.metadata.get("encoded")),

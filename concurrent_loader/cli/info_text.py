@@ -23,7 +23,7 @@ def info_lines(facts: dict[str, Any], width: int) -> list[str]:
         width: Width of the terminal in characters. Only a long URL makes a line longer.
     """
     from concurrent_loader.storage.printable import printable
-    from concurrent_loader.storage.sizes import format_size
+    from concurrent_loader.storage.sizes import format_count, format_size
 
     sizes = facts["shard_bytes"]
     spread = (
@@ -36,9 +36,11 @@ def info_lines(facts: dict[str, Any], width: int) -> list[str]:
         f"size       {format_size(facts['num_bytes'])}, of which payload {format_size(facts['payload_bytes'])}",
         f"shards     {facts['num_shards']:,}{spread}",
         f"bundles    {facts['num_bundles']:,}, {format_size(facts['bundle_bytes'])}",
-        "columns",
-        *_column_lines(facts["columns"], facts["statistics"]),
     ]
+    if facts["num_column_sets"]:
+        added = format_count(facts["num_column_sets"], "column set")
+        lines.append(f"added      {added}, {format_size(facts['column_set_bytes'])}")
+    lines += ["columns", *_column_lines(facts["columns"], facts["statistics"])]
     for name, counts in facts["encoded"].items():
         stored, source = format_size(counts["stored_bytes"]), format_size(counts["source_bytes"])
         lines.append(f"encoded    {name}: {stored} of {source} in the source, ratio {counts['ratio']:.3f}")

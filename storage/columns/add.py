@@ -14,7 +14,7 @@ from typing import Any
 from concurrent_loader.storage.cache.joined_shard import JoinedShard, JoinedShards, whole_shards
 from concurrent_loader.storage.cache.open_cache import open_shard_cache
 from concurrent_loader.storage.columns.commits import commit_change, committed_before, opened
-from concurrent_loader.storage.columns.values import ComputedValues, GivenValues, ValueSource, lookup
+from concurrent_loader.storage.columns.values import NO_DEFAULT, ComputedValues, GivenValues, ValueSource, lookup
 from concurrent_loader.storage.errors import CommitConflict, ConfigurationError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.upload import Uploader
@@ -52,6 +52,7 @@ def add_column(
     values: Any,
     *,
     by: str | None = None,
+    default: Any = NO_DEFAULT,
     inputs: Sequence[str] | None = None,
     batched: bool = False,
     workers: int | None = None,
@@ -73,7 +74,8 @@ def add_column(
         values: One of: a sequence or array with one value per sample, in the order of the samples; a function that
             returns the value of a sample, a dict as ``dataset[i]`` returns it; with ``by``, a mapping of keys to
             values.
-        by: Name of the column whose value is a sample's key in ``values``.
+        by: Name of the column whose value is a sample's key in ``values``: numbers or texts.
+        default: Value of samples whose key is not in ``values``; without it, such a sample is an error.
         inputs: Columns of the samples that the function gets; all by default. Columns that are left out are not
             fetched, if they are in other files.
         batched: Whether the function gets all samples of one shard as a list, and returns a list of values. Default:
@@ -110,7 +112,9 @@ def add_column(
             raise ConfigurationError("with by=, values must be a mapping of keys to values", got=got)
         if inputs is not None or batched:
             raise ConfigurationError("by= needs neither inputs nor batched")
-        given, inputs = lookup(values, by), [by]
+        given, inputs = lookup(values, by, default), [by]
+    elif default is not NO_DEFAULT:
+        raise ConfigurationError("a default needs values by key: pass by=, too")
 
     def values_of(sample: Any) -> Any:
         made = given(sample)

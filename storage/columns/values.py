@@ -12,7 +12,7 @@ from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.shards.format.builder import ShardBuilder
 from concurrent_loader.storage.shards.format.schema import Schema
 
-__all__ = ["ComputedValues", "GivenValues", "ValueSource", "lookup"]
+__all__ = ["NO_DEFAULT", "ComputedValues", "GivenValues", "ValueSource", "lookup"]
 
 MAX_SHARD_BYTES = 1 << 30  # of the added columns of one shard, which are in memory at once
 
@@ -121,12 +121,16 @@ class ComputedValues:
                 raise
 
 
-def lookup(values: Mapping[Any, Any], by: str) -> Callable[[dict[str, Any]], Any]:
+NO_DEFAULT = object()
+
+
+def lookup(values: Mapping[Any, Any], by: str, default: object = NO_DEFAULT) -> Callable[[dict[str, Any]], Any]:
     """Returns a function that finds a sample's value by another column of the sample.
 
     Args:
         values: Values by key.
         by: Name of the column of the keys.
+        default: Value of samples whose key has none; by default such a sample is an error.
     """
 
     def find(sample: dict[str, Any]) -> Any:
@@ -134,7 +138,13 @@ def lookup(values: Mapping[Any, Any], by: str) -> Callable[[dict[str, Any]], Any
         try:
             return values[key]
         except KeyError:
-            raise SchemaError("there is no value for a sample", column=by, got=key) from None
+            if default is not NO_DEFAULT:
+                return default
+            raise SchemaError(
+                "there is no value for a sample; pass a default for such samples", column=by, got=key
+            ) from None
+        except TypeError:
+            raise SchemaError("values are found by a number or a text", column=by, got=type(key).__name__) from None
 
     return find
 

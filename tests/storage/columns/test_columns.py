@@ -200,6 +200,10 @@ class TestAdd:
         with pytest.raises(SchemaError, match="no value for a sample") as caught:
             add_column(url, "other", "float32", {f"n{n}": 0.0 for n in range(NUM - 1)}, by="name")
         assert (caught.value.got, newest(url).snapshot) == (f"n{NUM - 1}", 2)
+        add_column(url, "few", "int64", {3: 7}, by="label", default=-1)
+        assert [each["few"] for each in contents(url, columns=["few"])[2:5]] == [-1, 7, -1]
+        with pytest.raises(ConfigurationError, match="by="):
+            add_column(url, "none", "int64", range(NUM), default=0)
 
     @pytest.mark.parametrize("values", [range(NUM - 1), [1] * (NUM + 1), "x" * NUM, 7, {1: 2}])
     def test_a_wrong_number_of_values(self, url: str, values: Any) -> None:
