@@ -23,11 +23,10 @@ from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry, sh
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRange
 from concurrent_loader.storage.shards.manifest.statistics import Statistics
 from concurrent_loader.storage.shards.writing.written_shards import shard_statistics
-from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["UNFINISHED", "DoneShard", "Records", "record_references"]
+__all__ = ["DoneShard", "Records"]
 
-UNFINISHED = "unfinished/"
+_FOLDER = "unfinished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Records:
         self._engine = engine
         self._uploader = Uploader(store=engine.store, retry=engine.policy)
         name = xxhash.xxh3_128_hexdigest(msgspec.json.encode({"version": 1, **identity}, order="deterministic"))
-        self._prefix = f"{UNFINISHED}{name}/"
+        self._prefix = f"{_FOLDER}/{name}/"
         self._known: set[str] = set()
 
     async def open(self) -> None:
@@ -141,15 +140,6 @@ class Records:
         index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
         fixed = {column.name: np.asarray(index.column(column.name)) for column in index.schema.fixed}
         return DoneShard(entry, fixed, shard_statistics(index))
-
-
-def record_references(data: Buffer) -> set[str]:
-    """Returns the keys of the objects that hold a record's shards; none for a damaged record, which no job can use."""
-    try:
-        shards = msgspec.json.decode(data, type=list[_ShardRecord])
-    except msgspec.MsgspecError:
-        return set()
-    return {shard_key(shard.digest) if shard.place is None else shard.place.tail_key for shard in shards}
 
 
 def _record(entry: ShardEntry) -> _ShardRecord:
