@@ -162,6 +162,7 @@ def ingest(
                 if not writer.repeats:
                     run.drain(loop, _Source(importer.read()))
                 writer.update_metadata({"last_import": run.summary(), **run.encoded(onto)})
+                writer.commit(rebase=False)  # labels continue those of the snapshot that was read
         except CommitConflict as error:
             error.what = "another writer committed meanwhile; run it again, with --append (append=True) to add to that"
             raise
