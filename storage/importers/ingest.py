@@ -154,6 +154,7 @@ def _ingest_stream(
                     url=importer.url,
                 )
             )  # fmt: skip
+        writer.commit(rebase=False)  # labels continue those of the snapshot that was read
     return IngestReport(
         manifest=writer.manifest,
         num_samples=0 if writer.repeats else writer.num_samples,

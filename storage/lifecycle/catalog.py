@@ -129,8 +129,8 @@ async def _describe(engine: FetchEngine, root: str, folder: _Folder) -> DatasetI
         problem = str(error)
     return DatasetInfo(
         path=root,
-        num_samples=manifest and manifest.num_samples,
-        num_bytes=manifest and manifest.num_bytes,
+        num_samples=None if manifest is None else manifest.num_samples,
+        num_bytes=None if manifest is None else manifest.num_bytes,
         stored_bytes=folder.stored_bytes,
         snapshots=tuple(sorted(folder.snapshots)),
         modified=folder.snapshots[newest],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,14 +18,14 @@ from concurrent_loader.storage.errors import AlreadyExists, DigestMismatch, NotF
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.in_flight_gate import InFlightGate
 from concurrent_loader.storage.fetch.upload import Uploader
-from concurrent_loader.storage.lifecycle.references import COPYING, DATA, manifest_references
+from concurrent_loader.storage.lifecycle.references import COPYING, DATA, data_digest, named_keys
 from concurrent_loader.storage.listing import scan_objects
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, manifest_key
 from concurrent_loader.storage.shards.manifest.manifest_file import decode
 from concurrent_loader.storage.shards.manifest.snapshots import NO_DATASET, list_snapshots
 from concurrent_loader.storage.shards.manifest.tags import read_tags, write_tag
-from concurrent_loader.storage.stores.objects import ObjectMeta
+from concurrent_loader.storage.stores.objects import Buffer, ObjectMeta
 from concurrent_loader.storage.stores.store import Store
 
 __all__ = ["CopyProgress", "CopyReport", "copy_dataset"]
@@ -137,19 +137,27 @@ class _Needed:
     sizes: dict[str, int] = field(default_factory=dict)
     sources: set[str] = field(default_factory=set)
 
-    def add(self, manifest: Manifest) -> None:
-        """Adds the objects of a snapshot."""
-        wanted = manifest_references(manifest)
+    def add(self, data: Buffer, manifest: Manifest, there: Mapping[str, ObjectMeta]) -> None:
+        """Adds the objects of a snapshot.
+
+        Args:
+            data: The manifest's file.
+            manifest: The same, decoded.
+            there: All data objects of the source.
+        """
         table = manifest.table
-        entries = zip(table.keys, table.digests, table.sizes.tolist(), strict=True)
-        found = [*entries, *((bundle.key, bundle.digest, bundle.size) for bundle in manifest.bundles)]
-        for key, digest, size in found:
-            if key in wanted:
-                self.digests[key], self.sizes[key] = digest, size
-        for key in wanted.difference(self.digests):
-            self.digests[key] = key.rpartition("/")[2].partition(".")[0]  # tails, whose names are their digests
+        entries = list(zip(table.keys, table.digests, table.sizes.tolist(), strict=True))
         if table.ranges is not None:
+            entries = [each for each, place in zip(entries, table.ranges.is_virtual, strict=True) if not place]
             self.sources.update(file.url for file in table.ranges.files)
+            tails = table.ranges.tail_keys
+            entries += [(key, data_digest(key) or "", there[key].size if key in there else 0) for key in tails]
+        entries += [(bundle.key, bundle.digest, bundle.size) for bundle in manifest.bundles]
+        # Whatever else the manifest names: its fields may be newer than this function.
+        others = named_keys(data).difference(self.digests, (key for key, _, _ in entries))
+        entries += [(key, data_digest(key) or "", there[key].size) for key in others if key in there]
+        for key, digest, size in entries:
+            self.digests[key], self.sizes[key] = digest, size
 
 
 class _Copy:
@@ -178,7 +186,10 @@ class _Copy:
         snapshots = await list_snapshots(self._source)
         if not snapshots:
             raise NotFound(NO_DATASET, url=self._source.store.url, key="manifests/")
-        files = {number: await self._manifest(number) for number in snapshots}
+        # Listed after the snapshots, whose objects were written before them.
+        there = await self._list(self._source)
+        files = {number: await self._manifest(number, there) for number in snapshots}
+        self._etags = {key: there[key].etag for key in self._needed.digests if key in there}
         new = await self._new_snapshots(snapshots, files)
         record = await self._protect()
         num_kept = await self._copy_objects()
@@ -201,10 +212,10 @@ class _Copy:
 
     # -- manifests -------------------------------------------------------------------------------------------------
 
-    async def _manifest(self, number: int) -> str:
+    async def _manifest(self, number: int, there: Mapping[str, ObjectMeta]) -> str:
         """Reads a snapshot of the source; returns the digest of its manifest."""
         data = (await self._source.fetch_object(manifest_key(number))).data
-        self._needed.add(decode(data, url=self._source.store.url))
+        self._needed.add(data, decode(data, url=self._source.store.url), there)
         return xxhash.xxh3_128_hexdigest(data)
 
     async def _new_snapshots(self, snapshots: list[int], files: dict[int, str]) -> list[int]:
@@ -252,10 +263,6 @@ class _Copy:
 
     async def _copy_objects(self) -> int:
         """Copies what is not there until everything is there; returns the number of objects that were there."""
-        for key, meta in (await self._list(self._source)).items():
-            if key in self._needed.digests:
-                self._etags[key] = meta.etag
-                self._needed.sizes.setdefault(key, meta.size)
         num_kept = 0
         for attempt in range(_MAX_ROUNDS):
             there = await self._list(self._target)

@@ -24,12 +24,19 @@ from itertools import pairwise
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, NotFound, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.upload import Uploader
-from concurrent_loader.storage.lifecycle.references import COLLECTED, DATA, RECORDS, manifest_references, run_of
+from concurrent_loader.storage.lifecycle.references import (
+    COLLECTED,
+    DATA,
+    RECORDS,
+    data_digest,
+    named_digests,
+    run_of,
+)
 from concurrent_loader.storage.listing import scan_objects
 from concurrent_loader.storage.map_concurrently import map_concurrently
-from concurrent_loader.storage.shards.manifest.manifest import Manifest, manifest_key
+from concurrent_loader.storage.shards.manifest.manifest import manifest_key
 from concurrent_loader.storage.shards.manifest.manifest_file import decode
-from concurrent_loader.storage.shards.manifest.snapshots import NO_DATASET, list_manifests, load_manifest
+from concurrent_loader.storage.shards.manifest.snapshots import NO_DATASET, list_manifests
 from concurrent_loader.storage.shards.manifest.tags import read_tags
 from concurrent_loader.storage.stores.objects import ObjectMeta
 from concurrent_loader.storage.stores.store import Store
@@ -41,7 +48,6 @@ GRACE = timedelta(days=7)
 
 _CLOCK = f"{COLLECTED}clock.json"  # rewritten by each run: its last_modified is the store's current time
 _MANIFEST = re.compile(rf"{COLLECTED}(\d{{10}})\.clm")
-_DATA = re.compile(rf"(?:{'|'.join(DATA)})[0-9a-f]{{32}}\.[a-z]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,23 +183,24 @@ class _Collection:
         kept = [number for number in await list_manifests(self._engine) if number not in doomed]
         needed: set[str] = set()
         for number in kept:
-            needed |= await self._references(number)
+            needed |= await self._references(manifest_key(number), number)
         abandoned = [run for run, newest in records.newest.items() if newest < due]
         for run, keys in records.keys.items():
             if run not in abandoned:
                 for key in keys:
-                    needed |= await self._record_references(key)
+                    needed |= await self._references(key)
         waiting: set[str] = set()
         for number in doomed if self._dry_run else ():
-            waiting |= await self._references(number)
+            waiting |= await self._references(manifest_key(number), number)
         collected = await self._collected()
         expired = [meta for meta in collected.values() if self._time(meta) < due]
         for number, meta in collected.items():
             if meta not in expired:
-                waiting |= manifest_references(await self._decoded(meta.key, number))
-        garbage = {key: size for key, size in objects.old.items() if key not in needed and key not in waiting}
-        left = {key: size for key, size in objects.old.items() if key not in needed and key in waiting}
-        left |= {key: size for key, size in objects.recent.items() if key not in needed}
+                waiting |= await self._references(meta.key, number)
+        old = {key: size for key, size in objects.old.items() if data_digest(key) not in needed}
+        garbage = {key: size for key, size in old.items() if data_digest(key) not in waiting}
+        left = {key: size for key, size in old.items() if key not in garbage}
+        left |= {key: size for key, size in objects.recent.items() if data_digest(key) not in needed}
         if not self._dry_run:
             await map_concurrently(lambda key: self._delete_if_old(key, due), list(garbage))
             keys = [key for run in abandoned for key in records.keys[run]]
@@ -210,31 +217,27 @@ class _Collection:
             num_abandoned=len(abandoned),
         )
 
-    async def _references(self, number: int) -> set[str]:
-        try:
-            return manifest_references(await load_manifest(self._engine, number))
-        except NotFound:
-            return set()  # another run moved it to ``collected/``, which is listed after this
+    async def _references(self, key: str, number: int | None = None) -> set[str]:
+        """Returns the digests of the objects that a manifest or record names.
 
-    async def _record_references(self, key: str) -> set[str]:
-        folder = next(folder for folder in RECORDS if key.startswith(folder))
+        Args:
+            key: Key of the manifest or record.
+            number: Number of the snapshot; None for a record.
+
+        Raises:
+            FormatError: The manifest is damaged, or of a version that this library does not know.
+        """
         try:
-            return RECORDS[folder]((await self._engine.fetch_object(key)).data)
+            data = (await self._engine.fetch_object(key)).data
         except NotFound:
-            return set()  # the job has just committed
+            return set()  # the job has committed; or another run moved the manifest to where the next listing finds it
+        if number is not None and decode(data, url=self._store.url).snapshot != number:
+            raise FormatError("the manifest has the key of another snapshot", url=self._store.url, key=key)
+        return named_digests(data)
 
     async def _collected(self) -> dict[int, ObjectMeta]:
         found = await scan_objects(self._engine, COLLECTED, _Collected)
         return found.manifests
-
-    async def _decoded(self, key: str, number: int) -> Manifest:
-        manifest = decode((await self._engine.fetch_object(key)).data, url=self._store.url)
-        if manifest.snapshot != number:
-            raise FormatError(
-                "the manifest has the key of another snapshot", url=self._store.url, key=key, expected=number,
-                got=manifest.snapshot,
-            )  # fmt: skip
-        return manifest
 
     async def _delete(self, key: str) -> None:
         await self._engine.call_with_retries(lambda: self._store.delete(key), key)
@@ -304,7 +307,7 @@ class _Objects:
         return other
 
     def add(self, meta: ObjectMeta) -> None:
-        if _DATA.fullmatch(meta.key):
+        if data_digest(meta.key) is not None:
             is_old = meta.last_modified is not None and meta.last_modified < self._due
             (self.old if is_old else self.recent)[meta.key] = meta.size
 

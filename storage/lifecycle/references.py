@@ -6,54 +6,52 @@ copies know it. Objects in other folders are not the dataset's, and are never to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 
-import msgspec
-
-from concurrent_loader.storage.shards.manifest.manifest import Manifest
-from concurrent_loader.storage.shards.manifest.tags import TAGS
-from concurrent_loader.storage.shards.writing.records import UNFINISHED_FOLDER, record_references
 from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["COLLECTED", "COPYING", "DATA", "FOLDERS", "MANIFESTS", "RECORDS", "manifest_references", "run_of"]
-
-MANIFESTS = "manifests/"
-"""Snapshots."""
+__all__ = ["COLLECTED", "COPYING", "DATA", "FOLDERS", "RECORDS", "data_digest", "named_digests", "named_keys", "run_of"]
 
 DATA = ("shards/", "columns/", "tails/")
-"""Objects that belong to the dataset only while a manifest or a record of a running job names them."""
+"""Objects that belong to the dataset only while a manifest or the record of a running job names their digest."""
 
 COPYING = "copying/"
 """Records of copies: each is a JSON list of the keys that the copy needs."""
 
-
-def _copy_references(data: Buffer) -> set[str]:
-    """Returns the keys in the record of a copy; none for a damaged record, which the copy writes again."""
-    try:
-        return msgspec.json.decode(data, type=set[str])
-    except msgspec.MsgspecError:
-        return set()
-
-
-RECORDS: dict[str, Callable[[Buffer], set[str]]] = {
-    f"{UNFINISHED_FOLDER}/": record_references,
-    COPYING: _copy_references,
-}
-"""Folders of the records of jobs that have not committed yet, and the function that returns the keys of data objects
-that a record names. The path below the folder begins with the name of the job. A job whose newest record is older than
-the grace period was abandoned: its records are deleted, and protect nothing."""
+RECORDS = ("unfinished/", COPYING)
+"""Folders of the records of jobs that have not committed yet. The path below begins with the name of the job. A job
+whose newest record is older than the grace period was abandoned: its records are deleted, and protect nothing."""
 
 COLLECTED = "collected/"
 """Manifests of snapshots that were deleted less than a grace period ago. They protect their objects, because a reader
 may still use them."""
 
-FOLDERS = (MANIFESTS, *DATA, *RECORDS, TAGS, COLLECTED)
+FOLDERS = ("manifests/", *DATA, *RECORDS, "tags/", "purged/", COLLECTED)
 """All folders of a dataset."""
 
+_DATA_KEY = re.compile(rf"(?:{'|'.join(DATA)})([0-9a-f]{{32}})\.[a-z]+")
+_NAMED_KEY = re.compile(rf'(?<=")(?:{"|".join(DATA)})[0-9a-f]{{32}}\.[a-z]+(?=")'.encode())
+_DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 
-def manifest_references(manifest: Manifest) -> set[str]:
-    """Returns the keys of all objects of the dataset that a snapshot needs."""
-    return set(manifest.referenced_keys())
+
+def data_digest(key: str) -> str | None:
+    """Returns the digest in the key of a data object; None for any other key."""
+    match = _DATA_KEY.fullmatch(key)
+    return None if match is None else match[1]
+
+
+def named_digests(data: Buffer) -> set[str]:
+    """Returns every digest in the text of a manifest or record, so all that it refers to, whatever its fields mean.
+
+    Manifests get new fields, and records are other modules' business. An object must not be deleted because this one
+    was not told of a field. A digest that is named for another reason protects an object too many, at worst.
+    """
+    return {digest.decode() for digest in _DIGEST.findall(data)}
+
+
+def named_keys(data: Buffer) -> set[str]:
+    """Returns every key of a data object in the text of a manifest."""
+    return {key.decode() for key in _NAMED_KEY.findall(data)}
 
 
 def run_of(key: str) -> str | None:

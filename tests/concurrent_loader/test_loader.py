@@ -121,7 +121,7 @@ def test_all_ranks_have_the_same_number_of_steps(dataset: ShardDataset, last_bat
 
 
 def test_an_empty_data_set_has_no_batches() -> None:
-    with ShardWriter("memory://empty-data-set", columns={"label": "int64"}):
+    with ShardWriter("memory://empty-data-set", columns={"label": "int64"}, allow_empty=True):
         pass
     with ShardDataset("memory://empty-data-set") as dataset:
         loader = ConcurrentDataLoader(dataset, 4, shuffle=True)

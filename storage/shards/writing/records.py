@@ -22,9 +22,8 @@ from concurrent_loader.storage.shards.format.index import ShardIndex
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry, shard_key
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRange
 from concurrent_loader.storage.shards.writing.written_shards import DoneShard, shard_statistics
-from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["UNFINISHED_FOLDER", "Records", "record_references", "run_name"]
+__all__ = ["UNFINISHED_FOLDER", "Records", "run_name"]
 
 UNFINISHED_FOLDER = "unfinished"
 """Folder of the records in a dataset. Readers ignore it."""
@@ -169,15 +168,6 @@ class Records:
         index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
         fixed = {column.name: np.asarray(index.column(column.name)) for column in index.schema.fixed}
         return DoneShard(entry, fixed, shard_statistics(index))
-
-
-def record_references(data: Buffer) -> set[str]:
-    """Returns the keys of the objects that hold a record's shards; none for a damaged record, which no job can use."""
-    try:
-        shards = msgspec.convert(json.loads(bytes(data)), _Record).shards
-    except (msgspec.MsgspecError, ValueError):
-        return set()
-    return {shard_key(shard.digest) if shard.place is None else shard.place.tail_key for shard in shards}
 
 
 def _record(entry: ShardEntry) -> _ShardRecord:

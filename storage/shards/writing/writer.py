@@ -33,6 +33,8 @@ from concurrent_loader.storage.stores.store import Store
 
 __all__ = ["ShardWriter"]
 
+_MAX_REBASES = 32  # of one commit; each one means that another writer has committed
+
 
 class ShardWriter(PublicNames):
     """Writes a dataset, or another snapshot of a dataset.
@@ -48,6 +50,8 @@ class ShardWriter(PublicNames):
         append: Whether to add to the newest snapshot, which must have the same columns. Without a snapshot, the writer
             starts a dataset.
         overwrite: Whether the new snapshot holds only the new samples; older snapshots stay readable.
+        allow_empty: Whether a commit without samples is allowed; by default it is an error, because it is most often a
+            wrong path or filter.
         metadata: JSON metadata of the snapshot; when appending, its keys replace those of the parent.
         uploads_in_flight: Upper bound of concurrent uploads, 4 by default; `write` waits beyond it. The writer holds
             about twice as many shards in memory.
@@ -83,6 +87,7 @@ class ShardWriter(PublicNames):
         shard_size: Size = "8MiB",
         append: bool = False,
         overwrite: bool = False,
+        allow_empty: bool = False,
         metadata: Mapping[str, Any] | None = None,
         uploads_in_flight: int = 4,
         token: str | None = None,
@@ -97,6 +102,7 @@ class ShardWriter(PublicNames):
         shard_bytes = parse_shard_size(shard_size)
         self.schema = Schema.parse(columns)
         self._append, self._overwrite = append, overwrite
+        self._allow_empty = allow_empty
         self._metadata = user_metadata(metadata)
         self._token = self._kept_token = check_token(token)
         self._repeats = False
@@ -188,11 +194,13 @@ class ShardWriter(PublicNames):
         """Names the commit like ``token``, but does not look for an earlier commit of that name."""
         self._kept_token = check_token(token)
 
-    def commit(self, *, rebase: bool = False) -> Manifest:
+    def commit(self, *, rebase: bool | None = None) -> Manifest:
         """Waits for the uploads, makes all samples visible at once, and closes the writer.
 
         Args:
-            rebase: Whether to put this writer's samples on top of another writer's, after a `CommitConflict`.
+            rebase: Whether to put this writer's samples on top of another writer's that committed meanwhile, as often
+                as that happens, up to 32 times. Default: only with ``append`` or ``overwrite``, because a writer of a
+                new dataset would add to another one.
 
         Returns:
             New snapshot; a second call returns the same one.
@@ -200,6 +208,7 @@ class ShardWriter(PublicNames):
         Raises:
             CommitConflict: Another writer committed meanwhile. All shards are kept, so ``commit(rebase=True)`` works
                 even after the ``with`` block.
+            ConfigurationError: No sample was written, and ``allow_empty`` is false.
             SchemaError: The snapshot to rebase on has other columns.
             StorageError: The store failed in spite of retries; another call tries again.
         """
@@ -210,6 +219,11 @@ class ShardWriter(PublicNames):
         queue = self._writable()
         if self._torn:
             raise StoreClosed("a write was interrupted half-way, so this writer cannot commit; open another writer")
+        if not self._num_samples and not self._allow_empty:
+            raise ConfigurationError(
+                "no sample was written, so nothing was committed; pass allow_empty=True to commit an empty snapshot",
+                url=queue.store.url,
+            )
         with self._whole():
             rest = self._cutter.take_rest()
             if rest is not None:
@@ -274,11 +288,19 @@ class ShardWriter(PublicNames):
             return queue.run(load_manifest(queue.store, number))
         return newest
 
-    def _commit(self, queue: UploadQueue, *, rebase: bool) -> Manifest:
-        if rebase:
-            self._rebase(queue)
-            if (made := self._committed_before(queue, self._parent)) is not None:
-                return made
+    def _commit(self, queue: UploadQueue, *, rebase: bool | None) -> Manifest:
+        if rebase and (made := self._rebase(queue)) is not None:
+            return made
+        again = (self._append or self._overwrite) if rebase is None else rebase
+        for _ in range(_MAX_REBASES if again else 0):
+            try:
+                return self._commit_once(queue)
+            except CommitConflict:
+                if (made := self._rebase(queue)) is not None:
+                    return made
+        return self._commit_once(queue)
+
+    def _commit_once(self, queue: UploadQueue) -> Manifest:
         manifest = self._written.manifest(
             self._parent, append=self._append, metadata=self._metadata, token=self._kept_token
         )
@@ -306,7 +328,8 @@ class ShardWriter(PublicNames):
             return None
         return found if found.digest == doubtful.digest else None
 
-    def _rebase(self, queue: UploadQueue) -> None:
+    def _rebase(self, queue: UploadQueue) -> Manifest | None:
+        """Takes the newest snapshot as the parent; returns the snapshot of an earlier commit with the same token."""
         parent = queue.run(load_manifest(queue.store))
         if not self._overwrite:
             self._check_same_columns(parent, queue.store.url)
@@ -317,6 +340,7 @@ class ShardWriter(PublicNames):
                 )  # fmt: skip
             self._append = True  # a writer of a new dataset now adds to the one that another writer committed first
         self._parent = parent
+        return self._committed_before(queue, parent)
 
     def _check_same_columns(self, parent: Manifest, url: str) -> None:
         if list(parent.schema.items()) != list(self.schema.to_dict().items()):

@@ -277,8 +277,8 @@ class TestSnapshots:
 
     def test_append_while_another_appends(self, url: str) -> None:
         def other() -> None:
-            with ShardWriter(url, columns={"x": "int8"}, append=True):
-                pass
+            with ShardWriter(url, columns={"x": "int8"}, append=True) as writer:
+                writer.write({"x": 1})
 
         with pytest.raises(CommitConflict):
             ingest(Listed([{"x": 1}], other), url, append=True)

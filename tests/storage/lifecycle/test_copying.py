@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from concurrent_loader.storage import (
     AlreadyExists,
@@ -13,6 +14,7 @@ from concurrent_loader.storage import (
     NotFound,
     RetryPolicy,
     ServerError,
+    ShardWriter,
     StoreError,
     collect_garbage,
     copy_dataset,
@@ -174,6 +176,15 @@ class TestCopy:
         write(source, range(7), append=True)
         assert (await copy_dataset(source, target)).snapshots == (3, 4)
         assert await list_snapshots(target) == [1, 2, 3, 4]
+
+    async def test_field_that_is_not_known_here(self, source: MemoryStore) -> None:
+        key = f"shards/{xxhash.xxh3_128_hexdigest(b'later')}.cls"
+        await source.put(key, b"later")
+        with ShardWriter(source, columns={"x": "int64"}, overwrite=True, metadata={"new": [key, "shards/a"]}) as writer:
+            writer.write({"x": 1})
+        target = memory_store()
+        await copy_dataset(source, target)
+        assert key in await keys(target)
 
 
 class TestOnTheServer:

@@ -11,6 +11,7 @@ from concurrent_loader.storage import (
     ConfigurationError,
     FetchEngine,
     FormatError,
+    Manifest,
     NotFound,
     ShardWriter,
     SnapshotDeleted,
@@ -22,7 +23,7 @@ from concurrent_loader.storage import (
 from concurrent_loader.storage.cache import open_shard_cache
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.lifecycle.garbage import _select
-from concurrent_loader.storage.lifecycle.references import DATA, manifest_references
+from concurrent_loader.storage.lifecycle.references import DATA
 from concurrent_loader.storage.shards.manifest.snapshots import list_snapshots
 from concurrent_loader.storage.shards.reader import DatasetReader
 from concurrent_loader.storage.shards.verify import verify_dataset
@@ -45,6 +46,10 @@ def store() -> MemoryStore:
     write(store, range(100, 105), overwrite=True)
     age(store, days=1)
     return store
+
+
+def manifest_references(manifest: Manifest) -> set[str]:
+    return {entry.key for entry in (*manifest.shards, *manifest.bundles)}
 
 
 async def data_keys(store: MemoryStore) -> set[str]:
@@ -259,6 +264,16 @@ class TestRecords:
         assert (report.num_objects, report.num_abandoned) == (1, 1)
         assert not await keys(store, "unfinished/")
         assert tail not in await keys(store)
+
+    async def test_field_that_is_not_known_here_protects(self, store: MemoryStore) -> None:
+        """Manifests of later versions may name objects in fields that garbage collection was not told of."""
+        key = f"shards/{'d' * 32}.cls"
+        await store.put(key, b"of a later version")
+        with ShardWriter(store, columns={"x": "int64"}, overwrite=True, metadata={"new": {"key": key}}) as writer:
+            writer.write({"x": 1})
+        age(store, days=30)
+        await collect_garbage(store)
+        assert key in await keys(store)
 
     async def test_damaged_record_protects_nothing(self, store: MemoryStore) -> None:
         await store.put("unfinished/job/a.json", b"{")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ class TestOneWriter:
         assert set(objects(url)) == {*named, "manifests/0000000001.clm"}
 
     def test_no_samples(self, url: str) -> None:
-        assert write(url, []).num_samples == 0
+        assert write(url, [], allow_empty=True).num_samples == 0
         assert read(url)[1] == []
 
     def test_commit_ends_it(self, url: str) -> None:
@@ -134,7 +135,7 @@ class TestOneWriter:
         assert asyncio.run(run()).num_samples == 3
 
     def test_metadata_up_to_the_commit(self, url: str) -> None:
-        with ShardWriter(url, columns=COLUMNS, metadata={"a": 1, "b": 1}) as writer:
+        with ShardWriter(url, columns=COLUMNS, allow_empty=True, metadata={"a": 1, "b": 1}) as writer:
             writer.update_metadata({"b": (2,)})
             with pytest.raises(ConfigurationError):
                 writer.update_metadata({"c": float("nan")})
@@ -156,7 +157,7 @@ class TestOneWriter:
     )
     def test_options_that_cannot_work(self, url: str, options: dict[str, Any], error: type[Exception]) -> None:
         with pytest.raises(error):
-            write(url, [], **options)
+            write(url, [], allow_empty=True, **options)
         assert objects(url) == {}
 
 
@@ -302,14 +303,56 @@ class TestConflicts:
     def test_two_appends_one_wins_and_the_other_rebases(self, url: str) -> None:
         write(url, range(10))
         ours = ShardWriter(url, columns=COLUMNS, append=True)
-        with pytest.raises(CommitConflict, match="rebase"), ours:
-            ours.write(sample(10))
-            write(url, [20], append=True)
+        ours.write(sample(10))
+        write(url, [20], append=True)
+        with pytest.raises(CommitConflict, match="rebase"):
+            ours.commit(rebase=False)
         assert read(url)[1] == [*range(10), 20]
-        merged = ours.commit(rebase=True)  # even after the block
+        merged = ours.commit(rebase=True)  # even later
         assert read(url) == (merged, [*range(10), 20, 10])
         assert merged.snapshot == 3
         assert [(bundle.first_sample, bundle.num_samples) for bundle in merged.bundles] == [(0, 10), (10, 1), (11, 1)]
+
+    @pytest.mark.parametrize("mode", ["append", "overwrite"])
+    def test_a_conflict_is_solved_by_itself(self, url: str, mode: str) -> None:
+        write(url, [1])
+        with ShardWriter(url, columns=COLUMNS, **{mode: True}) as ours:
+            ours.write(sample(2))
+            write(url, [3], append=True)
+            write(url, [4], append=True)
+        assert read(url) == (ours.manifest, [1, 3, 4, 2] if mode == "append" else [2])
+        assert ours.manifest.snapshot == 4
+
+    def test_conflicts_without_end(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("concurrent_loader.storage.shards.writing.writer._MAX_REBASES", 3)
+        write(url, [1])
+        store = MemoryStore(url)
+        ours = ShardWriter(store, columns=COLUMNS, append=True)
+        ours.write(sample(2))
+        tries = 0
+        put = store.put_if_absent
+
+        async def lose(key: str, data: bytes) -> Any:
+            nonlocal tries
+            if key.startswith("manifests/"):
+                tries += 1
+                await put(key, encode(replace(await load_manifest(store), snapshot=tries + 1, parent="0" * 32)))
+            return await put(key, data)
+
+        monkeypatch.setattr(store, "put_if_absent", lose)
+        with pytest.raises(CommitConflict):
+            ours.commit()
+        assert tries == 4
+        monkeypatch.undo()
+        assert ours.commit().snapshot == 6
+
+    def test_empty_writer(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match="allow_empty=True"), ShardWriter(url, columns=COLUMNS):
+            pass
+        assert asyncio.run(latest_snapshot(open_store(url))) is None
+        with ShardWriter(url, columns=COLUMNS, allow_empty=True) as writer:
+            pass
+        assert writer.manifest.num_samples == 0
 
     def test_a_conflict_without_rebase_stays_one(self, url: str) -> None:
         ours = ShardWriter(url, columns=COLUMNS)
@@ -324,8 +367,9 @@ class TestConflicts:
 
     def test_rebase_onto_other_columns(self, url: str) -> None:
         ours = ShardWriter(url, columns=COLUMNS)
-        with ShardWriter(url, columns={"x": "int8"}):
-            pass
+        ours.write(sample(1))
+        with ShardWriter(url, columns={"x": "int8"}) as theirs:
+            theirs.write({"x": 1})
         with pytest.raises(SchemaError), ours:
             ours.commit(rebase=True)
 
@@ -575,8 +619,8 @@ def test_s3(s3_bucket: Any, client: str) -> None:
     ours = ShardWriter(url, columns=COLUMNS, append=True, **options)
     ours.write(sample(300))
     write(url, range(200, 250), append=True, **options)
-    with pytest.raises(CommitConflict), ours:
-        pass
+    with pytest.raises(CommitConflict):
+        ours.commit(rebase=False)
     manifest = ours.commit(rebase=True)
 
     async def check() -> None:
@@ -635,9 +679,10 @@ class TestTokens:
 
     def test_rebasing_finds_it(self, url: str) -> None:
         ours = ShardWriter(url, columns=COLUMNS, append=True, token="monday")
-        with pytest.raises(CommitConflict), ours:
-            ours.write(sample(0))
-            write(url, [1])
+        ours.write(sample(0))
+        write(url, [1])
+        with pytest.raises(CommitConflict):
+            ours.commit(rebase=False)
         write(url, [0], append=True, token="monday")
         assert ours.commit(rebase=True).snapshot == 2
         assert read(url)[1] == [1, 0]
