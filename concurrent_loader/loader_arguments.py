@@ -56,6 +56,7 @@ _NATIVE_ONLY = {
     "prefetch_batches": "pass prefetch_factor=, the number of batches that each worker makes ahead",
     "prefetch_bytes": "pass in_flight=, which bounds how many items are read ahead",
     "rank": "pass sampler=torch.utils.data.DistributedSampler(…)",
+    "sampling": "pass sampler=torch.utils.data.WeightedRandomSampler(…)",
     "seed": "pass generator=torch.Generator().manual_seed(…)",
     "slow_batch_warning_s": "pass timeout=, which bounds the wait",
     "shuffle_window": "leave it out: the sampler determines the order",

@@ -103,7 +103,7 @@ class ShardSource:
         if self._selection is None:
             return np.arange(self._reader.entry(unit).num_samples)
         numbers = self._selection.numbers[self._bounds[unit] : self._bounds[unit + 1]]
-        rows: Indices = numbers - self._reader.first_samples[unit]
+        rows: Indices = np.unique(numbers) - self._reader.first_samples[unit]
         return rows
 
     def _is_sparse(self, unit: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self, overload
 
 import numpy as np
@@ -14,6 +15,8 @@ import xxhash
 from concurrent_loader.datasets.protocol import Source
 from concurrent_loader.datasets.readable import ReadableDataset
 from concurrent_loader.datasets.selection import Selection, random_split
+from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.order.options import PlanOptions
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.fetch import FetchStats
@@ -47,6 +50,31 @@ class Selectable(ReadableDataset):
     def _select(self, selection: Selection | None, columns: tuple[str, ...]) -> DatasetView:
         """Makes a view of some samples (None: of all samples) and some columns."""
 
+    # -- sampling --------------------------------------------------------------------------------------------------
+
+    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan:
+        """Returns the order of an epoch; see `concurrent_loader.order.epoch_plan.EpochPlan`."""
+        if options.sampling is None:
+            return super().plan(options, epoch)
+        return self._drawn(options, epoch).plan(replace(options, sampling=None), epoch)
+
+    def source_for(self, options: PlanOptions, epoch: int) -> Source:
+        """Returns a new source of units for one iteration over an epoch."""
+        return self._drawn(options, epoch).source
+
+    def _drawn(self, options: PlanOptions, epoch: int) -> Selectable:
+        """Returns the samples of an epoch: this dataset, or a view of it with the samples that ``sampling`` draws."""
+        sampling = options.sampling
+        if sampling is None:
+            return self
+
+        def draw() -> Selection:
+            numbers = sampling.draw(self.column, len(self), seed=options.seed, epoch=epoch)
+            return Selection(numbers, len(self), repeats=True)
+
+        selection = sampling.remember((self.fingerprint, len(self), options.seed, epoch), draw)
+        return self._select(selection, self.columns)
+
     # -- views -----------------------------------------------------------------------------------------------------
 
     def select_columns(self, columns: Sequence[str]) -> DatasetView:
@@ -72,11 +100,12 @@ class Selectable(ReadableDataset):
         """Returns a view of some samples. The view keeps the dataset's order.
 
         Args:
-            indices: Numbers of the samples, in any order.
+            indices: Numbers of the samples, in any order. A sample whose number occurs several times comes several
+                times in an epoch.
 
         Raises:
             IndexError: A sample does not exist.
-            ConfigurationError: A number occurs twice, or is not an integer.
+            ConfigurationError: A number is not an integer.
 
         Example:
             >>> from concurrent_loader import ShardDataset

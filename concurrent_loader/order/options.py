@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from concurrent_loader.order.sampling import Sampling
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.sizes import Size, parse_size
 
@@ -31,6 +32,10 @@ class PlanOptions:
         shuffle: Whether each epoch has a new order. Otherwise samples come in the order of writing.
         shuffle_window: Maximum distance that a sample may move, as a size or a number of samples.
         last_batch: Treatment of the last, partial batch: ``"drop"``, ``"short"`` or ``"pad"``.
+        sampling: How often each sample comes in an epoch; None for once.
+
+    Raises:
+        ConfigurationError: ``sampling`` has the wrong type.
     """
 
     global_batch_size: int
@@ -39,6 +44,13 @@ class PlanOptions:
     shuffle: bool
     shuffle_window: Size
     last_batch: LastBatch
+    sampling: Sampling | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampling is not None and not isinstance(self.sampling, Sampling):
+            raise ConfigurationError(
+                "sampling must be an object such as Weighted('weight') or Balanced('label')", got=repr(self.sampling)
+            )
 
 
 DEFAULT_GROUPS = 8  # one per GPU of a typical node

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from concurrent_loader.stats.wait_attribution import CAUSES, BatchTrace, Spans, attribute_wait
 from concurrent_loader.storage.cache import CacheStats
@@ -172,6 +173,23 @@ class StageClock:
         with self._lock:
             names = ("total", "wait", "device", "consumer", *(f"wait_{cause}" for cause in CAUSES))
             return {f"{name}_s": self._seconds.get(name, 0.0) for name in names}
+
+    def stats(self, **counts: Any) -> LoaderStats:
+        """Returns the counters of a loader: what this clock has measured, and the given fields of `LoaderStats`."""
+        return LoaderStats(
+            **self.wall(),
+            read_s=self["read"],
+            decode_s=self["decode"],
+            transform_s=self["transform"],
+            collate_s=self["collate"],
+            fill_s=self["fill"],
+            device_decode_s=self["device decode"],
+            device_augment_s=self["device augment"],
+            num_device_decoded=int(self["images decoded by the device"]),
+            num_cpu_decoded=int(self["images decoded by the CPU"]),
+            device_bytes=int(self["device bytes"]),
+            **counts,
+        )
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of all stages."""
