@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from concurrent_loader.loader import ConcurrentDataLoader
     from concurrent_loader.map_style.loader import DropInDataLoader
     from concurrent_loader.native_loader import NativeDataLoader
+    from concurrent_loader.order.batching import ByLength
     from concurrent_loader.order.sampling import Balanced, Weighted
     from concurrent_loader.stats.loader_stats import LoaderStats
     from concurrent_loader.storage import (
@@ -93,6 +94,7 @@ __all__ = [
     "Augment",
     "Balanced",
     "Batch",
+    "ByLength",
     "CenterCrop",
     "CollateError",
     "ColorJitter",
@@ -202,6 +204,7 @@ _EXPORTS = {
     "concurrent_loader.loader": ("ConcurrentDataLoader",),
     "concurrent_loader.map_style.loader": ("DropInDataLoader",),
     "concurrent_loader.native_loader": ("NativeDataLoader",),
+    "concurrent_loader.order.batching": ("ByLength",),
     "concurrent_loader.order.sampling": ("Balanced", "Weighted"),
     "concurrent_loader.stats.loader_stats": ("LoaderStats",),
     "concurrent_loader.storage": (

@@ -12,10 +12,12 @@ from typing import Any, Concatenate, ParamSpec
 
 from concurrent_loader.datasets.mixture import Mixture
 from concurrent_loader.datasets.views import Selectable
+from concurrent_loader.order.batching import ByLength
 from concurrent_loader.order.options import LastBatch
 from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = [
+    "check_batching",
     "check_native_dataset",
     "class_signature",
     "has_native_loader",
@@ -43,6 +45,7 @@ _DROP_IN_ONLY = {
 }
 # Arguments of the native loader that the drop-in does not have → what to do instead.
 _NATIVE_ONLY = {
+    "batching": "pass batch_sampler= with batches of your own",
     "batch_transform": "call it in the loop",
     "decode": "decode in the dataset's __getitem__",
     "decoder": "decode in the dataset's __getitem__",
@@ -63,6 +66,17 @@ _NATIVE_ONLY = {
     "transform": "transform in the dataset's __getitem__",
     "world_size": "pass sampler=torch.utils.data.DistributedSampler(…)",
 }
+
+
+def check_batching(batching: ByLength | None, batch_size: int) -> ByLength | None:
+    """Returns the batching, after checking that the size of a batch is given once.
+
+    Raises:
+        ConfigurationError: The size of a batch is given in samples and in tokens.
+    """
+    if isinstance(batching, ByLength) and batching.max_tokens is not None and batch_size != 1:
+        raise ConfigurationError("max_tokens= determines the size of batches; leave batch_size out", got=batch_size)
+    return batching
 
 
 def has_native_loader(dataset: object) -> bool:

@@ -192,10 +192,10 @@ class Mixture(PublicNames):
 
         Raises:
             ConfigurationError: A dataset would have no sample in a batch, or no batch in an epoch; or the options have
-                ``sampling``.
+                ``sampling`` or ``batching``.
         """
-        if options.sampling is not None:
-            raise ConfigurationError("sampling= needs one dataset; a Mixture draws by its own weights")
+        if options.sampling is not None or options.batching is not None:
+            raise ConfigurationError("sampling= and batching= need one dataset; a Mixture draws by its own weights")
         sizes = [options.global_batch_size] * len(self._children)
         if self._per == "sample":
             sizes = largest_remainder(self._shares, options.global_batch_size)
@@ -206,7 +206,7 @@ class Mixture(PublicNames):
                 )  # fmt: skip
         return MixturePlan(
             children=tuple(
-                child.plan(
+                child.sample_plan(
                     replace(options, global_batch_size=size, seed=derive_key("mixture", options.seed, number)), epoch=0
                 )
                 for number, (child, size) in enumerate(zip(self._children, sizes, strict=True))

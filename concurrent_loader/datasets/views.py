@@ -15,6 +15,7 @@ import xxhash
 from concurrent_loader.datasets.protocol import Source
 from concurrent_loader.datasets.readable import ReadableDataset
 from concurrent_loader.datasets.selection import Selection, random_split
+from concurrent_loader.order.batch_list_plan import BatchListPlan
 from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.options import PlanOptions
 from concurrent_loader.storage.cache import CacheStats
@@ -52,10 +53,12 @@ class Selectable(ReadableDataset):
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
-    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan:
+    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan | BatchListPlan:
         """Returns the order of an epoch; see `concurrent_loader.order.epoch_plan.EpochPlan`."""
         if options.sampling is None:
             return super().plan(options, epoch)
+        if options.batching is not None and not isinstance(options.batching.lengths, str):
+            raise ConfigurationError("with sampling=, ByLength needs the name of a column instead of an array")
         return self._drawn(options, epoch).plan(replace(options, sampling=None), epoch)
 
     def source_for(self, options: PlanOptions, epoch: int) -> Source:
@@ -218,6 +221,18 @@ class WholeDataset(Selectable):
             samples: (n,) int64, sample numbers in ascending order.
         """
 
+    @abstractmethod
+    def value_lengths(self, name: str, samples: Indices | None) -> Indices:
+        """Returns the lengths of a column's values, without reading payload; see `ReadableDataset.lengths`.
+
+        Args:
+            name: Name of the column.
+            samples: (n,) int64, sample numbers in ascending order; None for all samples.
+        """
+
+    def lengths(self, name: str) -> Indices:
+        return self.value_lengths(name, None)
+
     @property
     @abstractmethod
     def unit_sizes(self) -> Indices:
@@ -317,6 +332,9 @@ class DatasetView(Selectable):
         if self._selection is None:
             return self._base.column(name)
         return self._base.column_values(name, self._selection.numbers)
+
+    def lengths(self, name: str) -> Indices:
+        return self._base.value_lengths(name, None if self._selection is None else self._selection.numbers)
 
     async def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         if self._selection is not None:

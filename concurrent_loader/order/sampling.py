@@ -11,29 +11,27 @@ used, and sums from left to right, so that every machine draws the same samples.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from concurrent_loader.order.remembering import Remembering
 from concurrent_loader.order.shuffle import derive_key, hash_items
 from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = ["Balanced", "ReadColumn", "Sampling", "Weighted", "draw_counts", "expected_counts"]
 
-T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 ReadColumn = Callable[[str], Any]
 """Function that returns the values of a column for all samples: an array or a list."""
 
 _FRACTION_BITS = 40
-_MAX_DRAWN = 3  # epochs remembered: this one, the next one, and one that was looked at
 
 
-class Sampling(ABC):
+class Sampling(Remembering, ABC):
     """Decides how often each sample of a dataset comes in an epoch.
 
     Args:
@@ -42,30 +40,13 @@ class Sampling(ABC):
     """
 
     def __init__(self, num_samples: int | None, replacement: bool) -> None:
+        super().__init__()
         if num_samples is not None and (
             isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1
         ):
             raise ConfigurationError("num_samples must be a positive integer", got=num_samples)
         self.num_samples = num_samples
         self.replacement = bool(replacement)
-        self._drawn: OrderedDict[tuple[int, ...], Any] = OrderedDict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_drawn": OrderedDict()}
-
-    def remember(self, key: tuple[int, ...], make: Callable[[], T]) -> T:
-        """Returns what was made for a key before, or makes it. The last few results are kept.
-
-        Args:
-            key: Everything that the result depends on: dataset, seed and epoch.
-            make: Function that makes the result.
-        """
-        made: T | None = self._drawn.get(key)
-        if made is None:
-            made = self._drawn[key] = make()
-            for old in list(self._drawn)[:-_MAX_DRAWN]:
-                self._drawn.pop(old, None)
-        return made
 
     @abstractmethod
     def draw(self, read: ReadColumn, num_samples: int, *, seed: int, epoch: int) -> Indices:
@@ -202,7 +183,8 @@ def expected_counts(weights: Floats, num: int, *, at_most_once: bool) -> Floats:
     """
     scaled = weights / weights.max()
     if not at_most_once:
-        return scaled * (num / _total(scaled))
+        whole: Floats = scaled * (num / _total(scaled))
+        return whole
     expected = np.zeros(len(weights))
     is_open = scaled > 0
     while True:
@@ -248,7 +230,8 @@ def _numbers(values: Any) -> Floats:
             "weights must be a row of numbers, one per sample, or the name of a column of numbers",
             got=f"{array.dtype} {array.shape}",
         )
-    return array.astype(np.float64)
+    numbers: Floats = array.astype(np.float64)
+    return numbers
 
 
 def _total(values: Floats) -> float:

@@ -176,8 +176,8 @@ class StageClock:
 
     def stats(self, **counts: Any) -> LoaderStats:
         """Returns the counters of a loader: what this clock has measured, and the given fields of `LoaderStats`."""
+        measured: dict[str, Any] = {**self.wall(), **counts}
         return LoaderStats(
-            **self.wall(),
             read_s=self["read"],
             decode_s=self["decode"],
             transform_s=self["transform"],
@@ -188,7 +188,7 @@ class StageClock:
             num_device_decoded=int(self["images decoded by the device"]),
             num_cpu_decoded=int(self["images decoded by the CPU"]),
             device_bytes=int(self["device bytes"]),
-            **counts,
+            **measured,
         )
 
     def seconds(self) -> dict[str, float]:

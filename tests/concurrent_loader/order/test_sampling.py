@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -108,12 +107,3 @@ def test_arguments_that_cannot_be() -> None:
         Balanced("x").draw({"x": np.zeros(2)}.__getitem__, 2, seed=0, epoch=0)
     with pytest.raises(ConfigurationError, match="positive weight"):
         Weighted([1.0, 0], num_samples=2, replacement=False).draw(no_column, 2, seed=0, epoch=0)
-
-
-def test_what_is_remembered_is_little_and_is_not_pickled() -> None:
-    sampling = Weighted([1.0, 2])
-    made = [sampling.remember((epoch,), lambda epoch=epoch: [epoch]) for epoch in range(10)]
-    assert sampling.remember((9,), list) is made[9]
-    assert sampling.remember((0,), lambda: "new") == "new"
-    assert len(sampling._drawn) == 3
-    assert len(pickle.loads(pickle.dumps(sampling))._drawn) == 0
