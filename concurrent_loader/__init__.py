@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from concurrent_loader.loader import ConcurrentDataLoader
     from concurrent_loader.map_style.loader import DropInDataLoader
     from concurrent_loader.native_loader import NativeDataLoader
+    from concurrent_loader.order.batching import ByLength
+    from concurrent_loader.order.sampling import Balanced, Weighted
     from concurrent_loader.pipeline.sample_context import SampleContext
     from concurrent_loader.stats.loader_stats import LoaderStats
     from concurrent_loader.storage import (
@@ -96,7 +98,9 @@ __all__ = [
     "AccessDenied",
     "AlreadyExists",
     "Augment",
+    "Balanced",
     "Batch",
+    "ByLength",
     "CenterCrop",
     "CollateError",
     "ColorJitter",
@@ -155,6 +159,7 @@ __all__ = [
     "TransformError",
     "TransientError",
     "TruncatedBody",
+    "Weighted",
     "WorkerCountError",
     "WorkerDied",
     "add_column",
@@ -218,6 +223,8 @@ _EXPORTS = {
     "concurrent_loader.map_style.loader": ("DropInDataLoader",),
     "concurrent_loader.native_loader": ("NativeDataLoader",),
     "concurrent_loader.pipeline.sample_context": ("SampleContext",),
+    "concurrent_loader.order.batching": ("ByLength",),
+    "concurrent_loader.order.sampling": ("Balanced", "Weighted"),
     "concurrent_loader.stats.loader_stats": ("LoaderStats",),
     "concurrent_loader.storage": (
         "AccessDenied",

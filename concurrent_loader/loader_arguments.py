@@ -12,10 +12,12 @@ from typing import Any, Concatenate, ParamSpec
 
 from concurrent_loader.datasets.mixture import Mixture
 from concurrent_loader.datasets.views import Selectable
+from concurrent_loader.order.batching import ByLength
 from concurrent_loader.order.options import LastBatch
 from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = [
+    "check_batching",
     "check_native_dataset",
     "class_signature",
     "has_native_loader",
@@ -44,6 +46,7 @@ _DROP_IN_ONLY = {
 # Arguments of the native loader that the drop-in does not have → what to do instead.
 _NATIVE_ONLY = {
     "as_tuple": "return tuples in the dataset's __getitem__",
+    "batching": "pass batch_sampler= with batches of your own",
     "batch_transform": "call it in the loop",
     "decode": "decode in the dataset's __getitem__",
     "decoder": "decode in the dataset's __getitem__",
@@ -58,12 +61,24 @@ _NATIVE_ONLY = {
     "prefetch_bytes": "pass in_flight=, which bounds how many items are read ahead",
     "ragged": "pass collate_fn=functools.partial(concurrent_loader.collate, ragged=…)",
     "rank": "pass sampler=torch.utils.data.DistributedSampler(…)",
+    "sampling": "pass sampler=torch.utils.data.WeightedRandomSampler(…)",
     "seed": "pass generator=torch.Generator().manual_seed(…)",
     "slow_batch_warning_s": "pass timeout=, which bounds the wait",
     "shuffle_window": "leave it out: the sampler determines the order",
     "transform": "transform in the dataset's __getitem__",
     "world_size": "pass sampler=torch.utils.data.DistributedSampler(…)",
 }
+
+
+def check_batching(batching: ByLength | None, batch_size: int) -> ByLength | None:
+    """Returns the batching, after checking that the size of a batch is given once.
+
+    Raises:
+        ConfigurationError: The size of a batch is given in samples and in tokens.
+    """
+    if isinstance(batching, ByLength) and batching.max_tokens is not None and batch_size != 1:
+        raise ConfigurationError("max_tokens= determines the size of batches; leave batch_size out", got=batch_size)
+    return batching
 
 
 def has_native_loader(dataset: object) -> bool:

@@ -20,14 +20,17 @@ from concurrent_loader.device import check_pinning, device_codecs, has_stage, re
 from concurrent_loader.epoch_setter import EpochSetter
 from concurrent_loader.errors import LoaderTimeout
 from concurrent_loader.loader_arguments import (
+    check_batching,
     check_native_dataset,
     last_batch_policy,
     num_threads_and_batches,
     positive,
 )
 from concurrent_loader.loader_iterator import LoaderIterator, receive_batches
+from concurrent_loader.order.batching import ByLength
 from concurrent_loader.order.options import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions
 from concurrent_loader.order.protocol import Plan
+from concurrent_loader.order.sampling import Sampling
 from concurrent_loader.order.state import PlanState
 from concurrent_loader.pipeline.batch_iterator import STOP_S, EpochBatches, Iteration
 from concurrent_loader.pipeline.batch_timeout import BatchTimeout, describe
@@ -65,6 +68,9 @@ class NativeDataLoader(PublicNames):
             ``batch_size * world_size``.
         shuffle: Whether each epoch has a new order; default False, the order of writing.
         seed: Seed of the order and of random augmentation; default 0.
+        sampling: `Weighted` or `Balanced`: how often each sample comes in an epoch; default None, once. See
+            docs/how-to/sampling.md for this and the next one.
+        batching: `ByLength`: batches of samples of similar length; default None, consecutive samples.
         decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a crop, an `Augment`, or a callable (bytes →
             tensor). `RandomResizedCrop` and `CenterCrop` give one size, (N, 3, H, W) uint8, and are fastest; see
             docs/how-to/decoding.md and docs/how-to/augmentation.md. Other columns stay encoded: lists of bytes.
@@ -135,6 +141,8 @@ class NativeDataLoader(PublicNames):
         shuffle: bool = False,
         *,
         seed: int = 0,
+        sampling: Sampling | None = None,
+        batching: ByLength | None = None,
         decode: Mapping[str, str | Decoder | Crop | Linked] | None = None,
         decoder: Backend = "auto",
         max_pixels: int = DEFAULT_MAX_PIXELS,
@@ -179,6 +187,7 @@ class NativeDataLoader(PublicNames):
             seed=seed, global_batch_size=self.batch_size * self.world_size,
             groups=groups if groups is not None else DEFAULT_GROUPS if shuffle else 1,
             shuffle=bool(shuffle), shuffle_window=shuffle_window, last_batch=last_batch_policy(drop_last, last_batch),
+            sampling=sampling, batching=check_batching(batching, batch_size),
         )  # fmt: skip
         self._clock = StageClock()
         on_cpu = self.device is None or self.device.type == "cpu"
@@ -297,15 +306,17 @@ class NativeDataLoader(PublicNames):
         if self.device is not None and has_stage(self.device):
             on_error = self._error_limit.policy.on_error
             made = DeviceBatches(made, self.device, pinned=self._pin_memory, clock=self._clock, on_error=on_error)
-        return self._error_limit.watch(made, self.batch_size * self._num_steps(epoch))
+        plan = self._plan(epoch)
+        return self._error_limit.watch(made, plan.global_batch_size // self.world_size * plan.max_steps)
 
     def _host_batches(self, epoch: int, start_step: int) -> EpochBatches:
         if self._workers is not None:
             return self._workers.batches(epoch, start_step)
         config = PipelineConfig(
-            source=self.dataset.source, plan=self._plan(epoch), processing=self._processing, start_step=start_step,
-            rank=self.rank, world_size=self.world_size, num_threads=self._num_threads,
-            prefetch_batches=self._prefetch_batches, prefetch_bytes=self._prefetch_bytes,
+            source=self.dataset.source_for(self._plan_options, epoch), plan=self._plan(epoch),
+            processing=self._processing, start_step=start_step, rank=self.rank, world_size=self.world_size,
+            num_threads=self._num_threads, prefetch_batches=self._prefetch_batches,
+            prefetch_bytes=self._prefetch_bytes,
         )  # fmt: skip
         return ThreadedBatches(self.dataset.loop, config)
 
@@ -364,19 +375,12 @@ class NativeDataLoader(PublicNames):
     @property
     def stats(self) -> LoaderStats:
         """Counters of all iterations so far."""
-        clock = self._clock
         fetch, cache = _fetched(self.dataset, self._workers)
-        return LoaderStats(
-            num_batches=self._num_batches,
-            num_samples=self._num_samples,
-            num_skipped=self._error_limit.num_failed if self._error_limit.policy.on_error == "skip" else 0,
-            num_replaced=self._error_limit.num_failed if self._error_limit.policy.on_error == "replace" else 0,
-            first_batch_s=self._first_batch_s,
-            **clock.wall(),
-            **clock.stages(),
-            fetch=fetch,
-            cache=cache,
-        )
+        failed = {self._error_limit.policy.on_error: self._error_limit.num_failed}
+        return self._clock.stats(
+            num_batches=self._num_batches, num_samples=self._num_samples, num_skipped=failed.get("skip", 0),
+            num_replaced=failed.get("replace", 0), first_batch_s=self._first_batch_s, fetch=fetch, cache=cache,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return (

@@ -148,6 +148,10 @@ class Mixture(PublicNames):
         """New source of all datasets' units for one iteration of a loader."""
         return MixtureSource(self._children)
 
+    def source_for(self, options: PlanOptions, epoch: int) -> MixtureSource:
+        """Returns a new source of all datasets' units for one iteration over an epoch."""
+        return self.source
+
     @property
     def fetch_stats(self) -> FetchStats:
         """Counters of all datasets' requests. Percentiles are the maximum over the datasets."""
@@ -187,8 +191,11 @@ class Mixture(PublicNames):
         """Returns the order of an epoch.
 
         Raises:
-            ConfigurationError: A dataset would have no sample in a batch, or no batch in an epoch.
+            ConfigurationError: A dataset would have no sample in a batch, or no batch in an epoch; or the options have
+                ``sampling`` or ``batching``.
         """
+        if options.sampling is not None or options.batching is not None:
+            raise ConfigurationError("sampling= and batching= need one dataset; a Mixture draws by its own weights")
         sizes = [options.global_batch_size] * len(self._children)
         if self._per == "sample":
             sizes = largest_remainder(self._shares, options.global_batch_size)
@@ -199,7 +206,7 @@ class Mixture(PublicNames):
                 )  # fmt: skip
         return MixturePlan(
             children=tuple(
-                child.plan(
+                child.sample_plan(
                     replace(options, global_batch_size=size, seed=derive_key("mixture", options.seed, number)), epoch=0
                 )
                 for number, (child, size) in enumerate(zip(self._children, sizes, strict=True))

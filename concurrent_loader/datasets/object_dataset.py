@@ -175,6 +175,16 @@ class ObjectDataset(BucketDataset):
         listing = self.listing
         return listing.keys.tolist() if name == "key" else self._labels.copy()
 
+    def value_lengths(self, name: str, samples: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+        """Returns the sizes of the objects in bytes, or the lengths of their keys."""
+        if self.schema[name].kind is ColumnKind.PAYLOAD:
+            sizes = np.asarray(self.listing.sizes, np.int64)
+            return sizes if samples is None else sizes[samples]
+        values = self.column(name) if samples is None else self.column_values(name, samples)
+        if isinstance(values, list):
+            return np.fromiter(map(len, values), np.int64, len(values))
+        return np.asarray(values, np.int64)
+
     def column_values(self, name: str, samples: npt.NDArray[np.int64]) -> npt.NDArray[Any] | list[Any]:
         """Returns ``key`` or ``label`` of some samples."""
         values = self.column(name)

@@ -94,7 +94,10 @@ class ObjectSource:
         return limit + max(_SPARE, limit // 4)
 
     def num_samples(self, unit: int) -> int:
-        return 1
+        if self._selection is None:
+            return 1
+        first, last = np.searchsorted(self._selection.numbers, [unit, unit + 1]).tolist()
+        return int(last - first)
 
     def num_bytes(self, unit: int) -> int:
         return int(self._listing.sizes[unit]) if self._with_payload else 0

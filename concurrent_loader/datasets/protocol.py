@@ -172,6 +172,9 @@ class LoadableDataset(Protocol):
     @property
     def cache_stats(self) -> CacheStats: ...
 
+    def source_for(self, options: PlanOptions, epoch: int) -> Source:
+        """Returns a new source for one iteration over an epoch, whose plan has the same options."""
+
     def plan(self, options: PlanOptions, epoch: int) -> Plan:
         """Returns the order of an epoch.
 

@@ -10,9 +10,11 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
+from concurrent_loader.datasets.length_batches import plan_by_length
 from concurrent_loader.datasets.protocol import Source
 from concurrent_loader.decode.registry import Decoder, make_decoder
 from concurrent_loader.errors import DecodeError
+from concurrent_loader.order.batch_list_plan import BatchListPlan
 from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.options import PlanOptions, parse_window
 from concurrent_loader.storage.cache import CacheStats
@@ -94,6 +96,17 @@ class ReadableDataset(PublicNames, ABC):
         """Returns one column of all samples: an array (len, *shape) for numbers, a list for str and json."""
 
     @abstractmethod
+    def lengths(self, name: str) -> Indices:
+        """Returns the lengths of a column's values, (len,) int64, from the shards' indexes: no payload is fetched.
+
+        Integers are lengths themselves. The length of an array of any shape is its number of items, of a string of
+        characters, of bytes and images of bytes. Arrays count exactly if they have one dimension.
+
+        Raises:
+            SchemaError: The column does not exist, or its values have no lengths.
+        """
+
+    @abstractmethod
     async def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Reads several samples concurrently. Must be called on `loop`."""
 
@@ -112,8 +125,14 @@ class ReadableDataset(PublicNames, ABC):
         """Datasets whose columns batches have: this one alone."""
         return (self,)
 
-    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan:
+    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan | BatchListPlan:
         """Returns the order of an epoch; see `concurrent_loader.order.epoch_plan.EpochPlan`."""
+        if options.batching is not None:
+            return plan_by_length(self, options, options.batching, epoch)
+        return self.sample_plan(options, epoch)
+
+    def sample_plan(self, options: PlanOptions, epoch: int) -> EpochPlan:
+        """Returns the order of an epoch whose batches are consecutive samples."""
         per_unit = np.diff(self.unit_bounds)
         window = parse_window(options.shuffle_window, self.mean_sample_bytes)
         if window > 1 and per_unit.max(initial=0) <= 1:

@@ -1,4 +1,4 @@
-"""Represents a subset of a dataset's samples as sorted sample numbers, without I/O."""
+"""Represents some of a dataset's samples as sorted sample numbers, without I/O. A sample may occur several times."""
 
 from __future__ import annotations
 
@@ -23,20 +23,28 @@ _MAX_SPLIT = 1 << 32  # samples; the sample numbers of one half take 16 GiB
 
 
 class Selection:
-    """A subset of a dataset's samples, in the dataset's order.
+    """Some of a dataset's samples, in the dataset's order.
 
     Args:
-        numbers: (n,) int64, distinct sample numbers in ascending order; or a function that returns them, which is
-            called on first use.
+        numbers: (n,) int64, sample numbers in ascending order; or a function that returns them, which is called on
+            first use.
         num_samples: Number of samples in the whole dataset.
         length: Number of selected samples. Required if ``numbers`` is a function.
+        repeats: Whether a number may occur several times, False by default.
 
     Thread-safety: All methods may be called from any thread.
     """
 
-    def __init__(self, numbers: Indices | Callable[[], Indices], num_samples: int, length: int | None = None) -> None:
+    def __init__(
+        self,
+        numbers: Indices | Callable[[], Indices],
+        num_samples: int,
+        length: int | None = None,
+        repeats: bool = False,
+    ) -> None:
         self._given = numbers
         self.num_samples = num_samples
+        self.repeats = repeats
         self._length = len(numbers) if isinstance(numbers, np.ndarray) else length
         self._lock = Lock()
 
@@ -53,7 +61,7 @@ class Selection:
         """Makes a selection from sample numbers in any order.
 
         Raises:
-            ConfigurationError: ``indices`` are not integers, or a number occurs twice.
+            ConfigurationError: ``indices`` are not integers.
             IndexError: A sample does not exist.
         """
         given = np.asarray(indices if isinstance(indices, np.ndarray | range) else list(indices))  # type: ignore[arg-type]
@@ -65,10 +73,7 @@ class Selection:
         if len(numbers) and not (numbers[0] >= 0 and numbers[-1] < num_samples):
             strange = numbers[0] if numbers[0] < 0 else numbers[-1]
             raise IndexError(f"sample {strange} does not exist in a dataset of {num_samples} samples")
-        twice = np.flatnonzero(np.diff(numbers) == 0)
-        if len(twice):
-            raise ConfigurationError("a subset can contain each sample only once", got=int(numbers[twice[0]]))
-        return cls(numbers, num_samples)
+        return cls(numbers, num_samples, repeats=bool((np.diff(numbers) == 0).any()))
 
     @classmethod
     def from_mask(cls, mask: npt.NDArray[np.bool_]) -> Selection:
@@ -80,7 +85,8 @@ class Selection:
 
     def compose(self, inner: Selection) -> Selection:
         """Returns a selection of this selection, as a selection of the whole dataset."""
-        return Selection(lambda: self.numbers[inner.numbers], self.num_samples, len(inner))
+        repeats = self.repeats or inner.repeats
+        return Selection(lambda: self.numbers[inner.numbers], self.num_samples, len(inner), repeats)
 
     def bounds(self, unit_bounds: Indices) -> Indices:
         """Returns the position of each unit's first sample among the selected samples.
@@ -93,7 +99,7 @@ class Selection:
     @cached_property
     def fingerprint(self) -> int:
         """64-bit hash that identifies this selection; 0 for all samples."""
-        if len(self) == self.num_samples:
+        if len(self) == self.num_samples and not self.repeats:
             return 0
         hashed = xxhash.xxh3_64(self.num_samples.to_bytes(8, "little"))
         hashed.update(np.ascontiguousarray(self.numbers, dtype="<i8").data)
@@ -101,8 +107,8 @@ class Selection:
 
     def __reduce__(self) -> tuple[object, ...]:
         # One bit per sample of the dataset, or eight bytes per selected sample: the smaller of the two.
-        if len(self) * 64 <= self.num_samples:
-            return Selection, (self.numbers, self.num_samples)
+        if self.repeats or len(self) * 64 <= self.num_samples:
+            return Selection, (self.numbers, self.num_samples, None, self.repeats)
         mask = np.zeros(self.num_samples, np.bool_)
         mask[self.numbers] = True
         return _unpack_mask, (np.packbits(mask), self.num_samples)

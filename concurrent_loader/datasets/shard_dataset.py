@@ -115,6 +115,10 @@ class ShardDataset(BucketDataset):
         """Returns one column of some samples. Of a str or json column, only their values are decoded."""
         return self.loop.run(self.reader.column(name, samples))
 
+    def value_lengths(self, name: str, samples: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+        """Returns the lengths of a column's values, of all samples or of some in ascending order."""
+        return self.loop.run(self.reader.lengths(name, samples))
+
     # -- reading -----------------------------------------------------------------------------------------------
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self, overload
 
 import numpy as np
@@ -14,6 +15,9 @@ import xxhash
 from concurrent_loader.datasets.protocol import Source
 from concurrent_loader.datasets.readable import ReadableDataset
 from concurrent_loader.datasets.selection import Selection, random_split
+from concurrent_loader.order.batch_list_plan import BatchListPlan
+from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.order.options import PlanOptions
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.fetch import FetchStats
@@ -47,6 +51,33 @@ class Selectable(ReadableDataset):
     def _select(self, selection: Selection | None, columns: tuple[str, ...]) -> DatasetView:
         """Makes a view of some samples (None: of all samples) and some columns."""
 
+    # -- sampling --------------------------------------------------------------------------------------------------
+
+    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan | BatchListPlan:
+        """Returns the order of an epoch; see `concurrent_loader.order.epoch_plan.EpochPlan`."""
+        if options.sampling is None:
+            return super().plan(options, epoch)
+        if options.batching is not None and not isinstance(options.batching.lengths, str):
+            raise ConfigurationError("with sampling=, ByLength needs the name of a column instead of an array")
+        return self._drawn(options, epoch).plan(replace(options, sampling=None), epoch)
+
+    def source_for(self, options: PlanOptions, epoch: int) -> Source:
+        """Returns a new source of units for one iteration over an epoch."""
+        return self._drawn(options, epoch).source
+
+    def _drawn(self, options: PlanOptions, epoch: int) -> Selectable:
+        """Returns the samples of an epoch: this dataset, or a view of it with the samples that ``sampling`` draws."""
+        sampling = options.sampling
+        if sampling is None:
+            return self
+
+        def draw() -> Selection:
+            numbers = sampling.draw(self.column, len(self), seed=options.seed, epoch=epoch)
+            return Selection(numbers, len(self), repeats=True)
+
+        selection = sampling.remember((self.fingerprint, len(self), options.seed, epoch), draw)
+        return self._select(selection, self.columns)
+
     # -- views -----------------------------------------------------------------------------------------------------
 
     def select_columns(self, columns: Sequence[str]) -> DatasetView:
@@ -72,11 +103,12 @@ class Selectable(ReadableDataset):
         """Returns a view of some samples. The view keeps the dataset's order.
 
         Args:
-            indices: Numbers of the samples, in any order.
+            indices: Numbers of the samples, in any order. A sample whose number occurs several times comes several
+                times in an epoch.
 
         Raises:
             IndexError: A sample does not exist.
-            ConfigurationError: A number occurs twice, or is not an integer.
+            ConfigurationError: A number is not an integer.
 
         Example:
             >>> from concurrent_loader import ShardDataset
@@ -189,6 +221,18 @@ class WholeDataset(Selectable):
             samples: (n,) int64, sample numbers in ascending order.
         """
 
+    @abstractmethod
+    def value_lengths(self, name: str, samples: Indices | None) -> Indices:
+        """Returns the lengths of a column's values, without reading payload; see `ReadableDataset.lengths`.
+
+        Args:
+            name: Name of the column.
+            samples: (n,) int64, sample numbers in ascending order; None for all samples.
+        """
+
+    def lengths(self, name: str) -> Indices:
+        return self.value_lengths(name, None)
+
     @property
     @abstractmethod
     def unit_sizes(self) -> Indices:
@@ -288,6 +332,9 @@ class DatasetView(Selectable):
         if self._selection is None:
             return self._base.column(name)
         return self._base.column_values(name, self._selection.numbers)
+
+    def lengths(self, name: str) -> Indices:
+        return self._base.value_lengths(name, None if self._selection is None else self._selection.numbers)
 
     async def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         if self._selection is not None:

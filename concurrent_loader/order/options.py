@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from concurrent_loader.order.batching import ByLength
+from concurrent_loader.order.last_batch import LastBatch
+from concurrent_loader.order.sampling import Sampling
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.sizes import Size, parse_size
 
@@ -16,8 +18,6 @@ __all__ = [
     "PlanOptions",
     "parse_window",
 ]
-
-LastBatch = Literal["drop", "short", "pad"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,11 @@ class PlanOptions:
         shuffle: Whether each epoch has a new order. Otherwise samples come in the order of writing.
         shuffle_window: Maximum distance that a sample may move, as a size or a number of samples.
         last_batch: Treatment of the last, partial batch: ``"drop"``, ``"short"`` or ``"pad"``.
+        sampling: How often each sample comes in an epoch; None for once.
+        batching: What makes batches of the samples; None for consecutive samples.
+
+    Raises:
+        ConfigurationError: ``sampling`` or ``batching`` has the wrong type.
     """
 
     global_batch_size: int
@@ -39,6 +44,16 @@ class PlanOptions:
     shuffle: bool
     shuffle_window: Size
     last_batch: LastBatch
+    sampling: Sampling | None = None
+    batching: ByLength | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampling is not None and not isinstance(self.sampling, Sampling):
+            raise ConfigurationError(
+                "sampling must be an object such as Weighted('weight') or Balanced('label')", got=repr(self.sampling)
+            )
+        if self.batching is not None and not isinstance(self.batching, ByLength):
+            raise ConfigurationError("batching must be an object such as ByLength('tokens')", got=repr(self.batching))
 
 
 DEFAULT_GROUPS = 8  # one per GPU of a typical node

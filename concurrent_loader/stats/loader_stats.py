@@ -188,6 +188,10 @@ class StageClock:
             seconds = {f"{name.replace(' ', '_')}_s": self._seconds.get(name, 0.0) for name in _STAGES}
             return seconds | {field: int(self._seconds.get(name, 0)) for field, name in _COUNTERS.items()}
 
+    def stats(self, **counts: Any) -> LoaderStats:
+        """Returns the counters of a loader: what this clock has measured, and the given fields of `LoaderStats`."""
+        return LoaderStats(**self.wall(), **self.stages(), **counts)
+
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of all stages."""
         with self._lock:

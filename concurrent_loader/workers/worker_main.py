@@ -196,7 +196,7 @@ class _Work:
                 seed_generators(*streams, step, what, 2)
 
         config = PipelineConfig(
-            source=self._dataset.source,
+            source=self._dataset.source_for(job.plan, command.epoch),
             plan=self._dataset.plan(job.plan, command.epoch),
             processing=replace(self._processing, before=before),
             start_step=command.step,

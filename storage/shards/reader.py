@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from concurrent_loader.storage.shards.manifest.manifest import BundleEntry, Mani
 
 __all__ = ["DatasetReader"]
 
+_ROW_HEADER_BYTES = 16  # of an array of any shape with one dimension; see `RaggedArrayCodec`
 _MAX_INDEXES = 256  # parsed shard indexes kept for random access
 
 
@@ -147,6 +149,49 @@ class DatasetReader:
             arrays = [np.asarray(part) for part in parts]
             return np.concatenate(arrays) if arrays else np.empty((0, *(column.shape or ())), column.dtype)
         return [value for part in parts for value in part]
+
+    async def lengths(self, name: str, samples: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+        """Returns the lengths of a column's values, from the shards' indexes, without reading payload.
+
+        Args:
+            name: Name of the column. Integers are lengths themselves. The length of an array of any shape is its number
+                of items (exact for one dimension), of a string of characters, and of other payload its bytes.
+            samples: (n,) int64: sample numbers in ascending order; all samples by default.
+
+        Returns:
+            (n,) int64.
+
+        Raises:
+            SchemaError: The column does not exist, or its values have no lengths.
+        """
+        (name,) = self.check_columns([name])
+        column = self.schema[name]
+        if column.kind is not ColumnKind.PAYLOAD:
+            values = await self.column(name, samples)
+            if column.type == "str":
+                return np.fromiter(map(len, cast("list[str]", values)), np.int64, len(values))
+            if column.shape == () and column.dtype is not None and column.dtype.kind in "iu":
+                return np.asarray(values).astype(np.int64)
+            raise SchemaError("a column of this type has no lengths", column=name, got=column.type)
+        bounds = self.first_samples if samples is None else np.searchsorted(samples, self.first_samples)
+
+        async def part_of(shard: int) -> npt.NDArray[np.int64]:
+            index = await self.index(shard)
+            rows: slice | npt.NDArray[np.int64] = slice(None)
+            if samples is not None:
+                rows = samples[bounds[shard] : bounds[shard + 1]] - self.first_samples[shard]
+            lengths: npt.NDArray[np.int64] = (index.payload_ends(name) - index.payload_starts(name))[rows].astype(
+                np.int64
+            )
+            return lengths
+
+        parts = await map_concurrently(part_of, np.flatnonzero(np.diff(bounds)).tolist())
+        num_bytes = np.concatenate([np.empty(0, np.int64), *parts])
+        if column.dtype is None:
+            return num_bytes
+        header_bytes = _ROW_HEADER_BYTES if column.shape is None else 0
+        items: npt.NDArray[np.int64] = np.maximum(num_bytes - header_bytes, 0) // column.dtype.itemsize
+        return items
 
     async def index(self, shard: int) -> ShardIndex:
         """Returns a shard's parsed index; a few hundred are cached."""

@@ -1,0 +1,70 @@
+"""Plans an epoch of batches of similar length, from the lengths in a dataset's index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from concurrent_loader.order.batch_list_plan import BatchListPlan
+from concurrent_loader.order.batching import Batches, ByLength
+from concurrent_loader.order.options import PlanOptions
+from concurrent_loader.storage.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from concurrent_loader.datasets.readable import ReadableDataset
+
+__all__ = ["plan_by_length"]
+
+
+def plan_by_length(dataset: ReadableDataset, options: PlanOptions, batching: ByLength, epoch: int) -> BatchListPlan:
+    """Returns the order of an epoch.
+
+    Args:
+        dataset: Samples of the epoch.
+        options: Options of the order.
+        batching: The options' batching.
+        epoch: Number of the epoch.
+
+    Raises:
+        ConfigurationError: There is not one length per sample, or a sample is too long.
+        SchemaError: The column of lengths does not exist, or has no lengths.
+    """
+    own, per_step = dataset.fingerprint, options.global_batch_size
+    given = batching.lengths
+    lengths = batching.remember((own,), lambda: dataset.lengths(given)) if isinstance(given, str) else given
+    if lengths.shape != (len(dataset),):
+        raise ConfigurationError("ByLength needs one length per sample", expected=(len(dataset),), got=lengths.shape)
+    bounds, identity = batching.remember(
+        (own, per_step), lambda: (batching.bucket_bounds(lengths), batching.fingerprint(lengths, per_step))
+    )
+    # All samples as one batch: the order of the epoch.
+    whole = dataset.sample_plan(
+        replace(options, global_batch_size=max(1, len(dataset)), groups=1, last_batch="short"), epoch
+    )
+
+    def draw(number: int) -> Batches:
+        def make() -> Batches:
+            order: npt.NDArray[np.int64] = np.empty(0, np.int64)
+            if len(dataset):
+                order = replace(whole, epoch=number).batch(0).sample
+            return batching.batches(order, lengths, global_batch_size=per_step, last_batch=options.last_batch)
+
+        choices = hash((options.shuffle, str(options.shuffle_window), options.last_batch))
+        return batching.remember((own, per_step, options.seed, number, choices), make)
+
+    sizes = batching.batch_sizes(bounds, per_step)
+    return BatchListPlan(
+        bounds=dataset.unit_bounds,
+        draw=draw,
+        global_batch_size=int(sizes.max(initial=1)),
+        seed=options.seed,
+        epoch=epoch,
+        groups=options.groups,
+        window=whole.window,
+        shuffle=options.shuffle,
+        fingerprint=xxhash.xxh3_64_intdigest(f"{own} {identity} {options.last_batch}".encode()) >> 1,
+    )

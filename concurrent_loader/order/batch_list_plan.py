@@ -1,0 +1,182 @@
+"""Plans an epoch whose batches are listed one by one, such as batches of similar length.
+
+The list holds a number per sample of the epoch, in contrast to `EpochPlan`, which computes any place on demand. Ranks
+take equal contiguous parts of each global batch, whose samples are sorted by a hash of their shard if the plan has
+groups. So a rank meets mostly the same shards in all batches, although no shard belongs to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from concurrent_loader.order.batching import Batches
+from concurrent_loader.order.protocol import BatchIndex
+from concurrent_loader.order.shard_usage import ShardUsage
+from concurrent_loader.order.shuffle import derive_key, hash_items
+from concurrent_loader.storage.errors import ConfigurationError
+
+__all__ = ["BatchListPlan"]
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchListPlan:
+    """The order of one epoch as a list of batches; see `concurrent_loader.order.protocol.Plan`.
+
+    Args:
+        bounds: (num_shards + 1,) int64, number of each shard's first sample, and the number of samples.
+        draw: Function from an epoch to its batches.
+        global_batch_size: Largest number of samples in a global batch.
+        seed: Seed of the order.
+        epoch: Number of the epoch, from 0.
+        groups: Number of groups of ranks; 1 keeps the samples of a batch in the given order.
+        window: Shuffle window in samples.
+        shuffle: Whether samples are shuffled.
+        fingerprint: Fingerprint of the samples and of everything that the batches depend on.
+
+    Thread-safety: All methods may be called from any thread.
+    """
+
+    bounds: Indices
+    draw: Callable[[int], Batches]
+    global_batch_size: int
+    seed: int
+    epoch: int
+    groups: int
+    window: int
+    shuffle: bool
+    fingerprint: int
+    _uses: dict[tuple[int, int], tuple[Indices, Indices]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups, as given."""
+        return self.groups
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards, empty ones included."""
+        return len(self.bounds) - 1
+
+    @property
+    def max_steps(self) -> int:
+        """Number of steps of every rank."""
+        return len(self._batches.ends)
+
+    def num_steps(self, rank: int = 0, world_size: int = 1) -> int:
+        """Returns the number of a rank's batches, the same on all ranks."""
+        if not 0 <= rank < world_size:
+            raise ConfigurationError("rank must lie in 0 … world_size - 1", got=(rank, world_size))
+        return self.max_steps
+
+    def batch(self, step: int, rank: int = 0, world_size: int = 1) -> BatchIndex:
+        """Returns a rank's part of one batch.
+
+        A rank without a sample in a small batch gets one padding sample.
+
+        Raises:
+            ConfigurationError: The step does not exist.
+        """
+        if not 0 <= step < self.num_steps(rank, world_size):
+            raise ConfigurationError("the epoch has no such step", expected=f"0 … {self.max_steps - 1}", got=step)
+        start, stop, size = self._starts[step], self._batches.ends[step], int(self._batches.sizes[step])
+        whole = self._samples[start:stop]
+        num = len(whole)
+        own = whole[rank * num // world_size : (rank + 1) * num // world_size]
+        wanted = (rank + 1) * size // world_size - rank * size // world_size
+        num_padded = max(wanted - len(own), 0 if len(own) else 1)
+        samples = np.concatenate([own, whole[(rank + np.arange(num_padded)) % num]])
+        shards = self._shards_of(samples)
+        return BatchIndex(step, shards, samples - self.bounds[shards], samples, num_padded)
+
+    def batches(self, start_step: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[BatchIndex]:
+        """Iterates over a rank's batches from a step on."""
+        num_steps = self.num_steps(rank, world_size)
+        if not 0 <= start_step <= num_steps:
+            raise ConfigurationError("the epoch has no such step", expected=f"0 … {num_steps}", got=start_step)
+        return (self.batch(step, rank, world_size) for step in range(start_step, num_steps))
+
+    def upcoming(
+        self, start_step: int = 0, rank: int = 0, world_size: int = 1, *, worker: int = 0, num_workers: int = 1
+    ) -> Iterator[tuple[int, int | None]]:
+        """Iterates over the shards in the order in which a worker needs them; see `EpochPlan.upcoming`."""
+        seen = np.zeros(self.num_shards, np.bool_)
+        for index in self.batches(start_step, rank, world_size):
+            if index.step % num_workers == worker:
+                for shard in dict.fromkeys(index.shard[: len(index) - index.num_padded].tolist()):
+                    if not seen[shard]:
+                        seen[shard] = True
+                        yield index.step, shard
+            yield index.step, None
+
+    def last_use_step(self, shard: int, rank: int = 0, world_size: int = 1) -> int:
+        """Returns the step after which a rank does not need a shard, padding aside; -1 if the rank never needs it."""
+        return int(self._rank_uses(rank, world_size)[0][shard])
+
+    def max_samples_used(self, shard: int, rank: int = 0, world_size: int = 1) -> int:
+        """Returns the number of a shard's samples that a rank gets in the whole epoch, padding aside."""
+        return int(self._rank_uses(rank, world_size)[1][shard])
+
+    def shard_usage(self, world_size: int = 1) -> ShardUsage:
+        """Returns the first and last use of every shard by any rank, for a cache that plans its evictions."""
+        first, last = np.full(self.num_shards, np.inf), np.full(self.num_shards, -1.0)
+        shards, steps, ranks = self._all_shards, self._steps, self._ranks(world_size)
+        np.minimum.at(first, shards, steps)
+        np.maximum.at(last, shards, steps)
+        lowest, highest = np.full(self.num_shards, world_size), np.full(self.num_shards, -1)
+        np.minimum.at(lowest, shards, ranks)
+        np.maximum.at(highest, shards, ranks)
+        return ShardUsage(first, last, highest > lowest)
+
+    # -- the list --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _batches(self) -> Batches:
+        return self.draw(self.epoch)
+
+    @cached_property
+    def _starts(self) -> Indices:
+        return np.concatenate([np.zeros(1, np.int64), self._batches.ends[:-1]])
+
+    @cached_property
+    def _steps(self) -> Indices:
+        """(n,): step of each sample in the list."""
+        return np.repeat(np.arange(self.max_steps), self._batches.ends - self._starts[: self.max_steps])
+
+    @cached_property
+    def _samples(self) -> Indices:
+        """(n,): samples, batch after batch, sorted by a hash of their shard within a batch."""
+        samples = self._batches.samples
+        if self.groups == 1:
+            return samples
+        keys = hash_items(derive_key("spread", self.seed, self.epoch), 0, self.num_shards)
+        return samples[np.lexsort((keys[self._shards_of(samples)], self._steps))]
+
+    @cached_property
+    def _all_shards(self) -> Indices:
+        return self._shards_of(self._samples)
+
+    def _shards_of(self, samples: Indices) -> Indices:
+        return np.searchsorted(self.bounds, samples, side="right") - 1
+
+    def _ranks(self, world_size: int) -> Indices:
+        """(n,): rank that gets each sample of the list."""
+        sizes = self._batches.ends - self._starts[: self.max_steps]
+        within = np.arange(len(self._samples)) - self._starts[self._steps]
+        # The rank r with r * n // R <= i < (r + 1) * n // R.
+        return ((within + 1) * world_size - 1) // sizes[self._steps]
+
+    def _rank_uses(self, rank: int, world_size: int) -> tuple[Indices, Indices]:
+        found = self._uses.get((rank, world_size))
+        if found is None:
+            own = self._ranks(world_size) == rank
+            last = np.full(self.num_shards, -1, np.int64)
+            np.maximum.at(last, self._all_shards[own], self._steps[own])
+            found = self._uses[rank, world_size] = last, np.bincount(self._all_shards[own], minlength=self.num_shards)
+        return found
