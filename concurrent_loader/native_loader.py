@@ -68,9 +68,8 @@ class NativeDataLoader(PublicNames):
             ``batch_size * world_size``.
         shuffle: Whether each epoch has a new order; default False, the order of writing.
         seed: Seed of the order and of random augmentation; default 0.
-        sampling: `Weighted` or `Balanced`: how often each sample comes in an epoch; default None, once. See
-            docs/how-to/sampling.md for this and the next one.
-        batching: `ByLength`: batches of samples of similar length; default None, consecutive samples.
+        sampling: `Weighted` or `Balanced`: how often each sample comes in an epoch; default None, once.
+        batching: `ByLength`: batches of samples of similar length; default None. For both: docs/how-to/sampling.md.
         decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a crop, an `Augment`, or a callable (bytes →
             tensor). `RandomResizedCrop` and `CenterCrop` give one size, (N, 3, H, W) uint8, and are fastest; see
             docs/how-to/decoding.md and docs/how-to/augmentation.md. Other columns stay encoded: lists of bytes.
