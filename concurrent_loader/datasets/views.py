@@ -22,6 +22,7 @@ from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.storage.loop_thread import LoopThread
+from concurrent_loader.storage.shards.editing.where import Where
 from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
 from concurrent_loader.storage.sizes import Size
 
@@ -119,20 +120,27 @@ class Selectable(ReadableDataset):
         return self._select(Selection.from_indices(indices, len(self)), self.columns)
 
     def filter(
-        self, predicate: Callable[[dict[str, Any]], Any], *, columns: Sequence[str], vectorized: bool = False
+        self,
+        predicate: Callable[[dict[str, Any]], Any] | str,
+        *,
+        columns: Sequence[str] | None = None,
+        vectorized: bool = False,
     ) -> DatasetView:
         """Returns a view of the samples for which a predicate is true. No payload is fetched.
 
         Args:
-            predicate: Function called with each sample, a dict of ``columns`` only. If ``vectorized``, it is called
-                once with whole columns (arrays for numbers, lists for str and json), and returns one bool per sample.
-            columns: Columns that the predicate needs: numbers, str and json.
+            predicate: Condition such as ``"label == 7 and width < 64"``, as for
+                `concurrent_loader.storage.delete`; or function called with each sample, a dict of ``columns`` only. If
+                ``vectorized``, it is called once with whole columns (arrays for numbers, lists for str and json), and
+                returns one bool per sample.
+            columns: Columns that a function needs: numbers, str and json. A condition names its own.
             vectorized: Whether to pass whole columns, False by default. With True, a million labels take a few
                 milliseconds instead of half a second.
 
         Raises:
             SchemaError: A column does not exist, or holds payload.
-            ConfigurationError: ``columns`` is empty, or a vectorized predicate did not return one bool per sample.
+            ConfigurationError: The condition is invalid, a function comes without ``columns``, or a vectorized one did
+                not return one bool per sample.
 
         Example:
             >>> from concurrent_loader import ShardDataset
@@ -141,6 +149,11 @@ class Selectable(ReadableDataset):
             ...     {sample["label"] for sample in zeros[:]}
             {0}
         """
+        if isinstance(predicate, str):
+            if columns is not None or vectorized:
+                raise ConfigurationError("a condition names its own columns; leave columns= and vectorized= out")
+            predicate = Where(predicate, self.schema)
+            columns, vectorized = predicate.columns, True
         if not columns:
             raise ConfigurationError("a filter needs the columns of its predicate: pass columns=[…]", got=columns)
         for name in columns:

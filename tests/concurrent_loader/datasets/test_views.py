@@ -408,3 +408,18 @@ def test_who_needs_a_shard_that_is_gone_first_is_named_although_another_batch_le
         with pytest.raises(NotFound) as caught:
             next(batches)
     assert (caught.value.key, caught.value.sample) == ("its key", first)
+
+
+def test_a_filter_by_a_condition(url: str) -> None:
+    with ShardDataset(url) as dataset:
+        view = dataset.filter("5 <= label < 9 and name != 'sample 7'")
+        assert [sample["label"] for sample in view[:]] == [5, 6, 8]
+        assert view.filter("label > 5").column("label").tolist() == [6, 8]
+        with pytest.raises(ConfigurationError, match="names its own columns"):
+            dataset.filter("label == 1", columns=["label"])
+        with pytest.raises(ConfigurationError, match="needs the columns"):
+            dataset.filter(lambda sample: True)
+        with pytest.raises(ConfigurationError, match="not allowed"):
+            dataset.filter("label")
+        with pytest.raises(SchemaError):
+            dataset.filter("data == 'x'")

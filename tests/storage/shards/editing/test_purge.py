@@ -297,3 +297,27 @@ def test_columns_without_payload() -> None:
     with ShardDataset(url) as dataset:
         assert dataset.column("x").tolist() == [0, 1, 2, *range(4, 10)]
         assert np.max(dataset.manifest.table.num_samples) == 9
+
+
+def test_in_a_bucket(s3_bucket: Any) -> None:
+    url, options = f"{s3_bucket.url}/people", s3_bucket.storage_options
+    with ShardWriter(url, columns=COLUMNS, shard_size="4KiB", storage_options=options) as writer:
+        for number in range(100):
+            writer.write(sample(number))
+    delete(url, where="name == 'person-000007!'", storage_options=options)
+    assert compact(url, below=1, storage_options=options).num_removed == 1
+    report = purge(url, storage_options=options)
+    assert (report.is_proved, report.num_rows, report.removed_snapshots) == (True, 1, (1, 2))
+    with ShardDataset(url, storage_options=options) as dataset:
+        assert (dataset.column("label") - 10**12).tolist() == [*range(7), *range(8, 100)]
+        assert [each["data"] for each in dataset[5:9]] == [secret(number) * 10 for number in (5, 6, 8, 9)]
+
+    async def objects() -> list[bytes]:
+        async with open_store(url, **options) as store:
+            return [bytes((await store.get(meta.key)).data) async for meta in store.list("")]
+
+    files = asyncio.run(objects())
+    assert sum(secret(8) in file for file in files) == 1
+    assert not any(trace in file for file in files for trace in traces(7))
+    with pytest.raises(SnapshotDeleted):
+        ShardDataset(url, snapshot=1, storage_options=options)
