@@ -212,8 +212,12 @@ class _Purge:
         return replace(made, statistics=await self._statistics(made))
 
     def _chosen(self, manifest: Manifest) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        digests = manifest.table.digests
-        return np.fromiter((digest in self._targets.rows for digest in digests), np.bool_, len(digests))
+        chosen = np.zeros(len(manifest.table), np.bool_)
+        for part in manifest.parts:
+            chosen |= np.fromiter(
+                (digest in self._targets.rows for digest in part.table.digests), np.bool_, len(chosen)
+            )
+        return chosen
 
     async def _statistics(self, manifest: Manifest) -> Statistics:
         """Returns statistics without the purged rows: a minimum or maximum may be the value of one."""
@@ -241,13 +245,13 @@ class _Purge:
                 manifests.append(key)
                 objects |= tainted
             else:
-                kept |= {*manifest.table.keys, *(bundle.key for bundle in manifest.bundles)}
+                kept.update(manifest.referenced_keys())
         return PurgePlan(
             manifests=sorted(manifests),
             # Also what an attempt has written that met a conflict. A new shard may have the bytes of an old one.
             objects=sorted((objects | self._rewriter.keys) - kept),
             digests=[f"{digest:016x}" for digest in self._targets.digests.tolist()],
-            rows={digest: len(rows) for digest, rows in self._targets.rows.items()},
+            rows={name: len(rows) for name, rows in self._targets.rows.items() if name not in self._targets.added},
         )
 
     async def _remove(self, plan: PurgePlan, newest: int) -> None:

@@ -88,13 +88,11 @@ async def scan(
     seen: set[str] = set()
     keys: set[str] = set()
     async for _, manifest in every_manifest(engine):
-        keys |= {bundle.key for bundle in manifest.bundles}
-        if manifest.table.ranges is not None:
-            keys |= set(manifest.table.ranges.tail_keys)
-        keys |= set(manifest.table.keys)
-        numbers = [number for number, digest in enumerate(manifest.table.digests) if digest not in seen]
-        seen.update(manifest.table.digests)
-        await _scan_snapshot(fetcher, manifest, numbers, digests, found)
+        keys.update(manifest.referenced_keys())
+        for part in manifest.parts:
+            numbers = [number for number, digest in enumerate(part.table.digests) if digest not in seen]
+            seen.update(part.table.digests)
+            await _scan_shards(fetcher, part, numbers, digests, found)
     listed = await _listed(engine)
     found.left = sorted(set(removed) & listed.keys())
     stray = [meta for key, meta in listed.items() if key.startswith("shards/") and key not in keys]
@@ -103,7 +101,7 @@ async def scan(
     return found
 
 
-async def _scan_snapshot(
+async def _scan_shards(
     fetcher: ShardFetcher,
     manifest: Manifest,
     numbers: Sequence[int],

@@ -91,11 +91,14 @@ class Targets:
     """The rows to purge.
 
     Attributes:
-        rows: Rows to purge by the digest of their shard, ascending, at least one.
+        rows: Rows to purge by the digest of their shard, ascending, at least one. The values of columns that were added
+            later are in shards of their own.
+        added: Digests of such shards.
         digests: (n,) uint64: digests of their payload values that have bytes, ascending.
     """
 
     rows: dict[str, Indices] = field(default_factory=dict)
+    added: frozenset[str] = frozenset()
     digests: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
 
 
@@ -129,10 +132,11 @@ async def find_targets(engine: FetchEngine, fetcher: ShardFetcher, newest: Manif
         StorageError: A shard could not be read, or is damaged.
     """
     rows: dict[str, Indices] = {}
+    added: set[str] = set()
     digests: list[npt.NDArray[np.uint64]] = []
 
-    async def examine(manifest: Manifest, live: LiveRows, number: int) -> None:
-        entry = manifest.shards[number]
+    async def examine(part: Manifest, live: LiveRows, number: int) -> None:
+        entry = part.shards[number]
         if entry.source is not None:
             raise ConfigurationError(
                 "deleted samples are in an adopted object, which this command does not change; copy the dataset "
@@ -154,35 +158,39 @@ async def find_targets(engine: FetchEngine, fetcher: ShardFetcher, newest: Manif
     async def examine_all(manifest: Manifest) -> None:
         live = LiveRows(manifest)
         partial = np.flatnonzero(np.diff(live.first_samples) < manifest.table.num_samples)
-        await map_concurrently(lambda number: examine(manifest, live, number), partial.tolist())
+        for part in manifest.parts:
+            await map_concurrently(lambda number, part=part: examine(part, live, number), partial.tolist())  # type: ignore[misc]
+        added.update(digest for part in manifest.parts[1:] for digest in part.table.digests)
 
     await examine_all(newest)
     async for _, manifest in every_manifest(engine, but=newest.snapshot):
         await examine_all(manifest)
     live = LiveRows(newest)
-    for number, digest in enumerate(newest.table.digests):
-        if digest in rows:  # the newest snapshot may have the same shard twice, and keep a row once
-            rows[digest] = np.setdiff1d(rows[digest], live.rows_of_shard(number))
+    for part in newest.parts:
+        for number, digest in enumerate(part.table.digests):
+            if digest in rows:  # the newest snapshot may have the same shard twice, and keep a row once
+                rows[digest] = np.setdiff1d(rows[digest], live.rows_of_shard(number))
     rows = {digest: found for digest, found in rows.items() if len(found)}
-    return Targets(rows, np.unique(np.concatenate(digests)) if digests and rows else np.empty(0, np.uint64))
+    return Targets(
+        rows, frozenset(added), np.unique(np.concatenate(digests)) if digests and rows else np.empty(0, np.uint64)
+    )
 
 
 def tainted_objects(manifest: Manifest, targets: Targets) -> set[str]:
     """Returns the keys of the shards and bundles of a snapshot that hold a row to purge."""
     live = LiveRows(manifest)
     keys: set[str] = set()
-    stored = []
-    for number, digest in enumerate(manifest.table.digests):
-        if digest in targets.rows:
-            keys.add(manifest.shards[number].key)
-            stored.append(targets.rows[digest] + live.first_rows[number])
-    if not stored:
-        return keys
-    rows = np.sort(np.concatenate(stored))
-    for bundle in manifest.bundles:
-        low, high = np.searchsorted(rows, [bundle.first_sample, bundle.first_sample + bundle.num_samples])
-        if low < high:
-            keys.add(bundle.key)
+    for part in manifest.parts:
+        stored = []
+        for number, digest in enumerate(part.table.digests):
+            if digest in targets.rows:
+                keys.add(part.shards[number].key)
+                stored.append(targets.rows[digest] + live.first_rows[number])
+        rows = np.sort(np.concatenate(stored)) if stored else np.empty(0, np.int64)
+        for bundle in part.bundles:
+            low, high = np.searchsorted(rows, [bundle.first_sample, bundle.first_sample + bundle.num_samples])
+            if low < high:
+                keys.add(bundle.key)
     return keys
 
 

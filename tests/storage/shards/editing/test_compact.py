@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concurrent_loader import ShardDataset
+from concurrent_loader import ShardDataset, add_column
 from concurrent_loader.storage import FetchEngine, ShardWriter, compact, delete, open_store, verify_dataset
 from concurrent_loader.storage.errors import ConfigurationError, CorruptData
 from concurrent_loader.storage.shards.editing import commit_edit as committing
@@ -191,3 +191,21 @@ def test_against_a_plain_list(data: st.DataObject) -> None:
             model.append(1000 + step)
         compact(url, below=data.draw(st.sampled_from([0.3, 0.5, 1.0])), shard_size="4KiB")
         check(url, model)
+
+
+def test_added_columns_are_merged_into_the_new_shards(tmp_path: Path) -> None:
+    url = tmp_path / "data"
+    with ShardWriter(url, columns={"x": "int64", "data": "bytes"}, shard_size="4KiB") as writer:
+        for number in range(40):
+            writer.write({"x": number, "data": bytes([number]) * 500})
+    add_column(url, "square", "int64", lambda row: row["x"] ** 2, inputs=["x"])
+    delete(url, where="x < 10 or square > 1000")
+    with pytest.raises(ConfigurationError, match=r"compact .* --below 1"):
+        add_column(url, "y", "int64", np.arange(22))
+    assert compact(url, below=1).num_removed == 18
+    add_column(url, "y", "int64", np.arange(22))
+    with ShardDataset(url) as dataset:
+        assert [(row["x"], row["square"], row["y"]) for row in dataset[:]] == [
+            (number, number**2, number - 10) for number in range(10, 32)
+        ]
+        assert dataset.column("square").tolist() == [number**2 for number in range(10, 32)]

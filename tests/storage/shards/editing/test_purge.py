@@ -11,7 +11,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from concurrent_loader import ShardDataset
+from concurrent_loader import ShardDataset, add_columns, drop_column
 from concurrent_loader.storage import FetchEngine, ShardWriter, compact, delete, open_store, purge, verify_dataset
 from concurrent_loader.storage.adopt import adopt
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, NotFound, SnapshotDeleted, StorageError
@@ -321,3 +321,26 @@ def test_in_a_bucket(s3_bucket: Any) -> None:
     assert not any(trace in file for file in files for trace in traces(7))
     with pytest.raises(SnapshotDeleted):
         ShardDataset(url, snapshot=1, storage_options=options)
+
+
+def test_the_bytes_of_added_columns_are_gone(url: Path) -> None:
+    def values(row: dict[str, Any]) -> dict[str, Any]:
+        number = row["label"] - 10**12
+        return {"caption": f"person-{number:06d}! again", "picture": secret(number) * 20, "number": 10**12 + number}
+
+    add_columns(url, {"caption": "str", "picture": "bytes", "number": "int64"}, values, inputs=["label"])
+    drop_column(url, "picture")
+    delete(url, where="label == 1000000000007")
+    delete(url, where="number == 1000000000050")
+    assert any(name.startswith("shards/") for name in found(url, 7))
+    report = purge(url)
+    assert report.is_proved
+    assert report.num_rows == 2
+    assert found(url, 7) == found(url, 50) == []
+    live = [number for number in range(100) if number not in (7, 50)]
+    manifest = check(url, live)
+    assert not manifest.column_sets
+    with ShardDataset(url) as dataset:
+        assert [each["caption"] for each in dataset[:]] == [f"person-{number:06d}! again" for number in live]
+        assert dataset.column("number").tolist() == [10**12 + number for number in live]
+        assert "picture" not in dataset[0]
