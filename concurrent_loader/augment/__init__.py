@@ -4,7 +4,8 @@ from concurrent_loader.augment.augment import Augment
 from concurrent_loader.augment.blur import GaussianBlur
 from concurrent_loader.augment.color import ColorJitter, RandomGrayscale
 from concurrent_loader.augment.crop_decoder import CroppingDecoder
-from concurrent_loader.augment.crops import CenterCrop, Crop, RandomResizedCrop
+from concurrent_loader.augment.crop_protocol import Crop
+from concurrent_loader.augment.crops import CenterCrop, RandomResizedCrop
 from concurrent_loader.augment.flip import RandomHorizontalFlip, RandomVerticalFlip
 from concurrent_loader.augment.linked import Linked
 from concurrent_loader.augment.mixing import CutMix, MixUp, MixUpOrCutMix

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from concurrent_loader.augment.crops import Crop
+from concurrent_loader.augment.crop_protocol import Crop
 from concurrent_loader.augment.flip import RandomHorizontalFlip, RandomVerticalFlip
 from concurrent_loader.augment.linked import Linkable
 from concurrent_loader.augment.normalize import Finish, Normalize, ToDtype

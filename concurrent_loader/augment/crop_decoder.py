@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from concurrent_loader.augment.augment import Augment
-from concurrent_loader.augment.crops import Crop
+from concurrent_loader.augment.crop_protocol import Crop
 from concurrent_loader.augment.operation import Draws
 from concurrent_loader.augment.random_draws import uniforms
 from concurrent_loader.decode import Decoder, make_crop_decoder

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from concurrent_loader.augment.crop_protocol import Crop
 from concurrent_loader.storage.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from concurrent_loader.augment.crops import Crop
 
 __all__ = ["BoxFormat", "Linkable", "Linked"]
 
