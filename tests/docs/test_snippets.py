@@ -85,7 +85,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = tmp_path / "images" / ("cat" if number % 2 else "dog") / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture(number))
-    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "clips").mkdir(parents=True)
+    np.save(tmp_path / "here" / "clips" / "0.npy", np.zeros(3, np.float32))
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path
 
@@ -129,6 +130,7 @@ def surroundings(place: Path) -> dict[str, Any]:
         ("docs/how-to/drop_in.md", 1),
         ("docs/how-to/export.md", 1),
         ("docs/how-to/importers.md", 2),
+        ("docs/how-to/lifecycle.md", 4),
         ("docs/how-to/lossless.md", 1),
         pytest.param("docs/how-to/masks_and_boxes.md", 2, marks=pytest.mark.slow),
         pytest.param("docs/how-to/ragged.md", 2, marks=pytest.mark.slow),
