@@ -97,7 +97,7 @@ def _encoded(kept: object) -> dict[str, dict[str, float]]:
 
 def _lines(facts: dict[str, Any]) -> list[str]:
     from concurrent_loader.storage.printable import printable
-    from concurrent_loader.storage.sizes import format_size
+    from concurrent_loader.storage.sizes import format_count, format_size
 
     sizes = facts["shard_bytes"]
     spread = (
@@ -112,7 +112,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         f"bundles    {facts['num_bundles']:,}, {format_size(facts['bundle_bytes'])}",
     ]
     if facts["num_column_sets"]:
-        lines.append(f"added      {facts['num_column_sets']:,} column sets, {format_size(facts['column_set_bytes'])}")
+        sets = format_count(facts["num_column_sets"], "column set")
+        lines.append(f"added      {sets}, {format_size(facts['column_set_bytes'])}")
     lines.append("columns")
     width = max(len(name) for name in facts["columns"])
     for name, kind in facts["columns"].items():
