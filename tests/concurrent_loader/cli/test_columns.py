@@ -118,7 +118,7 @@ def test_files_that_are_wrong(
 
 
 def test_info_shows_what_was_added(dataset: Path, tmp_path: Path) -> None:
-    assert "added" not in run("info", dataset).stdout
+    assert "column set" not in run("info", dataset).stdout
     np.save(tmp_path / "v.npy", np.arange(NUM))
     assert run("columns", "add", dataset, "x", "int64", tmp_path / "v.npy").exit_code == 0
     assert "added      1 column set" in run("info", dataset).stdout
