@@ -32,8 +32,8 @@ async def open_reader(
     """
     from concurrent_loader.storage.cache import open_shard_cache
     from concurrent_loader.storage.fetch import FetchEngine
+    from concurrent_loader.storage.shards.joined_reader import open_reader as open_columns
     from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
-    from concurrent_loader.storage.shards.reader import DatasetReader
     from concurrent_loader.storage.shards.shard_fetcher import check_source
 
     async with open_for_command(url, client=client, options=options) as store:
@@ -46,6 +46,6 @@ async def open_reader(
 
         cache = open_shard_cache(engine, None, open_source=open_source)
         try:
-            yield DatasetReader(await load_manifest(engine, parse_snapshot(snapshot)), engine, cache)
+            yield open_columns(await load_manifest(engine, parse_snapshot(snapshot)), engine, cache)
         finally:
             await cache.close()

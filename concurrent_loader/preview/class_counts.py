@@ -99,10 +99,12 @@ def count_values(values: Any, names: list[str]) -> list[ClassCount]:
 
 def small_columns_bytes(reader: DatasetReader) -> int:
     """Returns the bytes to fetch for the numbers of all samples; -1 if they are only in the shards themselves."""
-    bundles = reader.manifest.bundles
-    if sum(bundle.num_samples for bundle in bundles) != len(reader):
-        return -1
-    return sum(bundle.size - bundle.tail_start for bundle in bundles)
+    num_bytes = 0
+    for part in reader.manifest.parts:
+        if sum(bundle.num_samples for bundle in part.bundles) != part.num_stored_samples:
+            return -1
+        num_bytes += sum(bundle.size - bundle.tail_start for bundle in part.bundles)
+    return num_bytes
 
 
 async def read_class_counts(reader: DatasetReader) -> dict[str, list[ClassCount]]:

@@ -89,22 +89,23 @@ async def collect(
     indexes = dict(zip(shards, await map_concurrently(reader.index, shards), strict=True))
     metadata = reader.manifest.metadata
     for name in class_columns(reader.schema, metadata):
-        if name not in counts and indexes:
-            values = list(chain.from_iterable(index.column(name) for index in indexes.values()))
+        if name not in counts and indexes and (stored := _in_shards(reader, name)):
+            rows_of = reader.live.rows_of_shard
+            values = list(chain.from_iterable(index.values(stored, rows_of(at)) for at, index in indexes.items()))
             if found := count_values(values, class_names(metadata, name)):
                 counts[name], num_counted[name] = found, len(values)
 
-    rows = _choose_rows(indexes, num_samples, rng)
+    rows = _choose_rows(reader, shards, num_samples, rng)
     samples, num_left_out = await _read(reader, rows, indexes, columns, budget)
     return Collected(
         num_total=len(reader),
         samples=samples,
         value_bytes={
             column.name: np.concatenate(
-                [index.payload_ends(column.name) - index.payload_starts(column.name) for index in indexes.values()]
+                [index.payload_ends(stored) - index.payload_starts(stored) for index in indexes.values()]
             )
             for column in reader.schema.payload
-            if indexes
+            if indexes and (stored := _in_shards(reader, column.name))
         },
         counts=counts,
         num_counted=num_counted,
@@ -142,13 +143,15 @@ def _choose_shards(reader: DatasetReader, num_samples: int, budget: _Budget, rng
         return []
     allotted = min(budget.left, int(budget.max_bytes * _TAIL_SHARE))
     chosen: list[int] = []
-    for shard in rng.permutation(len(tails)).tolist():
+    has_samples = np.diff(reader.first_samples) > 0
+    for shard in rng.permutation(np.flatnonzero(has_samples)).tolist():
         if len(chosen) == min(num_samples, _MAX_SHARDS):
             break
         if tails[shard] <= allotted:
             allotted -= int(tails[shard])
             chosen.append(shard)
-    chosen = chosen or [int(tails.argmin())]
+    if not chosen and has_samples.any():
+        chosen = [int(np.where(has_samples, tails, tails.max() + 1).argmin())]
     needed = int(tails[chosen].sum())
     if needed > budget.left:
         raise ConfigurationError(
@@ -160,11 +163,19 @@ def _choose_shards(reader: DatasetReader, num_samples: int, budget: _Budget, rng
     return sorted(chosen)
 
 
-def _choose_rows(indexes: dict[int, ShardIndex], num_samples: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+def _in_shards(reader: DatasetReader, column: str) -> str | None:
+    """Returns the name of a column in the shards; None for one that was added later, in files of its own."""
+    place = reader.manifest.place_of(column)
+    return None if place.part else place.name
+
+
+def _choose_rows(
+    reader: DatasetReader, shards: list[int], num_samples: int, rng: np.random.Generator
+) -> list[tuple[int, int]]:
     """Chooses (shard, row) pairs, in turn from each shard, so that any prefix is spread over the shards."""
     permuted = [
-        [(shard, row) for row in rng.permutation(index.num_samples)[:num_samples].tolist()]
-        for shard, index in indexes.items()
+        [(shard, row) for row in rng.permutation(reader.live.rows_of_shard(shard))[:num_samples].tolist()]
+        for shard in shards
     ]
     rows = [each for turn in zip_longest(*permuted) for each in turn if each is not None]
     return rows[:num_samples]
@@ -187,7 +198,7 @@ async def _read(
                 num_left_out += 1
                 continue
             budget.spend(num_bytes)
-            wave.append(int(reader.first_samples[shard]) + row)
+            wave.append(reader.live.sample(shard, row))
         values = await map_concurrently(
             lambda number: read_sample(reader, number, columns, max_value_bytes=_MAX_VALUE_BYTES), wave
         )
@@ -197,5 +208,6 @@ async def _read(
 
 def _payload_bytes(reader: DatasetReader, index: ShardIndex, row: int, names: Sequence[str]) -> int:
     payload = {column.name for column in reader.schema.payload}
-    spans = [index.payload_range(row, name) for name in names if name in payload]
+    stored = [_in_shards(reader, name) for name in names if name in payload]
+    spans = [index.payload_range(row, name) for name in stored if name is not None]
     return sum(span.end - span.start for span in spans if span.end - span.start <= _MAX_VALUE_BYTES)

@@ -49,24 +49,24 @@ async def read_sample(
     """
     names = reader.check_columns(columns)
     shard, row = reader.locate(sample)
-    entry = reader.entry(shard)
     payload = {column.name for column in reader.schema.payload}
     values: dict[str, Any] = {}
     try:
-        index = await reader.index(shard)
         for name in names:
+            part, stored = reader.place(name)
+            index = await part.index(shard)
             if name not in payload:
-                values[name] = index.value(name, row)
+                values[name] = index.value(stored, row)
                 continue
-            span = index.payload_range(row, name)
+            span = index.payload_range(row, stored)
             num_bytes = span.end - span.start
             if num_bytes > max_value_bytes:
                 values[name] = NotFetched(num_bytes)
             else:
-                decode = _decode_of(index, name, row)
-                values[name] = await reader.cache.read(entry, span.start, span.end, decode)
+                decode = _decode_of(index, stored, row)
+                values[name] = await reader.cache.read(part.entry(shard), span.start, span.end, decode)
     except StorageError as error:
-        error.locate(url=reader.engine.store.url, shard=entry.key, sample=sample)
+        error.locate(url=reader.engine.store.url, shard=reader.entry(shard).key, sample=sample)
         raise
     return values
 

@@ -244,6 +244,11 @@ class _Adoption:
                 "the columns differ from those of the index to append to; choose them with --only and --column",
                 expected=onto.schema, got=schema.to_dict(),
             )  # fmt: skip
+        if onto is not None and onto.places:
+            raise SchemaError(
+                "columns of the index to append to were added, renamed or dropped; adopt the new objects into an index "
+                "of its own", expected=onto.schema,
+            )  # fmt: skip
         return chosen
 
     def plan(self, found: list[SourceObject], columns: Mapping[str, ForeignColumn]) -> AdoptPlan:

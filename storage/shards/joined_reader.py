@@ -34,6 +34,11 @@ class JoinedReader(DatasetReader):
         super().__init__(manifest, engine, cache)
         self.parts = tuple(DatasetReader(part, engine, cache) for part in manifest.parts)
 
+    def place(self, column: str) -> tuple[DatasetReader, str]:
+        """Returns the reader of the files that store a column, and the column's name there."""
+        place = self.manifest.place_of(column)
+        return self.parts[place.part], place.name
+
     async def read(self, sample: int, columns: Sequence[str] | None = None) -> dict[str, object]:
         """Reads one sample; see `DatasetReader.read`. Each file takes its own requests, at the same time."""
         names = self.check_columns(columns)
@@ -57,8 +62,14 @@ class JoinedReader(DatasetReader):
     ) -> npt.NDArray[np.generic] | list[object]:
         """Reads one column; see `DatasetReader.column`."""
         self.check_columns([name])
-        place = self.manifest.place_of(name)
-        return await self.parts[place.part].column(place.name, samples)
+        part, stored = self.place(name)
+        return await part.column(stored, samples)
+
+    async def lengths(self, name: str, samples: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+        """Returns the lengths of a column's values; see `DatasetReader.lengths`."""
+        self.check_columns([name])
+        part, stored = self.place(name)
+        return await part.lengths(stored, samples)
 
 
 def open_reader(manifest: Manifest, engine: FetchEngine, cache: ShardCache) -> DatasetReader:

@@ -73,6 +73,10 @@ class DatasetReader:
         shard = int(np.searchsorted(self.first_samples, sample, side="right")) - 1
         return shard, int(self.live.rows(shard, sample))
 
+    def place(self, column: str) -> tuple[DatasetReader, str]:
+        """Returns the reader of the files that store a column, and the column's name there."""
+        return self, column
+
     async def read(self, sample: int, columns: Sequence[str] | None = None) -> dict[str, object]:
         """Reads one sample, by at most one range of its shard's tail and one of its payload, which are both cached.
 
@@ -177,9 +181,10 @@ class DatasetReader:
 
         async def part_of(shard: int) -> npt.NDArray[np.int64]:
             index = await self.index(shard)
-            rows: slice | npt.NDArray[np.int64] = slice(None)
-            if samples is not None:
-                rows = samples[bounds[shard] : bounds[shard + 1]] - self.first_samples[shard]
+            if samples is None:
+                rows = self.live.rows_of_shard(shard)
+            else:
+                rows = self.live.rows(shard, samples[bounds[shard] : bounds[shard + 1]])
             lengths: npt.NDArray[np.int64] = (index.payload_ends(name) - index.payload_starts(name))[rows].astype(
                 np.int64
             )

@@ -17,12 +17,12 @@ from concurrent_loader.storage.hidden_arguments import hides_secrets
 from concurrent_loader.storage.shards.editing.commit_edit import commit_edit, open_to_edit
 from concurrent_loader.storage.shards.editing.where import Where
 from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.shards.joined_reader import open_reader
 from concurrent_loader.storage.shards.manifest.commit_tokens import check_token
 from concurrent_loader.storage.shards.manifest.deleted_rows import DeletedRows
 from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
-from concurrent_loader.storage.shards.reader import DatasetReader
 
 __all__ = ["DeleteReport", "delete"]
 
@@ -165,7 +165,7 @@ class _Deletion:
         where = Where(text, Schema.parse(newest.schema))
         cache = open_shard_cache(self._engine, None)
         try:
-            reader = DatasetReader(newest, self._engine, cache)
+            reader = open_reader(newest, self._engine, cache)
             values = {name: await reader.column(name) for name in where.columns}
         finally:
             await cache.close()

@@ -117,6 +117,16 @@ def test_files_that_are_wrong(
     assert not (dataset / "manifests" / "0000000002.clm").exists()
 
 
+def test_info_shows_what_was_added(dataset: Path, tmp_path: Path) -> None:
+    assert "column set" not in run("info", dataset).stdout
+    np.save(tmp_path / "v.npy", np.arange(NUM))
+    assert run("columns", "add", dataset, "x", "int64", tmp_path / "v.npy").exit_code == 0
+    assert "added      1 column set" in run("info", dataset).stdout
+    facts = json.loads(run("info", dataset, "--json").stdout)
+    assert (facts["num_column_sets"], facts["columns"]["x"]) == (1, "int64")
+    assert facts["column_set_bytes"] > 0
+
+
 def test_rename_and_drop(dataset: Path) -> None:
     assert run("columns", "rename", dataset, "number", "label").stdout == "snapshot 2: name: str, label: int64\n"
     again = run("columns", "drop", dataset, "name", "--token", "one", "--json")

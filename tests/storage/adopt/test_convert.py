@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader import ConcurrentDataLoader, ShardDataset, add_column, drop_column, rename_column
 from concurrent_loader.storage import compact, delete
 from concurrent_loader.storage.adopt import adopt, convert
-from concurrent_loader.storage.errors import AlreadyExists, StorageError
+from concurrent_loader.storage.errors import AlreadyExists, SchemaError, StorageError
 from concurrent_loader.storage.shards.writing.writer import ShardWriter
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -50,6 +50,30 @@ def test_samples_and_order_stay(adopted, tmp_path):
             for loader in loaders:
                 loader.set_epoch(epoch)
             assert batches(loaders[0]) == batches(loaders[1])
+
+
+def test_columns_that_were_added_to_adopted_data(adopted, tmp_path):
+    first = ShardDataset(adopted)
+    rename_column(adopted, "name", "title")
+    add_column(adopted, "rank", "int64", range(1500))
+    add_column(adopted, "size", "int32", lambda sample: len(sample["body"]) + sample["label"], inputs=["body", "label"])
+    with first, ShardDataset(adopted) as dataset:
+        assert dataset.fingerprint == first.fingerprint
+        assert dataset[7:9] == [
+            {"title" if name == "name" else name: value for name, value in first[number].items()}
+            | {"rank": number, "size": len(first[number]["body"]) + first[number]["label"]}
+            for number in (7, 8)
+        ]
+        convert(adopted, tmp_path / "native")
+        with ShardDataset(tmp_path / "native") as after:
+            assert after[::100] == dataset[::100]
+            assert after.column("size").tolist() == dataset.column("size").tolist()
+    rename_column(adopted, "title", "name")
+    for name in ("rank", "size"):
+        drop_column(adopted, name)
+    (tmp_path / "source" / "3.lines").write_bytes(b"1:a\n")
+    with pytest.raises(SchemaError, match="an index of its own"):
+        adopt("lines", tmp_path / "source", adopted, append=True)
 
 
 def test_a_run_switches_in_the_middle_of_an_epoch(adopted, tmp_path):
