@@ -253,6 +253,7 @@ class _Addition:
                 raise errors.exceptions[0] from errors.exceptions[0].__cause__
             finally:
                 await cache.close()
+            await self._uploader.confirm_replaced()
             made = written.manifest(None, append=False, metadata={}, token=None)
             added = ColumnSet(shards=made.shards, bundles=made.bundles)
 

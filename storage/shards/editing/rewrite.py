@@ -114,17 +114,13 @@ class Rewriter:
             else:
                 shards += manifest.shards[start:end]
         if manifest.places:
+            await self._uploader.confirm_replaced()
             # Without bundles, which hold the columns of one part: a whole column is then read from the shards.
             return replace(manifest, shards=tuple(shards), bundles=(), deleted=None, column_sets=(), places={})
         removed, kept = _divide(manifest, live, chosen)
-        return replace(
-            manifest,
-            shards=tuple(shards),
-            bundles=tuple(
-                [made for bundle in manifest.bundles for made in await self._bundle(manifest, bundle, removed)]
-            ),
-            deleted=kept,
-        )
+        bundles = [made for bundle in manifest.bundles for made in await self._bundle(manifest, bundle, removed)]
+        await self._uploader.confirm_replaced()
+        return replace(manifest, shards=tuple(shards), bundles=tuple(bundles), deleted=kept)
 
     async def _run(self, manifest: Manifest, live: LiveRows, run: range, total: int) -> Sequence[ShardEntry]:
         """Writes the live rows of consecutive shards as new shards."""
