@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,16 +11,28 @@ import xxhash
 
 from concurrent_loader.order.batch_list_plan import BatchListPlan
 from concurrent_loader.order.batching import Batches, ByLength
+from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.options import PlanOptions
 from concurrent_loader.storage.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from concurrent_loader.datasets.readable import ReadableDataset
-
 __all__ = ["plan_by_length"]
 
+Indices = npt.NDArray[np.int64]
 
-def plan_by_length(dataset: ReadableDataset, options: PlanOptions, batching: ByLength, epoch: int) -> BatchListPlan:
+
+class _Dataset(Protocol):
+    """What is needed of a dataset; `concurrent_loader.datasets.readable.ReadableDataset` documents the members."""
+
+    @property
+    def fingerprint(self) -> int: ...
+    @property
+    def unit_bounds(self) -> Indices: ...
+    def __len__(self) -> int: ...
+    def lengths(self, name: str) -> Indices: ...
+    def sample_plan(self, options: PlanOptions, epoch: int) -> EpochPlan: ...
+
+
+def plan_by_length(dataset: _Dataset, options: PlanOptions, batching: ByLength, epoch: int) -> BatchListPlan:
     """Returns the order of an epoch.
 
     Args:
@@ -48,7 +60,7 @@ def plan_by_length(dataset: ReadableDataset, options: PlanOptions, batching: ByL
 
     def draw(number: int) -> Batches:
         def make() -> Batches:
-            order: npt.NDArray[np.int64] = np.empty(0, np.int64)
+            order: Indices = np.empty(0, np.int64)
             if len(dataset):
                 order = replace(whole, epoch=number).batch(0).sample
             return batching.batches(order, lengths, global_batch_size=per_step, last_batch=options.last_batch)
