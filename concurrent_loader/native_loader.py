@@ -9,6 +9,7 @@ from types import GenericAlias
 from typing import Any
 
 import torch
+from torch.utils.data import Sampler
 
 from concurrent_loader.augment import Crop
 from concurrent_loader.batch.batch import Batch
@@ -69,7 +70,7 @@ class NativeDataLoader(PublicNames):
         seed: Seed of the order and of random augmentation; default 0.
         sampling: `Weighted` or `Balanced`: how often each sample comes in an epoch; default None, once. See
             docs/how-to/sampling.md for this and the next one.
-        batching: `ByLength`: batches of samples of similar length; default None, consecutive samples.
+        batching: `ByLength`, for batches of similar length, or a torch sampler or batch sampler; default None.
         decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a crop, an `Augment`, or a callable (bytes →
             tensor). `RandomResizedCrop` and `CenterCrop` give one size, (N, 3, H, W) uint8, and are fastest; see
             docs/how-to/decoding.md and docs/how-to/augmentation.md. Other columns stay encoded: lists of bytes.
@@ -137,7 +138,7 @@ class NativeDataLoader(PublicNames):
         *,
         seed: int = 0,
         sampling: Sampling | None = None,
-        batching: ByLength | None = None,
+        batching: ByLength | Sampler[Any] | None = None,
         decode: Mapping[str, str | Decoder | Crop] | None = None,
         decoder: Backend = "auto",
         max_pixels: int = DEFAULT_MAX_PIXELS,
@@ -180,7 +181,7 @@ class NativeDataLoader(PublicNames):
             seed=seed, global_batch_size=self.batch_size * self.world_size,
             groups=groups if groups is not None else DEFAULT_GROUPS if shuffle else 1,
             shuffle=bool(shuffle), shuffle_window=shuffle_window, last_batch=last_batch_policy(drop_last, last_batch),
-            sampling=sampling, batching=check_batching(batching, batch_size),
+            sampling=sampling, batching=check_batching(batching, batch_size, is_sampled=sampling is not None),
         )  # fmt: skip
         self._clock = StageClock()
         on_cpu = self.device is None or self.device.type == "cpu"

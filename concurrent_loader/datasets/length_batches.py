@@ -1,4 +1,4 @@
-"""Plans an epoch of batches of similar length, from the lengths in a dataset's index."""
+"""Plans an epoch whose batches are listed: by the lengths in a dataset's index, or by a sampler."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from concurrent_loader.order.batch_list_plan import BatchListPlan
 from concurrent_loader.order.batching import Batches, ByLength
 from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.options import PlanOptions
+from concurrent_loader.order.sampler_batches import SamplerBatches
 from concurrent_loader.storage.errors import ConfigurationError
 
-__all__ = ["plan_by_length"]
+__all__ = ["plan_by_length", "plan_by_sampler"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -79,4 +80,38 @@ def plan_by_length(dataset: _Dataset, options: PlanOptions, batching: ByLength, 
         window=whole.window,
         shuffle=options.shuffle,
         fingerprint=xxhash.xxh3_64_intdigest(f"{own} {identity} {options.last_batch}".encode()) >> 1,
+    )
+
+
+def plan_by_sampler(dataset: _Dataset, options: PlanOptions, batching: SamplerBatches, epoch: int) -> BatchListPlan:
+    """Returns the order of an epoch as a sampler lists it.
+
+    Raises:
+        ConfigurationError: ``shuffle`` or ``sampling`` is given too, or the sampler lists no sample numbers.
+        IndexError: The sampler lists a sample that does not exist.
+    """
+    if options.shuffle:
+        raise ConfigurationError("a sampler determines the order itself; leave shuffle out")
+    own, per_step = dataset.fingerprint, options.global_batch_size
+
+    def draw(number: int) -> Batches:
+        return batching.remember(
+            (own, per_step, options.seed, number),
+            lambda: batching.batches(
+                len(dataset), seed=options.seed, epoch=number, global_batch_size=per_step,
+                last_batch=options.last_batch,
+            ),
+        )  # fmt: skip
+
+    found = draw(epoch)
+    return BatchListPlan(
+        bounds=dataset.unit_bounds,
+        draw=draw,
+        global_batch_size=int(found.sizes.max(initial=1)),
+        seed=options.seed,
+        epoch=epoch,
+        groups=1,
+        window=max(1, len(found.samples)),
+        shuffle=False,
+        fingerprint=xxhash.xxh3_64_intdigest(f"{own} {batching.fingerprint(found)} {options.last_batch}".encode()) >> 1,
     )

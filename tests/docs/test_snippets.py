@@ -129,7 +129,7 @@ def surroundings(place: Path) -> dict[str, Any]:
         ("docs/how-to/export.md", 1),
         ("docs/how-to/importers.md", 2),
         ("docs/how-to/lossless.md", 1),
-        ("docs/how-to/sampling.md", 4),
+        ("docs/how-to/sampling.md", 5),
         ("docs/how-to/training.md", 1),
         ("docs/how-to/workers.md", 1),
         ("docs/tutorials/first_run.md", 4),
