@@ -10,10 +10,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec
 
+from torch.utils.data import BatchSampler, Sampler
+
 from concurrent_loader.datasets.mixture import Mixture
+from concurrent_loader.datasets.torch_sampler import sampler_batches
 from concurrent_loader.datasets.views import Selectable
 from concurrent_loader.order.batching import ByLength
 from concurrent_loader.order.options import LastBatch
+from concurrent_loader.order.sampler_batches import SamplerBatches
 from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = [
@@ -70,15 +74,23 @@ _NATIVE_ONLY = {
 }
 
 
-def check_batching(batching: ByLength | None, batch_size: int) -> ByLength | None:
-    """Returns the batching, after checking that the size of a batch is given once.
+def check_batching(
+    batching: ByLength | Sampler[Any] | None, batch_size: int, *, is_sampled: bool
+) -> ByLength | SamplerBatches | None:
+    """Returns the batching for the plan's options.
 
     Raises:
-        ConfigurationError: The size of a batch is given in samples and in tokens.
+        ConfigurationError: The size of a batch, or the order of samples, is given twice.
     """
     if isinstance(batching, ByLength) and batching.max_tokens is not None and batch_size != 1:
         raise ConfigurationError("max_tokens= determines the size of batches; leave batch_size out", got=batch_size)
-    return batching
+    if not isinstance(batching, Sampler):
+        return batching
+    if is_sampled:
+        raise ConfigurationError("a sampler determines the samples itself; leave sampling= out")
+    if isinstance(batching, BatchSampler) and batch_size != 1:
+        raise ConfigurationError("a batch sampler determines the size of batches; leave batch_size out", got=batch_size)
+    return sampler_batches(batching)
 
 
 def has_native_loader(dataset: object) -> bool:

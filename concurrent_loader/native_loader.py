@@ -9,6 +9,7 @@ from types import GenericAlias
 from typing import Any
 
 import torch
+from torch.utils.data import Sampler
 
 from concurrent_loader.augment import Crop, Linked
 from concurrent_loader.batch.batch import Batch, as_tuple
@@ -69,7 +70,8 @@ class NativeDataLoader(PublicNames):
         shuffle: Whether each epoch has a new order; default False, the order of writing.
         seed: Seed of the order and of random augmentation; default 0.
         sampling: `Weighted` or `Balanced`: how often each sample comes in an epoch; default None, once.
-        batching: `ByLength`: batches of samples of similar length; default None. For both: docs/how-to/sampling.md.
+        batching: `ByLength`, for samples of similar length, or a torch sampler or batch sampler; default None. For
+            both: docs/how-to/sampling.md.
         decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a crop, an `Augment`, or a callable (bytes →
             tensor). `RandomResizedCrop` and `CenterCrop` give one size, (N, 3, H, W) uint8, and are fastest; see
             docs/how-to/decoding.md and docs/how-to/augmentation.md. Other columns stay encoded: lists of bytes.
@@ -141,7 +143,7 @@ class NativeDataLoader(PublicNames):
         *,
         seed: int = 0,
         sampling: Sampling | None = None,
-        batching: ByLength | None = None,
+        batching: ByLength | Sampler[Any] | None = None,
         decode: Mapping[str, str | Decoder | Crop | Linked] | None = None,
         decoder: Backend = "auto",
         max_pixels: int = DEFAULT_MAX_PIXELS,
@@ -186,7 +188,7 @@ class NativeDataLoader(PublicNames):
             seed=seed, global_batch_size=self.batch_size * self.world_size,
             groups=groups if groups is not None else DEFAULT_GROUPS if shuffle else 1,
             shuffle=bool(shuffle), shuffle_window=shuffle_window, last_batch=last_batch_policy(drop_last, last_batch),
-            sampling=sampling, batching=check_batching(batching, batch_size),
+            sampling=sampling, batching=check_batching(batching, batch_size, is_sampled=sampling is not None),
         )  # fmt: skip
         self._clock = StageClock()
         on_cpu = self.device is None or self.device.type == "cpu"

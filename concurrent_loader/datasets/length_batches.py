@@ -1,9 +1,9 @@
-"""Plans an epoch of batches of similar length, from the lengths in a dataset's index."""
+"""Plans an epoch whose batches are listed: by the lengths in a dataset's index, or by a sampler."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,16 +11,29 @@ import xxhash
 
 from concurrent_loader.order.batch_list_plan import BatchListPlan
 from concurrent_loader.order.batching import Batches, ByLength
+from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.options import PlanOptions
+from concurrent_loader.order.sampler_batches import SamplerBatches
 from concurrent_loader.storage.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from concurrent_loader.datasets.readable import ReadableDataset
+__all__ = ["plan_by_length", "plan_by_sampler"]
 
-__all__ = ["plan_by_length"]
+Indices = npt.NDArray[np.int64]
 
 
-def plan_by_length(dataset: ReadableDataset, options: PlanOptions, batching: ByLength, epoch: int) -> BatchListPlan:
+class _Dataset(Protocol):
+    """What is needed of a dataset; `concurrent_loader.datasets.readable.ReadableDataset` documents the members."""
+
+    @property
+    def fingerprint(self) -> int: ...
+    @property
+    def unit_bounds(self) -> Indices: ...
+    def __len__(self) -> int: ...
+    def lengths(self, name: str) -> Indices: ...
+    def sample_plan(self, options: PlanOptions, epoch: int) -> EpochPlan: ...
+
+
+def plan_by_length(dataset: _Dataset, options: PlanOptions, batching: ByLength, epoch: int) -> BatchListPlan:
     """Returns the order of an epoch.
 
     Args:
@@ -48,7 +61,7 @@ def plan_by_length(dataset: ReadableDataset, options: PlanOptions, batching: ByL
 
     def draw(number: int) -> Batches:
         def make() -> Batches:
-            order: npt.NDArray[np.int64] = np.empty(0, np.int64)
+            order: Indices = np.empty(0, np.int64)
             if len(dataset):
                 order = replace(whole, epoch=number).batch(0).sample
             return batching.batches(order, lengths, global_batch_size=per_step, last_batch=options.last_batch)
@@ -67,4 +80,38 @@ def plan_by_length(dataset: ReadableDataset, options: PlanOptions, batching: ByL
         window=whole.window,
         shuffle=options.shuffle,
         fingerprint=xxhash.xxh3_64_intdigest(f"{own} {identity} {options.last_batch}".encode()) >> 1,
+    )
+
+
+def plan_by_sampler(dataset: _Dataset, options: PlanOptions, batching: SamplerBatches, epoch: int) -> BatchListPlan:
+    """Returns the order of an epoch as a sampler lists it.
+
+    Raises:
+        ConfigurationError: ``shuffle`` or ``sampling`` is given too, or the sampler lists no sample numbers.
+        IndexError: The sampler lists a sample that does not exist.
+    """
+    if options.shuffle:
+        raise ConfigurationError("a sampler determines the order itself; leave shuffle out")
+    own, per_step = dataset.fingerprint, options.global_batch_size
+
+    def draw(number: int) -> Batches:
+        return batching.remember(
+            (own, per_step, options.seed, number),
+            lambda: batching.batches(
+                len(dataset), seed=options.seed, epoch=number, global_batch_size=per_step,
+                last_batch=options.last_batch,
+            ),
+        )  # fmt: skip
+
+    found = draw(epoch)
+    return BatchListPlan(
+        bounds=dataset.unit_bounds,
+        draw=draw,
+        global_batch_size=int(found.sizes.max(initial=1)),
+        seed=options.seed,
+        epoch=epoch,
+        groups=1,
+        window=max(1, len(found.samples)),
+        shuffle=False,
+        fingerprint=xxhash.xxh3_64_intdigest(f"{own} {batching.fingerprint(found)} {options.last_batch}".encode()) >> 1,
     )

@@ -16,6 +16,7 @@ from concurrent_loader.datasets.protocol import Source
 from concurrent_loader.datasets.readable import ReadableDataset
 from concurrent_loader.datasets.selection import Selection, random_split
 from concurrent_loader.order.batch_list_plan import BatchListPlan
+from concurrent_loader.order.batching import ByLength
 from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.options import PlanOptions
 from concurrent_loader.storage.cache import CacheStats
@@ -58,7 +59,7 @@ class Selectable(ReadableDataset):
         """Returns the order of an epoch; see `concurrent_loader.order.epoch_plan.EpochPlan`."""
         if options.sampling is None:
             return super().plan(options, epoch)
-        if options.batching is not None and not isinstance(options.batching.lengths, str):
+        if isinstance(options.batching, ByLength) and not isinstance(options.batching.lengths, str):
             raise ConfigurationError("with sampling=, ByLength needs the name of a column instead of an array")
         return self._drawn(options, epoch).plan(replace(options, sampling=None), epoch)
 

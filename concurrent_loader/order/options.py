@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from concurrent_loader.order.batching import ByLength
 from concurrent_loader.order.last_batch import LastBatch
+from concurrent_loader.order.sampler_batches import SamplerBatches
 from concurrent_loader.order.sampling import Sampling
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.sizes import Size, parse_size
@@ -45,15 +46,17 @@ class PlanOptions:
     shuffle_window: Size
     last_batch: LastBatch
     sampling: Sampling | None = None
-    batching: ByLength | None = None
+    batching: ByLength | SamplerBatches | None = None
 
     def __post_init__(self) -> None:
         if self.sampling is not None and not isinstance(self.sampling, Sampling):
             raise ConfigurationError(
                 "sampling must be an object such as Weighted('weight') or Balanced('label')", got=repr(self.sampling)
             )
-        if self.batching is not None and not isinstance(self.batching, ByLength):
-            raise ConfigurationError("batching must be an object such as ByLength('tokens')", got=repr(self.batching))
+        if self.batching is not None and not isinstance(self.batching, ByLength | SamplerBatches):
+            raise ConfigurationError(
+                "batching must be a torch sampler, or an object such as ByLength('tokens')", got=repr(self.batching)
+            )
 
 
 DEFAULT_GROUPS = 8  # one per GPU of a typical node
