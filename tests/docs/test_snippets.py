@@ -31,6 +31,7 @@ ELSEWHERE = (
     "transformers",
     "http_faults",
     "files, ",
+    "import ray",
     # code of the other loaders
     "import webdataset",
     "wds.",
@@ -128,6 +129,7 @@ def surroundings(place: Path) -> dict[str, Any]:
         ("docs/how-to/drop_in.md", 1),
         ("docs/how-to/export.md", 1),
         ("docs/how-to/importers.md", 2),
+        ("docs/how-to/ingest_at_scale.md", 2),
         ("docs/how-to/lossless.md", 1),
         ("docs/how-to/training.md", 1),
         ("docs/how-to/workers.md", 1),
