@@ -70,8 +70,7 @@ class NativeDataLoader(PublicNames):
         shuffle: Whether each epoch has a new order; default False, the order of writing.
         seed: Seed of the order and of random augmentation; default 0.
         sampling: `Weighted` or `Balanced`: how often each sample comes in an epoch; default None, once.
-        batching: `ByLength`, for samples of similar length, or a torch sampler or batch sampler; default None. For
-            both: docs/how-to/sampling.md.
+        batching: `ByLength` or a torch (batch) sampler; default None. For both: docs/how-to/sampling.md.
         decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a crop, an `Augment`, or a callable (bytes →
             tensor). `RandomResizedCrop` and `CenterCrop` give one size, (N, 3, H, W) uint8, and are fastest; see
             docs/how-to/decoding.md and docs/how-to/augmentation.md. Other columns stay encoded: lists of bytes.
@@ -86,7 +85,7 @@ class NativeDataLoader(PublicNames):
         transform: Function from a sample (a dict, images as (C, H, W) uint8) to a sample, called in a thread. With a
             second parameter, ``context``, it also gets a `SampleContext`.
         ragged: Column whose shapes differ → ``"list"``, ``"pad"`` or `Pad`, ``"nested"`` or ``"packed"``; see
-            docs/how-to/ragged.md. Others are stacked, or lists if the shapes of a batch differ.
+            docs/how-to/ragged.md. Others are stacked, or lists if shapes differ.
         collate_fn: Function from the list of a batch's samples to the batch; default `collate`.
         batch_transform: Function called with each finished batch: `MixUp`, `CutMix`, or one of your own. It runs in a
             thread or worker process if batches stay on the CPU, and otherwise after the transfer to the device.

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar, cast
 
-from concurrent_loader.storage.errors import ConfigurationError, InvalidRange, NotFound, ObjectChanged
+from concurrent_loader.storage.errors import ConfigurationError, InvalidRange, NotFound, ObjectChanged, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.importers.protocol import ImportedSample, ImportProblem
+from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.sizes import format_size
+from concurrent_loader.storage.stores.backends.local import LocalStore
 
 __all__ = ["MAX_FILE_BYTES", "WantedFile", "fetch_in_order"]
 
 MAX_FILE_BYTES = 512 << 20
+_GROUP_FILES = 8
+_GROUP_BYTES = 1 << 20
 
 
 class WantedFile(Protocol):
@@ -59,40 +64,124 @@ async def fetch_in_order(
 
     Cancellation: Closing the generator cancels the running fetches and waits for them.
     """
-    ahead: deque[tuple[asyncio.Task[Item] | ImportProblem, int]] = deque()
-    ahead_bytes = 0
+    window = _Window(engine, make, max_files=2 * in_flight, max_bytes=max_bytes)
     with ThreadPoolExecutor(num_threads or os.cpu_count(), "import-verify") as threads:
         try:
-            for file in files:
-                size = 0 if isinstance(file, ImportProblem) else file.size
-                while ahead and (len(ahead) >= 2 * in_flight or ahead_bytes + size > max_bytes):
-                    task, done_bytes = ahead.popleft()
-                    ahead_bytes -= done_bytes
-                    yield task if isinstance(task, ImportProblem) else await task
-                if isinstance(file, ImportProblem):
-                    ahead.append((file, 0))
-                else:
-                    ahead.append((asyncio.create_task(_import(engine, file, make, threads)), size))
-                ahead_bytes += size
-            while ahead:
-                task, _ = ahead.popleft()
-                yield task if isinstance(task, ImportProblem) else await task
+            for group in _groups(files, max_files=max(1, in_flight // 4), max_bytes=min(_GROUP_BYTES, max_bytes // 4)):
+                size = sum(0 if isinstance(file, ImportProblem) else file.size for file in group)
+                while not window.has_room(len(group), size):
+                    for item in await window.take():
+                        yield item
+                window.start(group, size, threads)
+            while not window.is_empty:
+                for item in await window.take():
+                    yield item
         finally:
-            tasks = [task for task, _ in ahead if not isinstance(task, ImportProblem)]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await window.close()
 
 
-async def _import(
-    engine: FetchEngine, file: File, make: Callable[[File, bytes], Item], threads: ThreadPoolExecutor
-) -> Item:
-    if file.size > MAX_FILE_BYTES:
-        return ImportProblem(name=file.key, reason=f"larger than {format_size(MAX_FILE_BYTES)}")
-    try:
-        result = await engine.fetch(file.key, 0, file.size, object_size=file.size)
-    except (NotFound, ObjectChanged, InvalidRange) as error:
-        return ImportProblem(name=file.key, reason=f"it was removed or replaced meanwhile: {error.what}")
-    except ConfigurationError as error:
-        return ImportProblem(name=file.key, reason=error.what)
-    return await asyncio.get_running_loop().run_in_executor(threads, make, file, bytes(result.data))
+class _Window(Generic[File]):
+    """The groups of files that are fetched ahead, in order. A group is one task, because each hand-over costs time."""
+
+    def __init__(
+        self, engine: FetchEngine, make: Callable[[File, bytes], Item], *, max_files: int, max_bytes: int
+    ) -> None:
+        self._engine = engine
+        self._make = make
+        self._max_files = max_files
+        self._max_bytes = max_bytes
+        self._running: deque[tuple[asyncio.Task[list[Item]], int, int]] = deque()
+        self._num_files = 0
+        self._num_bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._running
+
+    def has_room(self, num_files: int, num_bytes: int) -> bool:
+        fits = self._num_files + num_files <= self._max_files and self._num_bytes + num_bytes <= self._max_bytes
+        return fits or not self._running
+
+    def start(self, group: list[File | ImportProblem], num_bytes: int, threads: ThreadPoolExecutor) -> None:
+        self._running.append((asyncio.create_task(self._import(group, threads)), len(group), num_bytes))
+        self._num_files += len(group)
+        self._num_bytes += num_bytes
+
+    async def take(self) -> list[Item]:
+        """Returns the items of the oldest group."""
+        items = await self._running[0][0]
+        _, num_files, num_bytes = self._running.popleft()
+        self._num_files -= num_files
+        self._num_bytes -= num_bytes
+        return items
+
+    async def close(self) -> None:
+        """Cancels what is running, and waits for it."""
+        tasks = [task for task, _, _ in self._running]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _import(self, group: list[File | ImportProblem], threads: ThreadPoolExecutor) -> list[Item]:
+        found: list[bytes | ImportProblem | None] = [None] * len(group)
+        store = self._engine.store
+        if isinstance(store, LocalStore):
+            found = await asyncio.to_thread(_read_group, store, group)
+
+        async def fetch(place: int) -> None:
+            found[place] = await self._fetch(group[place])
+
+        await map_concurrently(fetch, [place for place, data in enumerate(found) if data is None])
+        return await asyncio.get_running_loop().run_in_executor(threads, self._make_all, group, found)
+
+    async def _fetch(self, file: File | ImportProblem) -> bytes | ImportProblem:
+        if isinstance(file, ImportProblem):
+            return file
+        if file.size > MAX_FILE_BYTES:
+            return ImportProblem(name=file.key, reason=f"larger than {format_size(MAX_FILE_BYTES)}")
+        try:
+            result = await self._engine.fetch(file.key, 0, file.size, object_size=file.size)
+        except (NotFound, ObjectChanged, InvalidRange) as error:
+            return ImportProblem(name=file.key, reason=f"it was removed or replaced meanwhile: {error.what}")
+        except ConfigurationError as error:
+            return ImportProblem(name=file.key, reason=error.what)
+        return bytes(result.data)
+
+    def _make_all(self, group: list[File | ImportProblem], found: list[bytes | ImportProblem | None]) -> list[Item]:
+        items: list[Item] = []
+        for file, data in zip(group, found, strict=True):
+            if isinstance(file, ImportProblem):
+                items.append(file)
+            else:
+                items.append(self._make(file, data) if isinstance(data, bytes) else cast("ImportProblem", data))
+        return items
+
+
+def _groups(
+    files: Iterable[File | ImportProblem], *, max_files: int, max_bytes: int
+) -> Iterator[list[File | ImportProblem]]:
+    """Yields runs of consecutive files: at most 8 files, and ``max_bytes`` or a single larger file."""
+    group: list[File | ImportProblem] = []
+    num_bytes = 0
+    for file in files:
+        size = 0 if isinstance(file, ImportProblem) else file.size
+        if group and (len(group) >= min(max_files, _GROUP_FILES) or num_bytes + size > max_bytes):
+            yield group
+            group, num_bytes = [], 0
+        group.append(file)
+        num_bytes += size
+    if group:
+        yield group
+
+
+def _read_group(store: LocalStore, group: Sequence[WantedFile | ImportProblem]) -> list[bytes | ImportProblem | None]:
+    """Reads files of the local drive; None for a file whose error the engine shall report."""
+    found: list[bytes | ImportProblem | None] = []
+    for file in group:
+        data: bytes | None = None
+        if not isinstance(file, ImportProblem) and file.size <= MAX_FILE_BYTES:
+            with suppress(StorageError):
+                result = store.read(file.key)
+                data = bytes(result.data) if result.meta.size == len(result.data) == file.size else None
+        found.append(data)
+    return found

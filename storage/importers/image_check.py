@@ -70,7 +70,7 @@ def image_fault(data: bytes, *, column: Column, verify: Verification) -> str | N
     # A JPEG may be followed by a preview (MPO), which decoders ignore.
     if verify == "decode" and header.animated:
         return "an animation is not a single image"
-    if verify == "decode" and header.format == "jpeg" and _decodes_at_an_eighth(data):
+    if header.format == "jpeg" and (_has_scan(data) if verify == "header" else _decodes_at_an_eighth(data)):
         return None
     try:
         with Image.open(io.BytesIO(data), formats=_PILLOW_FORMATS) as image:
@@ -79,6 +79,17 @@ def image_fault(data: bytes, *, column: Column, verify: Verification) -> str | N
     except IMAGE_FAULTS as error:
         return f"it does not decode: {fault_text(error)}"
     return None
+
+
+def _has_scan(data: bytes) -> bool:
+    """Returns whether the segments of a JPEG lead to compressed data. Pillow gives the reason if they do not."""
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0x00, 0xFF):
+        length = int.from_bytes(data[at + 2 : at + 4])
+        if data[at + 1] == 0xDA:
+            return at + 2 + length < len(data)
+        at += 2 + max(2, length)
+    return False
 
 
 def _decodes_at_an_eighth(data: bytes) -> bool:

@@ -190,6 +190,13 @@ class ImageFolder:
         self.__dict__.update(state)
         self._engine = self._new_engine()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ImageFolder:
+        """Returns an importer with a store of its own; the files are constant."""
+        other = copy.copy(self)
+        other._store = copy.deepcopy(self._store, memo)
+        other._engine = other._new_engine()
+        return other
+
     def _new_engine(self) -> FetchEngine:
         return FetchEngine(self._store, in_flight=self._in_flight, bytes_in_flight=self._max_bytes)
 

@@ -113,7 +113,7 @@ def ingest(
             scanned = _scan(importer, loop, target, options)
             planned = None if scanned.repeats else scanned.plan()
             if planned is not None and len(planned[1]) > 1:
-                scanned.check_mode()
+                options.check_mode(scanned.newest, scanned.url)
                 write = _writer_of_parts(workers, engine, address, target)
                 report = _ingest_parts(*planned, target, write, resume=resume, on_progress=on_progress)
             else:

@@ -39,7 +39,7 @@ from concurrent_loader.storage.sizes import Size
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.store import Store
 
-__all__ = ["ImportOptions", "ScannedImport", "plan_parts", "scan_import", "write_part"]
+__all__ = ["ImportOptions", "ScannedImport", "newest_snapshot", "plan_parts", "scan_import", "write_part"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +79,18 @@ class ImportOptions:
             raise ConfigurationError("again adds the source without a token; pass only one of them", got=made.token)
         check_token(made.token)
         return made
+
+    def check_mode(self, newest: Manifest | None, url: str) -> None:
+        """Checks that the dataset may be written.
+
+        Raises:
+            AlreadyExists: There is a dataset, and the import neither appends nor overwrites.
+        """
+        if newest is not None and not (self.append or self.overwrite):
+            raise AlreadyExists(
+                "the dataset exists already; add to it (append=True, --append) or replace it (overwrite=True)",
+                url=url, got=f"snapshot {newest.snapshot}",
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,18 +152,6 @@ class ScannedImport:
         ]  # fmt: skip
         return plan, parts
 
-    def check_mode(self) -> None:
-        """Checks that the dataset may be written.
-
-        Raises:
-            AlreadyExists: There is a dataset, and the import neither appends nor overwrites.
-        """
-        if self.newest is not None and not (self.options.append or self.options.overwrite):
-            raise AlreadyExists(
-                "the dataset exists already; add to it (append=True, --append) or replace it (overwrite=True)",
-                url=self.url, got=f"snapshot {self.newest.snapshot}",
-            )  # fmt: skip
-
 
 def scan_import(importer: Importer, loop: LoopThread, store: Store, options: ImportOptions) -> ScannedImport:
     """Reads the newest snapshot, and scans the source.
@@ -161,7 +161,7 @@ def scan_import(importer: Importer, loop: LoopThread, store: Store, options: Imp
     """
     if store.url == importer.url:
         raise ConfigurationError("source and destination are the same folder", url=importer.url)
-    newest = loop.run(_newest(store))
+    newest = loop.run(newest_snapshot(store))
     scan = loop.run(importer.scan(newest if options.append else None))
     return ScannedImport(importer=importer, scan=scan, newest=newest, options=options, url=store.url)
 
@@ -225,7 +225,7 @@ def plan_parts(
             scanned = scan_import(importer, loop, store, options)
             if scanned.repeats:
                 raise AlreadyExists("the dataset has this commit already", url=store.url, got=scanned.checked_token)
-            scanned.check_mode()
+            options.check_mode(scanned.newest, store.url)
             made = scanned.plan()
             if made is None:
                 raise ConfigurationError(
@@ -328,6 +328,7 @@ def opened(
         loop.run(store.close())
 
 
-async def _newest(store: Store) -> Manifest | None:
+async def newest_snapshot(store: Store) -> Manifest | None:
+    """Returns the newest snapshot, or None without a dataset."""
     snapshot = await latest_snapshot(store)
     return await load_manifest(store, snapshot) if snapshot is not None else None

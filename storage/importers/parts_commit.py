@@ -47,13 +47,15 @@ class PartsCommit:
     Args:
         plan: Plan of the import.
         queue: Uploads to the dataset's store.
+        num_parts: Number of parts, if the plan was made before it was known.
 
     Raises:
         CommitConflict: The snapshot to build on was deleted or replaced.
     """
 
-    def __init__(self, plan: PartPlan, queue: UploadQueue) -> None:
+    def __init__(self, plan: PartPlan, queue: UploadQueue, *, num_parts: int | None = None) -> None:
         self._plan = plan
+        self._num_parts = plan.num_parts if num_parts is None else num_parts
         self._queue = queue
         self._began = time.monotonic()
         self._parent = None if plan.parent is None else queue.run(load_manifest(queue.store, plan.parent[0]))
@@ -66,14 +68,19 @@ class PartsCommit:
         self._skipped: list[ImportProblem] = []
         self._encoded: EncodedSizes = {}
 
-    def add(self, part: WrittenPart) -> None:
+    def add(self, part: WrittenPart, *, number: int | None = None) -> None:
         """Adds the next part.
+
+        Args:
+            part: Result of the part.
+            number: Number of the part, if it is not the one that it was written with.
 
         Raises:
             ConfigurationError: A part was lost or repeated.
         """
-        if part.number != self._next:
-            raise ConfigurationError("a part is missing or repeated", expected=self._next, got=part.number)
+        got = part.number if number is None else number
+        if got != self._next:
+            raise ConfigurationError("a part is missing or repeated", expected=self._next, got=got)
         self._next += 1
         for done in part.shards:
             self._written.add_entry(done.entry, done.fixed, done.statistics, self._queue.put)
@@ -94,8 +101,8 @@ class PartsCommit:
             CorruptData: No file could be imported.
         """
         plan, queue = self._plan, self._queue
-        if self._next != plan.num_parts:
-            raise ConfigurationError("parts of the plan are missing", expected=plan.num_parts, got=self._next)
+        if self._next != self._num_parts:
+            raise ConfigurationError("parts of the plan are missing", expected=self._num_parts, got=self._next)
         onto = self._parent if plan.append else None
         facts = import_metadata(
             num_samples=self._num_samples, skipped=self._skipped, encoded=self._encoded, parent=onto, url=plan.url

@@ -95,6 +95,13 @@ class SourceFiles:
         self.__dict__.update(state)
         self.engine = self._new_engine()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SourceFiles:
+        """Returns the same files with a store of its own."""
+        other = copy.copy(self)
+        other.store = copy.deepcopy(self.store, memo)
+        other.engine = other._new_engine()
+        return other
+
     def _new_engine(self) -> FetchEngine:
         return FetchEngine(self.store, bytes_in_flight="64MiB")
 

@@ -208,3 +208,40 @@ def test_a_data_set_inside_the_stateful_data_loader(points: str) -> None:
         resumed = loader()
         resumed.load_state_dict(state)
         assert list(resumed) == rest
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")
+def test_ray_train_resumes_after_a_worker_died(
+    points: str, reference: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    died = tmp_path / "died"
+
+    def on_step(batch: Any) -> None:
+        rank = torch.distributed.get_rank()
+        with (seen / str(rank)).open("a") as file:
+            file.write(f"{batch.epoch} {batch.step} {json.dumps(batch.sample_ids.tolist())}\n")
+        if rank == 1 and (batch.epoch, batch.step) == (1, 2) and not died.exists():
+            died.write_text("")
+            os._exit(9)
+
+    monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "1")
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "240")  # on a busy machine
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    try:
+        example = runpy.run_path(str(EXAMPLES / "ray_train.py"))
+        example["train"](points, str(tmp_path / "checkpoints"), on_step=on_step)
+    finally:
+        ray.shutdown()
+    assert died.exists()
+    ranks: list[dict[tuple[int, int], list[int]]] = [{}, {}]
+    for rank, found in enumerate(ranks):
+        for line in (seen / str(rank)).read_text().splitlines():
+            epoch, step, samples = line.split(" ", 2)
+            # A step that is repeated after the last checkpoint has the same samples.
+            assert found.setdefault((int(epoch), int(step)), json.loads(samples)) == json.loads(samples)
+    assert [ranks[0][step] + ranks[1][step] for step in sorted(ranks[0])] == reference

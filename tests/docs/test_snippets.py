@@ -31,6 +31,7 @@ ELSEWHERE = (
     "transformers",
     "http_faults",
     "files, ",
+    "import ray",
     # code of the other loaders
     "import webdataset",
     "wds.",
@@ -130,6 +131,7 @@ def surroundings(place: Path) -> dict[str, Any]:
         ("docs/how-to/drop_in.md", 1),
         ("docs/how-to/export.md", 1),
         ("docs/how-to/importers.md", 2),
+        ("docs/how-to/ingest_at_scale.md", 2),
         ("docs/how-to/lifecycle.md", 4),
         ("docs/how-to/lossless.md", 1),
         pytest.param("docs/how-to/masks_and_boxes.md", 2, marks=pytest.mark.slow),

@@ -7,6 +7,7 @@ fetched ahead; blocks of 16 MB in place of 128 MB, so that a small dataset has e
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -51,7 +52,7 @@ def prepare(job: Job) -> None:
         num_cpus=job.num_workers,
         include_dashboard=False,
         configure_logging=True,
-        logging_level="warning",
+        logging_level=logging.WARNING,
         log_to_driver=False,
         object_store_memory=job.options.get("object_store_bytes", 2 << 30),
         _temp_dir=_folder(),

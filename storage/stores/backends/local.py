@@ -62,6 +62,16 @@ class LocalStore(Store):
         check_key(key)
         return self._root / key
 
+    def read(self, key: str) -> GetResult:
+        """Reads a whole file on the calling thread, for callers that have a thread of their own.
+
+        Raises:
+            NotFound: The file does not exist.
+            TransientError: The drive failed, and a retry may succeed.
+        """
+        check_key(key)
+        return self._read(key, None, None)
+
     async def _get(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
         return await asyncio.to_thread(self._read, key, span, if_match)
 
@@ -93,7 +103,7 @@ class LocalStore(Store):
     def _read(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
         with self._translate_errors(key):
             # O_NONBLOCK: opening a pipe must not wait for its writer.
-            file = os.open(self._root / key, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            file = os.open(f"{self._root}/{key}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 meta = self._meta(key, os.fstat(file))
                 check_etag(meta, if_match, url=self.url)
