@@ -80,12 +80,11 @@ class NativeDataLoader(PublicNames):
         on_error: Policy for a sample whose image cannot be decoded: ``"raise"`` (default), ``"skip"`` (the batch is
             shorter) or ``"replace"`` (the nearest sound sample of the batch takes its place). Bytes that do not arrive
             and transforms that fail are always raised. See docs/how-to/decoding.md.
-        max_errors: Largest number of samples skipped or replaced per epoch, as an integer, or as a float: a share of
-            this rank's samples; default 0.01. One more raises `TooManyDecodeErrors`.
+        max_errors: Largest number of samples skipped or replaced per epoch, as an integer, or as a share of this rank's
+            samples; default 0.01. One more raises `TooManyDecodeErrors`.
         transform: Function from a sample (a dict, images as (C, H, W) uint8) to a sample, called in a thread. With a
             second parameter, ``context``, it also gets a `SampleContext`.
-        ragged: Column whose shapes differ → ``"list"``, ``"pad"`` or `Pad`, ``"nested"`` or ``"packed"``; see
-            docs/how-to/ragged.md. Others are stacked, or lists if shapes differ.
+        ragged: Column → ``"list"``, ``"pad"``, ``"nested"``, ``"packed"`` or `Pad`; see docs/how-to/ragged.md.
         collate_fn: Function from the list of a batch's samples to the batch; default `collate`.
         batch_transform: Function called with each finished batch: `MixUp`, `CutMix`, or one of your own. It runs in a
             thread or worker process if batches stay on the CPU, and otherwise after the transfer to the device.
@@ -100,7 +99,7 @@ class NativeDataLoader(PublicNames):
         world_size: Number of ranks that share each epoch; default torch.distributed's if it is initialized, else 1.
         groups: Number of parts into which an epoch's shards are divided, each for some of the ranks; default 8 when
             shuffling, else 1. The order depends on it: keep it when the number of nodes changes. Best is a multiple of
-            the number of nodes; a warning is logged if the default is smaller.
+            that; a warning is logged if the default is smaller.
         shuffle_window: Largest distance of a sample from its shard's place, as a size or a number of samples.
         num_threads: Number of threads for reading, decoding and transforming, of all workers together; default the
             number of usable cores, or one per worker.
