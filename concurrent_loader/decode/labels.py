@@ -43,7 +43,7 @@ def make_label_decoder(
 
     def decode_labels(data: Buffer) -> npt.NDArray[np.uint8 | np.int32]:
         header = parse_header(data)
-        if header.palette or header.format == "gif":
+        if header.palette:
             check_header(header, formats, max_pixels, memoryview(data).nbytes)
             return pillow.decode(data, header, "INDICES")[0].numpy()
         labels = decode(data)

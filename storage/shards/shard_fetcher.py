@@ -28,8 +28,8 @@ from concurrent_loader.storage.ranges import ByteRange
 from concurrent_loader.storage.shards.footer_cache import FooterCache
 from concurrent_loader.storage.shards.format.layout import HEADER, HEADER_BYTES, padded
 from concurrent_loader.storage.shards.format.transforms import is_parquet, transform, transform_row_group
-from concurrent_loader.storage.shards.manifest.manifest import manifest_key
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
+from concurrent_loader.storage.shards.manifest.snapshots import list_snapshots
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceRange
 
 __all__ = ["OpenSource", "ShardFetcher", "check_source"]
@@ -200,18 +200,19 @@ class ShardFetcher:
         """Checks, after an object of the dataset was not found, that its snapshot exists.
 
         Raises:
-            SnapshotDeleted: The snapshot is gone, too.
+            SnapshotDeleted: The snapshot is gone, too, and a newer one is there: not the whole dataset has gone.
         """
         if self.snapshot is None:
             return
-        key, store = manifest_key(self.snapshot), self.engine.store
         try:
-            await self.engine.call_with_retries(lambda: store.head(key), key)
-        except NotFound:
+            snapshots = await list_snapshots(self.engine)
+        except NotFound:  # the bucket
+            return
+        if snapshots and self.snapshot < snapshots[-1] and self.snapshot not in snapshots:
             raise SnapshotDeleted(
-                f"snapshot {self.snapshot} was deleted by garbage collection while it was read; open the newest one "
-                "(a tag keeps a snapshot)",
-                url=store.url, key=error.key, shard=error.shard, start=error.start, end=error.end,
+                f"snapshot {self.snapshot} was deleted while it was read; open the newest one, {snapshots[-1]} "
+                "(a tag keeps a snapshot from garbage collection)",
+                url=self.engine.store.url, key=error.key, shard=error.shard, start=error.start, end=error.end,
                 attempts=error.attempts,
             ) from error  # fmt: skip
 

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def unequal(sample: dict[str, int]) -> dict[str, np.ndarray]:
-    return {"a": np.zeros(sample["a"] + 1)}
+    return {f"a{sample['a']}": np.zeros(1)}
 
 
 def writing(folder: Path, **options: object) -> None:

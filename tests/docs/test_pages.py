@@ -177,6 +177,7 @@ def test_commands_in_blocks(block: Block) -> None:
     assert [found for words in commands(block.text) if (found := fault(words))] == []
 
 
+@pytest.mark.slow  # CHANGELOG.md has many
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_in_the_text(page: str) -> None:
     for code in inline_code(page):

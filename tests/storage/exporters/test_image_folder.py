@@ -140,7 +140,7 @@ def test_columns_that_it_cannot_hold_are_refused(dataset, write, samples, tmp_pa
 
 
 def test_an_empty_dataset(write, tmp_path):
-    write(tmp_path / "in", [])
+    write(tmp_path / "in", [], allow_empty=True)
     report = export(tmp_path / "in", tmp_path / "out", "image-folder", columns=["image", "label", "weight"])
     assert report.num_files == 0
     assert files(tmp_path / "out") == {"metadata.jsonl": b""}

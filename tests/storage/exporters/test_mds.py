@@ -138,6 +138,6 @@ def test_a_shard_above_the_limit_of_its_offsets_is_refused(dataset, tmp_path, mo
 
 
 def test_an_empty_dataset_has_an_index_only(write, tmp_path):
-    write(tmp_path / "in", [])
+    write(tmp_path / "in", [], allow_empty=True)
     export(tmp_path / "in", tmp_path / "out", "mds")
     assert json.loads((tmp_path / "out" / "index.json").read_text()) == {"shards": [], "version": 2}

@@ -104,7 +104,7 @@ def test_arrays_without_numbers_or_dimensions(write, tmp_path):
 
 
 def test_an_empty_dataset_is_one_file_with_its_columns(write, tmp_path):
-    write(tmp_path / "in", [])
+    write(tmp_path / "in", [], allow_empty=True)
     export(tmp_path / "in", tmp_path / "out", "parquet")
     table = pq.read_table(tmp_path / "out" / "train-00000-of-00001.parquet")
     assert table.num_rows == 0

@@ -119,7 +119,7 @@ def test_columns_that_differ_only_in_case_are_refused(write, tmp_path):
 
 
 def test_an_empty_dataset_has_an_index_only(write, tmp_path):
-    write(tmp_path / "in", [])
+    write(tmp_path / "in", [], allow_empty=True)
     report = export(tmp_path / "in", tmp_path / "out", "webdataset")
     assert (report.num_samples, report.num_files) == (0, 0)
     assert json.loads((tmp_path / "out" / "index.json").read_text())["shardlist"] == []

@@ -118,6 +118,7 @@ class TestTheResult:
             url,
             columns={"image": "jpeg", "label": "int64", "path": "str"},
             metadata={"classes": {"label": ["b"]}},
+            allow_empty=True,
         ):
             pass
         parts = plan(images, url, append=True)
@@ -211,7 +212,8 @@ class TestTheCommit:
         for part in (parts := plan(images, url, append=True)):
             write_part(part, url)
         columns = {"image": "jpeg", "label": "int64", "path": "str"}
-        with ShardWriter(url, columns=columns, metadata={"classes": {"label": ["a", "b"]}}) as other:
+        classes = {"classes": {"label": ["a", "b"]}}
+        with ShardWriter(url, columns=columns, metadata=classes, allow_empty=True) as other:
             pass
         with pytest.raises(CommitConflict):
             commit_parts(url, parts)
@@ -293,6 +295,7 @@ class TestResuming:
         assert plan(source, url)[0].plan != before[0].plan
 
 
+@pytest.mark.slow
 class TestAFailingStore:
     @pytest.mark.parametrize("seed", range(5))
     def test_that_fails_three_times_in_ten(self, images: Path, whole: IngestReport, seed: int) -> None:

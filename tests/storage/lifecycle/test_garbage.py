@@ -294,7 +294,7 @@ class TestReaders:
             await load_manifest(engine, 2)
         age(store, days=8)
         await collect_garbage(store, keep=1)
-        with pytest.raises(SnapshotDeleted, match="snapshot 2 was deleted by garbage collection while it was read"):
+        with pytest.raises(SnapshotDeleted, match="snapshot 2 was deleted while it was read"):
             await reader.read(13)
         await reader.cache.close()
 
