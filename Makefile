@@ -47,7 +47,7 @@ test: $(WHEEL)  ## the whole behaviour, with servers and worker processes, again
 
 # Fast tests do not wait, and each process more imports everything once more.
 test-fast: JOBS := $(shell getconf _NPROCESSORS_ONLN)
-test-fast: $(WHEEL)  ## the tests in one process without a server, with few examples of each property: two minutes
+test-fast: $(WHEEL)  ## the tests in one process without a server, with few examples of each property: five minutes
 	$(PYTEST) -m fast --hypothesis-profile=fast $(ARGS)
 
 test-long: $(WHEEL)  ## the tests that take very long, or need root, an emulator or terraform
