@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import multiprocessing
 import os
@@ -222,3 +223,11 @@ def no_leaks() -> Iterator[None]:
 def _fresh_bucket(server: LocalS3) -> Bucket:
     name = f"test-{secrets.token_hex(8)}"
     return Bucket(name, server.make_bucket(name), server.storage_options())
+
+
+@pytest.fixture
+def one_ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Lets the test processes start one cluster at a time: each has ten processes, which give up if they start late."""
+    with (tmp_path_factory.getbasetemp().parent / "ray.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

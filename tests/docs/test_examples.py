@@ -211,8 +211,9 @@ def test_a_data_set_inside_the_stateful_data_loader(points: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("one_ray_cluster")
 def test_ray_train_resumes_after_a_worker_died(
     points: str, reference: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

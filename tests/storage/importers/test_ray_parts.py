@@ -19,7 +19,7 @@ from concurrent_loader.storage.stores import open_store
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
 SHARD = "4KiB"
 
@@ -36,7 +36,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Any]:
+def cluster(one_ray_cluster: None) -> Iterator[Any]:
     """A cluster of three nodes on this machine."""
     cluster = cluster_utils.Cluster(
         initialize_head=True,

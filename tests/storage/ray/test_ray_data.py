@@ -150,7 +150,8 @@ def test_another_writer_in_between(url: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("one_ray_cluster")
 def test_a_pipeline_of_ray(tmp_path: Path) -> None:
     import ray
 
