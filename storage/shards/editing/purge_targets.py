@@ -135,7 +135,7 @@ async def find_targets(engine: FetchEngine, fetcher: ShardFetcher, newest: Manif
     added: set[str] = set()
     digests: list[npt.NDArray[np.uint64]] = []
 
-    async def examine(part: Manifest, live: LiveRows, number: int) -> None:
+    async def examine(part: Manifest, number: int, found: Indices) -> None:
         entry = part.shards[number]
         if entry.source is not None:
             raise ConfigurationError(
@@ -148,7 +148,6 @@ async def find_targets(engine: FetchEngine, fetcher: ShardFetcher, newest: Manif
         except NotFound:
             return  # an interrupted purge has removed it, and its plan has the digests
         _check_rows(entry, index.num_samples)
-        found = np.setdiff1d(np.arange(entry.num_samples), live.rows_of_shard(number))
         known = rows.get(entry.digest)
         rows[entry.digest] = found if known is None else np.union1d(known, found)
         for column in index.schema.payload:
@@ -158,19 +157,29 @@ async def find_targets(engine: FetchEngine, fetcher: ShardFetcher, newest: Manif
     async def examine_all(manifest: Manifest) -> None:
         live = LiveRows(manifest)
         partial = np.flatnonzero(np.diff(live.first_samples) < manifest.table.num_samples)
-        for part in manifest.parts:
-            await map_concurrently(lambda number, part=part: examine(part, live, number), partial.tolist())  # type: ignore[misc]
-        added.update(digest for part in manifest.parts[1:] for digest in part.table.digests)
+
+        async def examine_one(number: int) -> None:
+            stored = np.arange(manifest.table.num_samples[number])
+            await examine(manifest, number, np.setdiff1d(stored, live.rows_of_shard(number)))
+
+        await map_concurrently(examine_one, partial.tolist())
 
     await examine_all(newest)
     async for _, manifest in every_manifest(engine, but=newest.snapshot):
         await examine_all(manifest)
     live = LiveRows(newest)
-    for part in newest.parts:
-        for number, digest in enumerate(part.table.digests):
-            if digest in rows:  # the newest snapshot may have the same shard twice, and keep a row once
-                rows[digest] = np.setdiff1d(rows[digest], live.rows_of_shard(number))
+    for number, digest in enumerate(newest.table.digests):
+        if digest in rows:  # the newest snapshot may have the same shard twice, and keep a row once
+            rows[digest] = np.setdiff1d(rows[digest], live.rows_of_shard(number))
     rows = {digest: found for digest, found in rows.items() if len(found)}
+    own = dict(rows)
+    # Columns that were added, in any snapshot: also those that were dropped before the rows were deleted.
+    async for _, manifest in every_manifest(engine):
+        for part in manifest.parts[1:]:
+            for number, digest in enumerate(manifest.table.digests):
+                if digest in own:
+                    added.add(part.table.digests[number])
+                    await examine(part, number, own[digest])
     return Targets(
         rows, frozenset(added), np.unique(np.concatenate(digests)) if digests and rows else np.empty(0, np.uint64)
     )

@@ -344,3 +344,14 @@ def test_the_bytes_of_added_columns_are_gone(url: Path) -> None:
         assert [each["caption"] for each in dataset[:]] == [f"person-{number:06d}! again" for number in live]
         assert dataset.column("number").tolist() == [10**12 + number for number in live]
         assert "picture" not in dataset[0]
+
+
+def test_the_bytes_of_columns_that_were_dropped_before_are_gone(url: Path) -> None:
+    add_columns(url, {"copy": "bytes"}, lambda row: {"copy": row["data"] * 2}, inputs=["data"])
+    drop_column(url, "copy")
+    delete(url, ids=[7])
+    report = purge(url)
+    assert report.is_proved
+    assert report.num_rows == 1
+    assert found(url, 7) == []
+    check(url, [number for number in range(100) if number != 7])
