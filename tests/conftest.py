@@ -219,6 +219,7 @@ def no_leaks() -> Iterator[None]:
     """Fails a test that leaves threads, descriptors or pending tasks behind."""
     with leaving_nothing():
         yield
+    gc.freeze()  # again; garbage is gone by now
 
 
 def _fresh_bucket(server: LocalS3) -> Bucket:
