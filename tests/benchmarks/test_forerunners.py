@@ -118,6 +118,7 @@ def test_impossible_options(capsys):
     assert "--rounds is at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_secrets_stay_out_of_what_is_said(where):
     assert "hush" not in repr(Where(where.root, (), (), "", "bucket", {"secret_access_key": "hush"}))
 

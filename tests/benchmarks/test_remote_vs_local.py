@@ -92,6 +92,7 @@ def arguments(tmp_path: Path, *more: str) -> list[str]:
     return ["--data", str(tmp_path / "data"), "--images", "10", "--rss-dataset", "1MB", "--repeats", "3", *more]
 
 
+@pytest.mark.slow
 def test_the_json_has_the_agreed_keys_for_every_step(tmp_path: Path, sides: FakeSides) -> None:
     file = tmp_path / "figures.json"
 

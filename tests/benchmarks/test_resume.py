@@ -9,6 +9,7 @@ import pytest
 from benchmarks.resume import main
 
 
+@pytest.mark.slow
 def test_it_measures_both_places(tmp_path):
     file = tmp_path / "resume.json"
     assert main(["--samples", "20000", "--rounds", "1", "--json", str(file)]) == 0

@@ -115,6 +115,7 @@ def surroundings(place: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "at_least"),
     [

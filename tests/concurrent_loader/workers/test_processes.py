@@ -114,7 +114,9 @@ def test_forks_while_threads_work(place, client):
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize(("client", "method"), [("auto", "spawn"), *seldom(("auto", "forkserver"), ("fsspec", "spawn"))])
+@pytest.mark.parametrize(
+    ("client", "method"), [("auto", "spawn"), *seldom(("auto", "forkserver"), ("fsspec", "spawn"))]
+)
 def test_torch_workers_by_other_methods(place, client, method):
     run(place, f"torch:{method}", client)
 

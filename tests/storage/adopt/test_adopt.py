@@ -58,6 +58,7 @@ def samples(index, **options) -> list[tuple[bytes, int, str]]:
         return [(bytes(one["body"]), one["label"], one["name"]) for one in dataset[:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compressed", [(), (1,), (0, 1, 2)])
 @pytest.mark.parametrize("cached", [False, True])
 def test_samples_are_those_of_the_source(tmp_path, compressed, cached):
@@ -125,6 +126,7 @@ def test_an_etag_is_pinned_in_a_bucket():
         dataset[1]
 
 
+@pytest.mark.slow
 def test_appending_adopts_new_objects_only(tmp_path):
     first = write(tmp_path / "source", files=range(2))
     adopt("lines", tmp_path / "source", tmp_path / "index")
@@ -143,6 +145,7 @@ def test_appending_adopts_new_objects_only(tmp_path):
     assert samples(tmp_path / "index")[0] == (b"x", 1, "0.lines/0")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on(tmp_path, monkeypatch):
     expected = write(tmp_path / "source")
     (tmp_path / "source" / "3.lines").write_bytes(b"1:one\n!:bad\n")
@@ -202,6 +205,7 @@ def test_a_strangers_index_does_not_open_other_stores(tmp_path):
     assert convert("memory://adopt-stranger", tmp_path / "native", source_options={}).num_samples == 3
 
 
+@pytest.mark.slow
 def test_a_large_value_and_large_shards(tmp_path):
     (tmp_path / "source").mkdir()
     large = bytes(range(97, 122)) * 700_000

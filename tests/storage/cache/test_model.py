@@ -151,6 +151,7 @@ class CacheMachine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 def test_against_the_model(put: Callable[..., Any], make_sample: Callable[..., dict[str, Any]]) -> None:
     run_state_machine_as_test(
@@ -179,6 +180,7 @@ class Interrupting:
         loop.call_soon(tick)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fetched", "cached", "evicting", "sparse"])
 async def test_cancelling_at_any_moment_leaves_nothing_behind(
     store: Store, entries: list[ShardEntry], tmp_path: Path, make_sample: Callable[..., dict[str, Any]], kind: str,

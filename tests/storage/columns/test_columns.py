@@ -132,6 +132,7 @@ class TestNames:
 
 
 class TestAdd:
+    @pytest.mark.slow
     def test_values_of_every_kind(self, url: str) -> None:
         before = files(url)
         vectors = np.arange(NUM * 3, dtype=np.float32).reshape(NUM, 3)
@@ -152,6 +153,7 @@ class TestAdd:
         assert manifest.statistics["blob"]["total_bytes"] == NUM * (NUM - 1) // 2
         assert problems(url) == []
 
+    @pytest.mark.slow
     def test_a_column_is_one_get_and_shards_are_not_fetched(self, url: str) -> None:
         add_column(url, "rank", "int32", np.arange(NUM, dtype=np.int32))
         add_column(url, "caption", "str", [f"caption {n}" for n in range(NUM)])
@@ -166,6 +168,7 @@ class TestAdd:
             path.unlink()  # no reader of the added columns needs them
         assert contents(url, columns=["rank"]) == [{"rank": n} for n in range(NUM)]
 
+    @pytest.mark.slow
     def test_a_function_of_samples(self, url: str) -> None:
         threads, seen = set(), []
 
@@ -298,6 +301,7 @@ class TestLater:
             "image": image, "class": number, "caption": f"n{number}n{number}", "blob": image, "label": number,
         }  # fmt: skip
 
+    @pytest.mark.slow
     def test_append_needs_all_columns(self, changed: str) -> None:
         with pytest.raises(SchemaError, match="differ"):
             ShardWriter(changed, columns={"image": "bytes", "class": "int64"}, append=True)
@@ -318,6 +322,7 @@ class TestLater:
         assert add_column(changed, "more", "int64", range(NUM + 30)).num_samples == NUM + 30
         assert problems(changed) == []
 
+    @pytest.mark.slow
     def test_a_writer_that_began_before(self, changed: str) -> None:
         writer = ShardWriter(changed, columns=newest(changed).schema, append=True)
         writer.write(self.row(0))
@@ -355,6 +360,7 @@ class TestLater:
             writer.write(self.row(0))
         assert newest(changed).fingerprint != first.fingerprint
 
+    @pytest.mark.slow
     def test_convert_and_export(self, changed: str, tmp_path: Path) -> None:
         from concurrent_loader import convert, export
 
@@ -374,6 +380,7 @@ def test_values_by_position_of_an_array_in_another_byte_order(url: str) -> None:
     assert contents(url, columns=["x", "y"])[50] == {"x": 50, "y": 50}
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_damaged_in_the_cache_is_fetched_again(
     url: str, tmp_path: Path, make_damage: Callable[[Path], None]
 ) -> None:

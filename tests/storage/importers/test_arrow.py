@@ -107,6 +107,7 @@ def test_every_type_arrives(tmp_path: Path, url: str, encoded: Any, samples_of: 
         assert [plain(sample[name]) for sample in samples] == values, name
 
 
+@pytest.mark.slow
 @without_leaks
 def test_a_remote_file_is_read_in_ranges(tmp_path: Path, url: str, samples_of: Any) -> None:
     rng = np.random.default_rng(0)

@@ -354,6 +354,7 @@ def test_a_footer_that_lies_about_sizes_and_places(monkeypatch):
         walk(b"PAR1" + whole[-size:])
 
 
+@pytest.mark.slow
 def test_a_small_file_does_not_expand_without_limit(monkeypatch):
     monkeypatch.setattr(formats_parquet, "MAX_ROW_GROUP_BYTES", 64 << 20)
     large = pa.array([bytes(1 << 18)]).dictionary_encode()
