@@ -199,4 +199,4 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
 main = program("modalities", __doc__, measure, Load(), Load(num_documents=300, length=512, num_rounds=1))
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

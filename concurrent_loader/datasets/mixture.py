@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar, get_args
 
@@ -45,7 +45,9 @@ class Mixture(PublicNames):
 
     Args:
         datasets: `ShardDataset`, `ObjectDataset`, or views of them. The caller closes them.
-        weights: Relative weights of the datasets. Default: their numbers of samples.
+        weights: Relative weights of the datasets. Default: their numbers of samples. With ``per="batch"`` and a number
+            as ``stop``, also a schedule: step of the epoch → weights from that step on, ``{0: [9, 1], 5000: [1, 1]}``.
+            There a weight may be 0.
         per: ``"batch"``, the default, takes each batch from one dataset, with that dataset's columns. Each dataset's
             share of an epoch's batches is its weight, evenly spread. ``"sample"`` puts a fixed number of samples of
             each dataset into every global batch, by weight with largest remainder, evenly spread. Batches then have the
@@ -70,7 +72,7 @@ class Mixture(PublicNames):
     def __init__(
         self,
         datasets: Sequence[Selectable],
-        weights: Sequence[float] | None = None,
+        weights: Sequence[float] | Mapping[int, Sequence[float]] | None = None,
         *,
         per: Per = "batch",
         stop: Stop = "shortest",
@@ -85,11 +87,13 @@ class Mixture(PublicNames):
                 )
         if weights is None:
             weights = [len(child) for child in self._children]
-        if len(weights) != len(self._children):
-            raise ConfigurationError(
-                "a mixture needs one weight per dataset", expected=len(self._children), got=weights
-            )
-        self._shares = check_weights(weights)
+        self._phases = _check_schedule(weights, per, stop) if isinstance(weights, Mapping) else ()
+        for shares in [shares for _, shares in self._phases] or [weights]:
+            if len(shares) != len(self._children):
+                raise ConfigurationError(
+                    "a mixture needs one weight per dataset", expected=len(self._children), got=weights
+                )
+        self._shares = self._phases[0][1] if isinstance(weights, Mapping) else check_weights(weights)
         if per not in ("batch", "sample"):
             raise ConfigurationError("per must be 'batch' or 'sample'", got=per)
         if stop not in ("shortest", "longest") and (isinstance(stop, bool) or not isinstance(stop, int) or stop < 1):
@@ -107,7 +111,7 @@ class Mixture(PublicNames):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Share of each dataset; they add up to 1."""
+        """Share of each dataset, at the beginning of an epoch if weights change; they add up to 1."""
         return self._shares
 
     @property
@@ -217,7 +221,20 @@ class Mixture(PublicNames):
             epoch=epoch,
             seed=options.seed,
             shuffle=options.shuffle,
+            phases=self._phases,
         )
+
+
+def _check_schedule(
+    weights: Mapping[int, Sequence[float]], per: object, stop: object
+) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    """Returns the phases of weights that change at given steps: (first step, shares) each."""
+    steps = list(weights)
+    if per != "batch" or isinstance(stop, bool) or not isinstance(stop, int):
+        raise ConfigurationError("weights that change need per='batch', and a number of steps as stop", got=(per, stop))
+    if not steps or steps[0] != 0 or steps != sorted(set(steps)) or steps[-1] >= stop:
+        raise ConfigurationError("steps of weights must ascend from 0, and lie before stop", expected=stop, got=steps)
+    return tuple((step, check_weights(each, with_zero=True)) for step, each in weights.items())
 
 
 def _common(children: Sequence[Selectable]) -> Schema:

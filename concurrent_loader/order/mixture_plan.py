@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -23,7 +24,7 @@ from concurrent_loader.order.apportion import largest_remainder
 from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.order.shuffle import derive_key
-from concurrent_loader.order.turns import TurnOrder
+from concurrent_loader.order.turns import PhasedTurns, TurnOrder
 from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = ["MixturePlan", "MixtureUnit", "Per", "Stop"]
@@ -66,6 +67,8 @@ class MixturePlan:
         epoch: Number of the epoch, from 0.
         seed: Seed of the order of datasets.
         shuffle: Whether datasets take turns at random. Otherwise they take turns evenly.
+        phases: (first step, shares) for shares that change during an epoch, from step 0 on, ascending; only with
+            ``per="batch"`` and a number as ``stop``. Default: none, ``shares`` for the whole epoch.
 
     Raises:
         ConfigurationError: A dataset has too few samples or too small a share, or the epoch is too long.
@@ -80,6 +83,7 @@ class MixturePlan:
     epoch: int
     seed: int
     shuffle: bool
+    phases: tuple[tuple[int, tuple[float, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         for child, steps in enumerate(self._child_steps):
@@ -110,12 +114,22 @@ class MixturePlan:
         if self.per == "sample":
             num_steps = {"shortest": min(steps), "longest": max(steps)}.get(str(self.stop), self.stop)
             return (int(num_steps),) * len(steps)
+        if self.phases:
+            return tuple(map(sum, zip(*self._phase_turns, strict=True)))
         if isinstance(self.stop, int):
             return tuple(largest_remainder(self.shares, self.stop))
         scales = [steps_ / share for steps_, share in zip(steps, self.shares, strict=True)]
         if self.stop == "shortest":
             return tuple(math.floor(min(scales) * share + 1e-6) for share in self.shares)
         return tuple(math.ceil(max(scales) * share - 1e-6) for share in self.shares)
+
+    @cached_property
+    def _phase_turns(self) -> list[list[int]]:
+        """Number of turns of each dataset, for each phase."""
+        assert isinstance(self.stop, int)
+        first_steps = [first for first, _ in self.phases]
+        lengths = [end - first for first, end in pairwise([*first_steps, self.stop])]
+        return [largest_remainder(shares, length) for (_, shares), length in zip(self.phases, lengths, strict=True)]
 
     @property
     def max_steps(self) -> int:
@@ -141,12 +155,14 @@ class MixturePlan:
     @cached_property
     def fingerprint(self) -> int:
         """Identifies the datasets and everything else that their turns depend on, except seed and batch size."""
-        facts = {
+        facts: dict[str, object] = {
             "children": [(each.fingerprint, each.num_groups, each.window, each.max_steps) for each in self.children],
             "per": self.per,
             "shares": [share.hex() for share in self.shares],
             "stop": self.stop,
         }
+        if self.phases:
+            facts["phases"] = [(first, [share.hex() for share in shares]) for first, shares in self.phases]
         return xxhash.xxh3_64_intdigest(json.dumps(facts, sort_keys=True).encode()) >> 1
 
     def num_steps(self, rank: int = 0, world_size: int = 1) -> int:
@@ -208,11 +224,18 @@ class MixturePlan:
     # -- whose turn it is ------------------------------------------------------------------------------------------
 
     @cached_property
-    def _order(self) -> TurnOrder:
+    def _order(self) -> TurnOrder | PhasedTurns:
+        if not self.phases:
+            return self._turn_order(self.turns)
+        orders = [self._turn_order(turns, number) for number, turns in enumerate(self._phase_turns)]
+        return PhasedTurns(self._phase_turns, orders)
+
+    def _turn_order(self, turns: Sequence[int], *phase: int) -> TurnOrder:
         if not self.shuffle:
-            return TurnOrder(self.turns)
-        keys = [derive_key("turns", self.seed, self.epoch, child) for child in range(len(self.children))]
-        return TurnOrder(self.turns, keys)
+            return TurnOrder(turns)
+        return TurnOrder(
+            turns, [derive_key("turns", self.seed, self.epoch, child, *phase) for child in range(len(turns))]
+        )
 
     def _children_at(self, step: int) -> Sequence[int]:
         if self.per == "sample":

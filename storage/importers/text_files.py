@@ -136,7 +136,7 @@ class TextFiles(FileImporter):
             reason = f"the tokenizer must return a row of integers, not {tokens.dtype} {tokens.shape}"
             return ImportProblem(name=name, reason=reason)
         dtype = self._columns[self._column].dtype
-        limits = np.iinfo(dtype)  # type: ignore[arg-type]
+        limits = np.iinfo(dtype)
         if tokens.size and not (limits.min <= tokens.min() and tokens.max() <= limits.max):
             reason = f"tokens from {tokens.min()} to {tokens.max()} do not fit into {dtype}: pass --column tokens=TYPE"
             return ImportProblem(name=name, reason=reason)
