@@ -22,6 +22,7 @@ import xxhash
 
 from concurrent_loader.order.apportion import largest_remainder
 from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.order.packed_plan import PackedPlan
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.order.shuffle import derive_key
 from concurrent_loader.order.turns import PhasedTurns, TurnOrder
@@ -30,6 +31,7 @@ from concurrent_loader.storage.errors import ConfigurationError
 __all__ = ["MixturePlan", "MixtureUnit", "Per", "Stop"]
 
 Indices = npt.NDArray[np.int64]
+ChildPlan = EpochPlan | PackedPlan
 Per = Literal["batch", "sample"]
 Stop = Literal["shortest", "longest"] | int
 
@@ -59,7 +61,8 @@ class MixturePlan:
 
     Args:
         children: Order of each dataset in its epoch 0. Its global batch size is the number of samples that the dataset
-            contributes to a global batch: all of them (``per="batch"``) or a part (``per="sample"``).
+            contributes to a global batch: all of them (``per="batch"``) or a part (``per="sample"``). Every epoch has
+            as many steps as epoch 0. Packed rows need ``per="batch"``.
         shares: Share of each dataset; they add up to 1.
         per: ``"batch"`` takes each batch from one dataset. ``"sample"`` mixes samples of all datasets in each batch.
         stop: End of an epoch: ``"shortest"`` ends it before any dataset would begin again, ``"longest"`` when every
@@ -76,7 +79,7 @@ class MixturePlan:
     Thread-safety: All methods may be called from any thread.
     """
 
-    children: tuple[EpochPlan, ...]
+    children: tuple[ChildPlan, ...]
     shares: tuple[float, ...]
     per: Per
     stop: Stop
@@ -199,7 +202,7 @@ class MixturePlan:
         own: Indices = within - self._unit_starts[np.searchsorted(self._unit_starts, within, side="right") - 1]
         return own
 
-    def child_plan(self, child: int, epoch: int) -> EpochPlan:
+    def child_plan(self, child: int, epoch: int) -> ChildPlan:
         """Returns a dataset's order in one of its epochs."""
         plan = self._plans.get((child, epoch))
         if plan is None:
@@ -209,7 +212,7 @@ class MixturePlan:
         return plan
 
     @cached_property
-    def _plans(self) -> dict[tuple[int, int], EpochPlan]:
+    def _plans(self) -> dict[tuple[int, int], ChildPlan]:
         return {}
 
     def position(self, child: int, step: int) -> tuple[int, int]:
@@ -252,17 +255,24 @@ class MixturePlan:
         return self._iterate(start_step, rank, world_size)
 
     def _iterate(self, start_step: int, rank: int, world_size: int) -> Iterator[BatchIndex]:
-        streams = [self._stream(child, *self.position(child, start_step)) for child in range(len(self.children))]
+        streams = [
+            self._stream(child, *self.position(child, start_step), rank, world_size)
+            for child in range(len(self.children))
+        ]
         for step in range(start_step, self.max_steps):
             parts = [(child, next(streams[child])) for child in self._children_at(step)]
             yield self._merge(step, parts, rank, world_size)
 
-    def _stream(self, child: int, epoch: int, step: int) -> Iterator[BatchIndex]:
-        """Yields a dataset's global batches from a position on, without end, with the mixture's unit numbers."""
+    def _stream(self, child: int, epoch: int, step: int, rank: int, world_size: int) -> Iterator[BatchIndex]:
+        """Yields a dataset's batches from a position on, without end, with the mixture's unit numbers.
+
+        They are global batches; of packed rows, which are not mixed within a batch, the rank's part.
+        """
+        part = (rank, world_size) if isinstance(self.children[child], PackedPlan) else (0, 1)
         first_epoch = self.epoch * self.turns[child] // self._child_steps[child]
         while True:
             shift = (epoch - first_epoch) * self._unit_starts[-1] + self._unit_starts[child]
-            for index in self.child_plan(child, epoch).batches(step):
+            for index in self.child_plan(child, epoch).batches(step, *part):
                 yield replace(index, shard=index.shard + shift)
             epoch, step = epoch + 1, 0
 
@@ -271,6 +281,9 @@ class MixturePlan:
 
         In a short batch with fewer samples than ranks, a rank without a sample gets one padding sample.
         """
+        child, index = parts[0]
+        if index.pieces is not None:
+            return replace(index, step=step, source=np.full(len(index), child))
         sizes = tuple(len(index) for _, index in parts)
         num = sum(sizes)
         spread = _interleave(sizes)[rank * num // world_size : (rank + 1) * num // world_size]

@@ -43,6 +43,11 @@ class PackedPlan(ListedPlan):
     last_batch: LastBatch
 
     @property
+    def num_samples(self) -> int:
+        """Number of documents, empty ones included."""
+        return int(self.bounds[-1])
+
+    @property
     def num_groups(self) -> int:
         """Number of groups in effect: gcd of ``groups`` and the global batch size; 1 if there are fewer rows."""
         return self._partition.num_groups

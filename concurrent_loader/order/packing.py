@@ -113,7 +113,17 @@ class Packed(Remembering):
         if packing not in ("split", "fit"):
             raise ConfigurationError("packing must be 'split' or 'fit'", got=packing)
         self.column, self.length, self.eos, self.padding = column, length, eos, padding
-        self.packing, self.window = packing, window
+        self.packing: Literal["split", "fit"] = packing
+        self.window = window
+        self._parts: dict[int, Packed] = {}
+
+    def part(self, number: int) -> Packed:
+        """Returns the same packing for one dataset of a mixture. It remembers results of its own."""
+        if number not in self._parts:
+            self._parts[number] = Packed(
+                self.column, self.length, eos=self.eos, packing=self.packing, window=self.window, padding=self.padding
+            )
+        return self._parts[number]
 
     def rows(self, order: Indices, lengths: Indices) -> Rows:
         """Returns the rows of an epoch.

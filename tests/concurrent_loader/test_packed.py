@@ -142,6 +142,34 @@ def rows_only(batch: Any) -> list[list[int]]:
     return [row[:size] for row, size in zip(batch["tokens"].tolist(), sizes, strict=True)]
 
 
+def test_a_mixture_takes_turns_on_any_number_of_ranks(corpus: ShardDataset) -> None:
+    view = corpus.select_columns(["tokens"])
+    mixture = Mixture([view.subset(range(50)), view.subset(range(50, 101))], {0: [1, 0], 10: [1, 3]}, stop=30)
+
+    def read(world_size: int, state: Any = None) -> list[list[tuple[int, list[int]]]]:
+        parts = []
+        for rank in range(world_size):
+            loader = NativeDataLoader(
+                mixture, 8 // world_size, shuffle=True, seed=3, batching=Packed("tokens", 64), rank=rank,
+                world_size=world_size,
+            )  # fmt: skip
+            loader.set_epoch(1)
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = list(loader)
+            assert all(len(set(batch.sources.tolist())) == 1 for batch in batches)
+            parts.append([[(int(batch.sources[0]), row) for row in rows_only(batch) if row] for batch in batches])
+        return [[row for part in step for row in part] for step in zip(*parts, strict=True)]
+
+    one = read(1)
+    assert [step[0][0] for step in one[:10]] == [0] * 10
+    assert sum(step[0][0] for step in one) == 15
+    assert read(4) == one
+    loader = NativeDataLoader(mixture, 8, shuffle=True, seed=3, batching=Packed("tokens", 64))
+    state = {**loader.state_dict(), "epoch": 1, "step": 17}
+    assert read(2, state) == one[17:]
+
+
 def test_counts_tokens_and_padding(corpus: ShardDataset) -> None:
     loader = loader_of(corpus, last_batch="pad")
     assert all(batch["tokens"].shape == (8, 64) for batch in loader)
@@ -177,5 +205,8 @@ def test_what_cannot_be_packed_is_refused(corpus: ShardDataset) -> None:
         loader_of(corpus, ragged={"tokens": "pad"})
     with pytest.raises(SchemaError, match="token arrays"):
         NativeDataLoader(corpus, 2, batching=Packed("x"))
-    with pytest.raises(ConfigurationError, match="Mixture"):
-        NativeDataLoader(Mixture([corpus, corpus]), 4, batching=Packed("tokens"))
+    tokens = corpus.select_columns(["tokens"])
+    for per, packing in {"sample": "split", "batch": "fit"}.items():
+        mixture = Mixture([tokens, tokens], per=per)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="Packed needs a Mixture"):
+            NativeDataLoader(mixture, 4, batching=Packed("tokens", packing=packing))  # type: ignore[arg-type]
