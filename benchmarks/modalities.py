@@ -50,7 +50,7 @@ class Load:
     num_rounds: int = 3
 
     @property
-    def lengths(self) -> npt.NDArray[np.int64]:  # log-normal, sigma 1, 664 tokens on average
+    def lengths(self) -> npt.NDArray[np.int64]:  # log-normal, sigma 1, 663 tokens on average
         return np.random.default_rng(0).lognormal(6, 1, self.num_documents).astype(np.int64) + 1
 
 
