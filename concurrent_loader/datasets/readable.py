@@ -10,13 +10,14 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from concurrent_loader.datasets.length_batches import plan_by_length, plan_by_sampler
+from concurrent_loader.datasets.length_batches import plan_by_length, plan_by_sampler, plan_packed
 from concurrent_loader.datasets.protocol import Source
 from concurrent_loader.decode.registry import Decoder, make_decoder
 from concurrent_loader.errors import DecodeError
-from concurrent_loader.order.batch_list_plan import BatchListPlan
 from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.order.listed_plan import ListedPlan
 from concurrent_loader.order.options import PlanOptions, parse_window
+from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.sampler_batches import SamplerBatches
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import ConfigurationError
@@ -126,10 +127,12 @@ class ReadableDataset(PublicNames, ABC):
         """Datasets whose columns batches have: this one alone."""
         return (self,)
 
-    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan | BatchListPlan:
+    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan | ListedPlan:
         """Returns the order of an epoch; see `concurrent_loader.order.epoch_plan.EpochPlan`."""
         if isinstance(options.batching, SamplerBatches):
             return plan_by_sampler(self, options, options.batching, epoch)
+        if isinstance(options.batching, Packed):
+            return plan_packed(self, options, options.batching, epoch)
         if options.batching is not None:
             return plan_by_length(self, options, options.batching, epoch)
         return self.sample_plan(options, epoch)

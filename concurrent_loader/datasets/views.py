@@ -15,9 +15,9 @@ import xxhash
 from concurrent_loader.datasets.protocol import Source
 from concurrent_loader.datasets.readable import ReadableDataset
 from concurrent_loader.datasets.selection import Selection, random_split
-from concurrent_loader.order.batch_list_plan import BatchListPlan
 from concurrent_loader.order.batching import ByLength
 from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.order.listed_plan import ListedPlan
 from concurrent_loader.order.options import PlanOptions
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import ConfigurationError, SchemaError
@@ -55,7 +55,7 @@ class Selectable(ReadableDataset):
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
-    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan | BatchListPlan:
+    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan | ListedPlan:
         """Returns the order of an epoch; see `concurrent_loader.order.epoch_plan.EpochPlan`."""
         if options.sampling is None:
             return super().plan(options, epoch)

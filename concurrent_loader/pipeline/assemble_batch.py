@@ -24,6 +24,7 @@ from concurrent_loader.batch.decode_failures import (
     repaired_index,
     source_rows,
 )
+from concurrent_loader.batch.packed_tokens import pack
 from concurrent_loader.batch.shared_memory import SharedBlocks
 from concurrent_loader.device import DeferredDecoder, StagedColumn
 from concurrent_loader.order.protocol import BatchIndex
@@ -187,10 +188,11 @@ def _collate(
                 for name, each in processing.decoders.items()
                 if isinstance(each, DeferredDecoder)
             }
-            plain = {name: values for name, values in columns.items() if name not in deferred}
+            packed = _pack(processing, index, columns)
+            plain = {name: values for name, values in columns.items() if name not in deferred and name not in packed}
             data = collate_columns(plain, **processing.collate_options)
-            if deferred:
-                data = _in_order(columns, {**data, **deferred})
+            if deferred or packed:
+                data = _in_order(columns, {**data, **deferred, **packed})
         return Batch(
             data,
             epoch=epoch,
@@ -205,6 +207,17 @@ def _defer(processing: SampleProcessing, decoder: DeferredDecoder, images: Seque
     """Returns encoded images as a column; in one block if the batch goes to another process."""
     column = replace(decoder.column(images), ragged=processing.ragged.get(decoder.name))
     return column if processing.ship is None else column.packed()
+
+
+def _pack(processing: SampleProcessing, index: BatchIndex, columns: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns the rows of packed documents; nothing if each sample is a row of the batch."""
+    how = processing.packed
+    if how is None or index.pieces is None:
+        return {}
+    num_tokens = int((index.pieces.stop - index.pieces.start).sum())
+    processing.clock.add("tokens", num_tokens)
+    processing.clock.add("padding tokens", index.pieces.num_rows * how.length - num_tokens)
+    return pack(columns[how.column], index.sample, index.pieces, how)
 
 
 def _in_order(names: Iterable[str], columns: Mapping[str, Any]) -> Batch:

@@ -10,10 +10,11 @@ from typing import Any
 from concurrent_loader.augment import Crop, Linked
 from concurrent_loader.batch.ragged import Ragged, companions, ragged_columns
 from concurrent_loader.datasets.protocol import LoadableDataset
+from concurrent_loader.order.packing import Packed
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.shards.format.schema import ColumnKind
 
-__all__ = ["check_as_tuple", "check_decode", "check_ragged", "warn_of_companions"]
+__all__ = ["check_as_tuple", "check_decode", "check_packed", "check_ragged", "warn_of_companions"]
 
 _FORM = (
     "decode={column: how}, with how = 'rgb', 'gray', 'unchanged', RandomResizedCrop(224), crop.like(column, …) or a "
@@ -76,6 +77,35 @@ def check_ragged(
         for part in dataset.parts:
             if name in part.columns:
                 _check_ragged_type(name, part.schema[name].kind, part.schema[name].type, decode.get(name))
+
+
+def check_packed(
+    packed: Packed, dataset: LoadableDataset, ragged: Mapping[str, Ragged], functions: Mapping[str, object]
+) -> None:
+    """Checks that a loader's arguments leave documents as the plan expects them.
+
+    Args:
+        packed: The loader's packing.
+        dataset: Dataset of the loader.
+        ragged: The ``ragged`` argument.
+        functions: Arguments that process single samples, by name.
+
+    Raises:
+        ConfigurationError: The column is not loaded, or another argument would change its values.
+    """
+    given = [name for name, value in functions.items() if value]
+    if given:
+        raise ConfigurationError(
+            f"{given[0]} works on whole samples, but Packed cuts them into rows of known lengths; leave it out, and "
+            "store tokens (concurrent-loader ingest text --tokenizer)"
+        )
+    known = list(dict.fromkeys(name for part in dataset.parts for name in part.columns))
+    seq_lens = f"{packed.column}_seq_lens"
+    if packed.column not in known or packed.column in ragged or seq_lens in known:
+        raise ConfigurationError(
+            f"Packed needs its column among those of the dataset, and not in ragged=, and adds the column {seq_lens!r}",
+            column=packed.column, got=known,
+        )  # fmt: skip
 
 
 def check_as_tuple(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from concurrent_loader.storage.importers.python_generator import PythonGenerator
     from concurrent_loader.storage.importers.tar import TarFiles
+    from concurrent_loader.storage.importers.text_files import TextFiles
     from concurrent_loader.storage.importers.zarr_group import ZarrGroup
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "PythonGenerator",
     "SampleSource",
     "TarFiles",
+    "TextFiles",
     "ZarrGroup",
 ]
 
@@ -103,6 +105,17 @@ FORMATS = (
         is_stored=False,
     ),
     ImportFormat("tar", "tar", "TarFiles", "Import WebDataset tar files, also compressed ones (.gz, .bz2, .zst, .xz)."),
+    ImportFormat(
+        "text",
+        "text_files",
+        "TextFiles",
+        "Import documents of JSON lines, plain text (both also .gz and .zst) or Parquet, as texts or as tokens.",
+        (
+            ImportOption("field", "Field or column with the text. Default: text."),
+            ImportOption("per", "Part of a plain text that is a document: file (default), line or paragraph."),
+            ImportOption("tokenizer", "Function from a text to its tokens, MODULE:FUNCTION. Default: keep the text."),
+        ),
+    ),
     ImportFormat(
         "zarr",
         "zarr_group",

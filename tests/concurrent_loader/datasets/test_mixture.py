@@ -356,6 +356,21 @@ def test_the_same_mixture_with_another_cache(tmp_path: Path, no_leaks: None) -> 
 # -- what cannot work --------------------------------------------------------------------------------------------------
 
 
+def test_weights_change_at_given_steps(pair: list[ShardDataset]) -> None:
+    mixture = Mixture(pair, {0: [1, 0], 3: [1, 2]}, stop=6)
+    assert mixture.shares == (1.0, 0.0)
+    whole = [batch.sources.tolist() for batch in ConcurrentDataLoader(mixture, 4, shuffle=True)]
+    assert [sum(map(max, whole[:3])), sum(map(max, whole[3:]))] == [0, 2]
+    for wrong, reason in {
+        "steps": ({1: [1, 1]}, "ascend from 0"), "late": ({0: [1, 1], 6: [1, 0]}, "lie before stop"),
+        "zero": ({0: [0, 0]}, "positive"), "number": ({0: [1]}, "one weight per dataset"),
+    }.values():  # fmt: skip
+        with pytest.raises(ConfigurationError, match=reason):
+            Mixture(pair, wrong, stop=6)
+    with pytest.raises(ConfigurationError, match="number of steps as stop"):
+        Mixture(pair, {0: [1, 1]})
+
+
 def test_what_cannot_work_is_refused(pair: list[ShardDataset], images: tuple[ShardDataset, ObjectDataset]) -> None:
     strangers = [pair[0].select_columns(["name"]), images[0].select_columns(["box"])]
     refused: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
