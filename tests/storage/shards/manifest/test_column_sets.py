@@ -93,6 +93,20 @@ def test_golden() -> None:
     assert decode(GOLDEN.read_bytes()) == changed()
 
 
+def test_optional_columns_are_a_feature() -> None:
+    manifest = replace(plain(), schema={**plain().schema, "label": "int64?"}, statistics={"label": {"num_null": 3}})
+    data = encode(manifest)
+    body = json.loads(data[32:])
+    assert (data[8], body["requires"]) == (3, ["optional-columns"])
+    assert decode(data) == manifest
+    assert "requires" not in json.loads(encode(plain())[32:])
+    del body["requires"]
+    text = json.dumps(body).encode()
+    header = struct.pack("<8sIIQQ", b"CLMANIF\n", 1, 0, len(text), xxhash.xxh3_64_intdigest(text))
+    with pytest.raises(FormatError, match="requires"):
+        decode(header + text)
+
+
 def test_a_manifest_without_changes_of_columns_is_as_before() -> None:
     body = json.loads(encode(plain())[32:])
     assert not {"places", "column_sets", "requires"} & body.keys()
