@@ -75,7 +75,7 @@ def check_ragged(
             )
         for part in dataset.parts:
             if name in part.columns:
-                _check_ragged_type(name, part.schema[name].kind, part.schema[name].type, decode.get(name))
+                _check_ragged_type(name, part.schema[name].kind, part.schema[name].base_type, decode.get(name))
 
 
 def check_as_tuple(

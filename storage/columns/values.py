@@ -10,6 +10,7 @@ import numpy as np
 from concurrent_loader.storage.cache.joined_shard import JoinedShard
 from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.shards.format.builder import ShardBuilder
+from concurrent_loader.storage.shards.format.nulls import plain_values
 from concurrent_loader.storage.shards.format.schema import Schema
 
 __all__ = ["NO_DEFAULT", "ComputedValues", "GivenValues", "ValueSource", "lookup"]
@@ -101,7 +102,7 @@ class ComputedValues:
     def build(self, schema: Schema, shard: JoinedShard | None, first: int, num_samples: int) -> ShardBuilder:
         assert shard is not None
         rows = np.arange(num_samples)
-        read = {name: _plain(shard.values(name, rows)) for name in self.inputs}
+        read = {name: plain_values(shard.values(name, rows)) for name in self.inputs}
         samples = [dict(zip(read, row, strict=True)) for row in zip(*read.values(), strict=True)]
         if not self._batched:
             return _added(ShardBuilder(schema), first, self._each(samples, first))
@@ -172,8 +173,3 @@ def _fits(schema: Schema, name: str, values: Any) -> bool:
         and values.shape[1:] == column.shape
         and values.dtype != object
     )
-
-
-def _plain(values: Any) -> Any:
-    """Returns Python numbers for a column of numbers, as in a sample of a dataset."""
-    return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values

@@ -14,7 +14,16 @@ import numpy.typing as npt
 
 from concurrent_loader.storage.errors import FormatError
 
-__all__ = ["joined", "masked", "null_rows", "pack_validity", "parse_validity", "plain_values", "with_none"]
+__all__ = [
+    "default_value",
+    "joined",
+    "masked",
+    "null_rows",
+    "pack_validity",
+    "parse_validity",
+    "plain_values",
+    "with_none",
+]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -50,7 +59,7 @@ def parse_validity(block: memoryview, num_samples: int, *, shard: str | None, co
     return valid
 
 
-def masked(values: npt.NDArray[Any], valid: Mask | None = None) -> Any:
+def masked(values: Any, valid: Mask | None = None) -> Any:
     """Returns values (n, *shape) as a masked array.
 
     Args:
@@ -61,8 +70,12 @@ def masked(values: npt.NDArray[Any], valid: Mask | None = None) -> Any:
         return values
     nulls = np.zeros(len(values), np.bool_) if valid is None else ~valid
     mask = np.broadcast_to(nulls.reshape(-1, *(1 for _ in values.shape[1:])), values.shape)
-    fill = {"f": np.nan, "b": False}.get(values.dtype.kind, 0)
-    return np.ma.MaskedArray(values, mask=mask.copy(), fill_value=fill)
+    return np.ma.MaskedArray(values, mask=mask.copy(), fill_value=default_value(values.dtype))
+
+
+def default_value(dtype: np.dtype[Any]) -> bool | int | float:
+    """Returns what stands for a null in a batch: NaN for floats, False for bools, 0 for integers."""
+    return {"f": np.nan, "b": False}.get(dtype.kind, 0)
 
 
 def null_rows(values: npt.NDArray[Any]) -> Mask:
@@ -70,10 +83,10 @@ def null_rows(values: npt.NDArray[Any]) -> Mask:
     mask = np.ma.getmask(values)
     if mask is np.ma.nomask:
         return np.zeros(len(values), np.bool_)
-    return np.asarray(mask).reshape(len(values), -1).all(axis=1)  # type: ignore[no-any-return]
+    return np.asarray(np.asarray(mask).reshape(len(values), -1).all(axis=1))
 
 
-def joined(parts: Sequence[npt.NDArray[Any]], *, optional: bool) -> Any:
+def joined(parts: Sequence[Any], *, optional: bool) -> Any:
     """Returns arrays (n, *shape), at least one, as one array; as a masked array if the column is optional.
 
     numpy's own ``concatenate`` drops masks.

@@ -160,7 +160,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any], bytearray], None], str]] = {
     "no bitmap": (lambda descriptor, _: descriptor["blocks"].pop(), "fill the tail"),
     "no optional type": (lambda descriptor, _: descriptor["columns"][0].update(type="int8"), "unknown kind"),
     "two columns": (lambda descriptor, _: descriptor["blocks"][-1].update(column="s"), "twice"),
-    "too short": (lambda descriptor, _: descriptor["blocks"][-1].update(length=1), "length of its samples"),
+    "too short": (lambda descriptor, _: descriptor["blocks"][-1].update(length=3), "length of its samples"),
     "another codec": (lambda descriptor, _: descriptor["blocks"][-1].update(codec="zstd"), "codec"),
 }
 
