@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from concurrent_loader.storage.errors import FormatError, SchemaError
-from concurrent_loader.storage.images import COLUMN_FORMATS
+from concurrent_loader.storage.images import COLUMN_FORMATS, FORMATS
 from concurrent_loader.storage.shards.format.array_codecs import MAX_DIMS, FixedArrayCodec, RaggedArrayCodec
 from concurrent_loader.storage.shards.format.foreign_codecs import foreign_codec
 from concurrent_loader.storage.shards.format.value_codecs import (
@@ -144,6 +144,17 @@ class Column:
         if self.kind is ColumnKind.FIXED and self.dtype is not None and self.shape is not None:
             return self.dtype.itemsize * math.prod(self.shape)
         return _SMALL_OFFSET_BYTES if self.kind is ColumnKind.SMALL else _PAYLOAD_INDEX_BYTES
+
+    @property
+    def placeholder(self) -> Any:
+        """Value for a row that nobody reads: None in an optional column, otherwise as few bytes as the type allows."""
+        if self.optional or self.type == "json":
+            return None
+        if self.dtype is not None:
+            return np.zeros((0,) if self.shape is None else self.shape, self.dtype)
+        if self.type in COLUMN_FORMATS:
+            return FORMATS[COLUMN_FORMATS[self.type][0]].start
+        return "" if self.type == "str" else b""
 
     def encode(self, value: object) -> bytes:
         """Returns the stored bytes of a value. None in an optional column is stored as zeros, or as no byte.

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from concurrent_loader.storage.errors import FormatError, SchemaError
 from concurrent_loader.storage.shards.manifest.column_changes import with_columns, with_names, without_columns
+from concurrent_loader.storage.shards.manifest.commit_tokens import with_token
 from concurrent_loader.storage.shards.manifest.manifest import (
     BundleEntry,
     ColumnPlace,
@@ -64,7 +65,8 @@ def plain() -> Manifest:
 def changed() -> Manifest:
     manifest = with_names(plain(), {"label": "class"})
     manifest = with_columns(manifest, {"label": "int32", "caption": "str"}, a_set("one"), {"label": {"max": 4}})
-    return with_columns(manifest, {"blob": "bytes"}, a_set("two"), {}, token="a job")
+    manifest = with_columns(manifest, {"blob": "bytes"}, a_set("two"), {})
+    return replace(manifest, metadata=with_token(manifest.metadata, "a job", manifest.snapshot))
 
 
 def decoded_with(change: Any) -> Manifest:
