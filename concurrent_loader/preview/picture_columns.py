@@ -113,7 +113,7 @@ def _is_array(column: Column) -> bool:
 
 
 def _is_drawn(column: Column) -> bool:
-    if column.type in COLUMN_FORMATS:
+    if column.base_type in COLUMN_FORMATS:
         return True
     if column.dtype is None or column.dtype.kind not in "bui" or column.shape == ():
         return False

@@ -60,11 +60,12 @@ def export_columns(manifest: Manifest, columns: Sequence[str] | Mapping[str, str
             ExportColumn(
                 name=new,
                 source=name,
-                type="png" if column.type == _LOSSLESS else column.type,
+                type="png" if column.base_type == _LOSSLESS else column.base_type,
                 dtype=column.dtype,
                 shape=column.shape,
                 classes=tuple(labels) if is_list and labels else None,
-                is_lossless=column.type == _LOSSLESS,
+                is_lossless=column.base_type == _LOSSLESS,
+                optional=column.optional,
             )
         )
     return tuple(found)
@@ -93,7 +94,7 @@ def read_rows(
     values = {name: plain_values(shard.values(name, rows)) for name in sorted(stored)}
     is_lossless = {column.source for column in columns if column.is_lossless}
     for name in is_lossless:
-        values[name] = [_png(data) for data in values[name]]
+        values[name] = [None if data is None else _png(data) for data in values[name]]
     keys = [None] * len(rows) if key_column is None else values[key_column]
     return [({column.name: values[column.source][row] for column in columns}, keys[row]) for row in range(len(rows))]
 
