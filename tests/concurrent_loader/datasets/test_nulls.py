@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from concurrent_loader import ConcurrentDataLoader, Mixture, ShardDataset
+from concurrent_loader import Balanced, ConcurrentDataLoader, Mixture, ShardDataset, Weighted
 from concurrent_loader.errors import CollateError, DecodeError
 from concurrent_loader.storage import (
     ConfigurationError,
@@ -221,6 +221,14 @@ def test_filters(dataset: ShardDataset, jpeg: bytes) -> None:
     assert kept(lambda columns: columns["label"] < 20, columns=["label"], vectorized=True) == kept("label < 20")
     with pytest.raises(ConfigurationError, match="between a column and None"):
         dataset.filter("label is 3")
+
+
+def test_sampling_needs_values(dataset: ShardDataset) -> None:
+    for sampling in (Balanced("label"), Balanced("name"), Weighted("score")):
+        with pytest.raises(ConfigurationError, match="cannot be drawn"):
+            next(iter(ConcurrentDataLoader(dataset, batch_size=4, sampling=sampling)))
+    view = dataset.filter("flag is not None")
+    assert next(iter(ConcurrentDataLoader(view, batch_size=4, sampling=Balanced("flag"))))["flag_valid"].all()
 
 
 def test_a_mixture_with_a_plain_column(dataset: ShardDataset, tmp_path: Path) -> None:
