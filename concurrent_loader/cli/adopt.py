@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     options_for,
-    store_options,
+    takes_store,
 )
 from concurrent_loader.cli.progress import progress_bar
 
@@ -28,6 +24,7 @@ __all__ = ["adopt"]
 _MB_PER_S = 300.0  # measured on one core by benchmarks.adopt; a slower network or drive takes longer
 
 
+@takes_store
 def adopt(
     format: Annotated[str, typer.Argument(metavar="FORMAT", help="webdataset, mds, litdata, tfrecord or parquet.")],  # noqa: A002
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or URL of the data, which stays unchanged.")],
@@ -52,11 +49,7 @@ def adopt(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Objects to scan at the same time. Default: the number of processors.")
     ] = None,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Make data of another format a dataset, without copying it.
@@ -66,7 +59,7 @@ def adopt(
     """
     from concurrent_loader.storage.adopt import adopt as run_adopt
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    options = store_flags.options
     with progress_bar(in_bytes=True) as progress:
         task = progress.add_task("listing", total=None)
 
@@ -90,7 +83,7 @@ def adopt(
             dry_run=dry_run,
             shard_size=shard_size,
             num_threads=threads,
-            client=client,
+            client=store_flags.client,
             storage_options=options_for(index, options),
             source_options=options_for(source, options),
             on_progress=show,

@@ -79,7 +79,9 @@ def _wrapped(line: str, width: int) -> list[str]:
 def _column_lines(columns: Mapping[str, str], statistics: Mapping[str, Any]) -> Iterator[str]:
     widest, types = max(map(len, columns)), max(map(len, columns.values()))
     for name, kind in columns.items():
-        yield f"  {name:<{widest}}  {kind:<{types}}  {_about(statistics.get(name, {}))}".rstrip()
+        facts = statistics.get(name, {})
+        about = ", ".join(filter(None, [_about(facts), f"{facts['num_null']:,} null" if "num_null" in facts else ""]))
+        yield f"  {name:<{widest}}  {kind:<{types}}  {about}".rstrip()
 
 
 def _about(found: Mapping[str, Any]) -> str:

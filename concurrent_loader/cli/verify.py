@@ -11,17 +11,13 @@ import typer
 
 from concurrent_loader.cli.info import Url
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     InFlight,
     Json,
-    Profile,
-    Region,
     Snapshot,
-    StorageOption,
+    StoreFlags,
     open_for_command,
     parse_snapshot,
-    store_options,
+    takes_store,
 )
 from concurrent_loader.cli.progress import progress_bar
 
@@ -39,16 +35,13 @@ __all__ = ["verify"]
 _CORRUPT = 1
 
 
+@takes_store
 def verify(
     url: Url,
     *,
     snapshot: Snapshot = None,
     in_flight: InFlight = 16,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Read every shard in full and verify all digests.
@@ -57,8 +50,8 @@ def verify(
     """
     from concurrent_loader.storage.sizes import format_count
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    store = open_for_command(url, client=client, options=options)
+    options = store_flags.options
+    store = open_for_command(url, client=store_flags.client, options=options)
     with progress_bar(in_bytes=True) as progress:
         task = progress.add_task("verifying", total=None)
 
@@ -72,7 +65,7 @@ def verify(
                 parse_snapshot(snapshot),
                 in_flight,
                 show,
-                lambda source: _open_source(store.url, source, client, options),
+                lambda source: _open_source(store.url, source, store_flags.client, options),
             )
         )
     _print(report, store.url, as_json=as_json)

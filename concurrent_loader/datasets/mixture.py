@@ -259,13 +259,14 @@ def _common(children: Sequence[Selectable]) -> Schema:
         )
     types: dict[str, str] = {}
     for name in names:
-        found = {child.schema[name].type for child in children}
+        found = {child.schema[name].base_type for child in children}
+        optional = any(child.schema[name].optional for child in children)
         if len(found) > 1 and not found <= _IMAGE_TYPES:
             raise ConfigurationError(
                 "a column's type differs between the datasets; leave it out with select_columns, or mix them "
                 "per='batch'", column=name, got=sorted(found),
             )  # fmt: skip
-        types[name] = found.pop() if len(found) == 1 else "image"
+        types[name] = (found.pop() if len(found) == 1 else "image") + ("?" if optional else "")
     return Schema.parse(types)
 
 

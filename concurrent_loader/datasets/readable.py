@@ -95,7 +95,10 @@ class ReadableDataset(PublicNames, ABC):
 
     @abstractmethod
     def column(self, name: str) -> Values:
-        """Returns one column of all samples: an array (len, *shape) for numbers, a list for str and json."""
+        """Returns one column of all samples: an array (len, *shape) for numbers, a list for str and json.
+
+        Of an optional column, the array is a ``numpy.ma.MaskedArray`` whose nulls are masked, and the list has None.
+        """
 
     @abstractmethod
     def lengths(self, name: str) -> Indices:
@@ -182,7 +185,7 @@ class ReadableDataset(PublicNames, ABC):
 
         Returns:
             Values by column. An image is a tensor (C, H, W), uint8 and upright; see
-            `concurrent_loader.decode.make_decoder`.
+            `concurrent_loader.decode.make_decoder`. A null is None.
 
         Raises:
             IndexError: The sample does not exist.
@@ -202,12 +205,12 @@ class ReadableDataset(PublicNames, ABC):
                 raise ConfigurationError(
                     "decode names a column that samples do not have", expected=list(self.columns), got=name
                 )
-        images = {name: "rgb" for name in self.columns if self.schema[name].type in COLUMN_FORMATS}
-        decoders = {name: make_decoder(how, self.schema[name].type) for name, how in {**images, **wanted}.items()}
+        images = {name: "rgb" for name in self.columns if self.schema[name].base_type in COLUMN_FORMATS}
+        decoders = {name: make_decoder(how, self.schema[name].base_type) for name, how in {**images, **wanted}.items()}
         values = self[index]
         for name, decoder in decoders.items():
             try:
-                values[name] = decoder(values[name])
+                values[name] = None if values[name] is None else decoder(values[name])
             except DecodeError as error:
                 error.locate(sample=self._check_index(index), column=name)
                 raise

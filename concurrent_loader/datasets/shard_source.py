@@ -200,13 +200,14 @@ class SparseShard:
                 raise errors.exceptions[0] from errors.exceptions[0].__cause__
         return cls(index, entry.key, payload)
 
-    def payload(self, column: str, rows: Indices) -> list[bytes]:
-        """Returns the stored bytes of a payload column for some rows."""
-        return [self._payload[column, row] for row in rows.tolist()]
+    def payload(self, column: str, rows: Indices) -> list[bytes | None]:
+        """Returns the stored bytes of a payload column for some rows; None for nulls."""
+        valid = self._index.valid(column)
+        return [self._payload[column, row] if valid is None or valid[row] else None for row in rows.tolist()]
 
     def values(self, column: str, rows: Indices) -> npt.NDArray[Any] | list[Any]:
         """Returns the values of a column for some rows; see `concurrent_loader.storage.cache.OpenShard.values`."""
         spec = self._index.schema[column]
         if spec.kind is ColumnKind.PAYLOAD:
-            return [spec.decode(data) for data in self.payload(column, rows)]
+            return [None if data is None else spec.decode(data) for data in self.payload(column, rows)]
         return self._index.values(column, rows)

@@ -24,6 +24,7 @@ from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.storage.loop_thread import LoopThread
 from concurrent_loader.storage.shards.editing.where import Where
+from concurrent_loader.storage.shards.format.nulls import plain_values
 from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
 from concurrent_loader.storage.sizes import Size
 
@@ -162,7 +163,7 @@ class Selectable(ReadableDataset):
                 raise SchemaError("a filter can use small columns, but no payload column", column=name)
         values = {name: self.column(name) for name in columns}
         if vectorized:
-            mask = np.asarray(predicate(dict(values)))
+            mask = np.asarray(np.ma.filled(predicate(dict(values)), False))
             if mask.dtype != np.bool_ or mask.shape != (len(self),):
                 raise ConfigurationError(
                     "a vectorized predicate must return one bool per sample",
@@ -384,5 +385,5 @@ class DatasetView(Selectable):
 
 
 def _by_sample(values: Values) -> Iterable[Any]:
-    # Python numbers, as in `dataset[i]`.
-    return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
+    found: Iterable[Any] = plain_values(values)
+    return found

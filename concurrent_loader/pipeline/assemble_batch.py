@@ -30,6 +30,7 @@ from concurrent_loader.device import DeferredDecoder, StagedColumn
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.pipeline.sample_processing import BATCH, SampleProcessing, transform_batch, transform_sample
 from concurrent_loader.pipeline.slices import Slice
+from concurrent_loader.storage.shards.format.nulls import joined
 
 __all__ = ["BatchAssembler"]
 
@@ -229,6 +230,6 @@ def _gather(values: Sequence[Any], back: npt.NDArray[np.intp]) -> Any:
     if values and isinstance(values[0], BatchSlotWrites):
         return gather_images(values, back)
     if values and isinstance(values[0], np.ndarray):
-        return np.concatenate(values)[back]
+        return joined(values, optional=False)[back]
     flat = [value for run in values for value in run]
     return [flat[at] for at in back.tolist()]

@@ -128,7 +128,12 @@ class SampleProcessing:
     @property
     def collate_options(self) -> dict[str, Any]:
         """Arguments of `concurrent_loader.collate`."""
-        return {"ragged": self.ragged, "images": self.images, "staged": self.staged}
+        optional = {
+            column.name: column
+            for column in self.schema
+            if column.optional and column.dtype is not None and column.name not in self.decoders
+        }
+        return {"ragged": self.ragged, "images": self.images, "staged": self.staged, "optional": optional}
 
     def of(self, index: BatchIndex) -> SampleProcessing:
         """Returns the processing of one batch: that of its child of a mixture, or this one."""
@@ -212,11 +217,11 @@ def _decoders(
         if column.kind is not ColumnKind.PAYLOAD:
             raise ConfigurationError("decode works on image and bytes columns only", column=name, got=column.type)
         if codecs and isinstance(how, str | Crop):
-            decoders[name] = DeferredDecoder(name, how, column.type, seed=options.seed, codecs=codecs, **decoding)
+            decoders[name] = DeferredDecoder(name, how, column.base_type, seed=options.seed, codecs=codecs, **decoding)
         elif isinstance(how, Crop):
-            decoders[name] = CroppingDecoder(how, column.type, seed=options.seed, **decoding)
+            decoders[name] = CroppingDecoder(how, column.base_type, seed=options.seed, **decoding)
         else:
-            decoders[name] = make_decoder(how, column.type, **decoding)
+            decoders[name] = make_decoder(how, column.base_type, **decoding)
     return decoders
 
 

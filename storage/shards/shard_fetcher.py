@@ -31,6 +31,7 @@ from concurrent_loader.storage.shards.format.transforms import is_parquet, trans
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
 from concurrent_loader.storage.shards.manifest.snapshots import list_snapshots
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceRange
+from concurrent_loader.storage.shards.manifest.tombstones import was_deleted
 
 __all__ = ["OpenSource", "ShardFetcher", "check_source"]
 
@@ -200,7 +201,8 @@ class ShardFetcher:
         """Checks, after an object of the dataset was not found, that its snapshot exists.
 
         Raises:
-            SnapshotDeleted: The snapshot is gone, too, and a newer one is there: not the whole dataset has gone.
+            SnapshotDeleted: The snapshot is gone, too, and a newer one is there, or what a deletion leaves: not the
+                whole dataset has gone.
         """
         if self.snapshot is None:
             return
@@ -208,9 +210,13 @@ class ShardFetcher:
             snapshots = await list_snapshots(self.engine)
         except NotFound:  # the bucket
             return
-        if snapshots and self.snapshot < snapshots[-1] and self.snapshot not in snapshots:
+        if self.snapshot in snapshots:
+            return
+        has_newer = bool(snapshots) and self.snapshot < snapshots[-1]
+        if has_newer or await was_deleted(self.engine, self.snapshot):
+            newest = f", {snapshots[-1]}" if has_newer else ""
             raise SnapshotDeleted(
-                f"snapshot {self.snapshot} was deleted while it was read; open the newest one, {snapshots[-1]} "
+                f"snapshot {self.snapshot} was deleted while it was read; open the newest one{newest} "
                 "(a tag keeps a snapshot from garbage collection)",
                 url=self.engine.store.url, key=error.key, shard=error.shard, start=error.start, end=error.end,
                 attempts=error.attempts,

@@ -25,6 +25,7 @@ from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.ranges import ByteRange, split
 from concurrent_loader.storage.shards.format.index import ShardIndex, verify_shard
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
+from concurrent_loader.storage.shards.format.nulls import null_rows
 from concurrent_loader.storage.shards.format.schema import Schema
 from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import BundleEntry, Manifest, ShardEntry
@@ -341,10 +342,8 @@ def _contradictions(
     schema = index.schema.to_dict()
     if isinstance(entry, ShardEntry):
         expected = manifest.schema
-        num_bytes = sum(
-            int((index.payload_ends(column.name) - index.payload_starts(column.name)).sum())
-            for column in index.schema.payload
-        )
+        names = [column.name for column in index.schema.payload]
+        num_bytes = sum(int((index.payload_ends(name) - index.payload_starts(name)).sum()) for name in names)
         if num_bytes != entry.payload_bytes:
             yield VerifyProblem(
                 what=f"{num_bytes} payload bytes, {entry.payload_bytes} in the manifest", shard=entry.key
@@ -353,6 +352,9 @@ def _contradictions(
         expected = {column.name: column.type for column in Schema.parse(manifest.schema).fixed}
     if may_have_more:  # in any order
         schema = {name: schema[name] for name in expected if name in schema}
+    schema = {
+        name: f"{type_}?" if expected.get(name) == f"{type_}?" else type_ for name, type_ in schema.items()
+    }  # without nulls
     if list(schema.items()) != list(expected.items()):
         yield VerifyProblem(what="the columns differ from the manifest", shard=entry.key)
     if index.num_samples != entry.num_samples:
@@ -362,11 +364,7 @@ def _contradictions(
 
 
 def _fixed_columns(index: ShardIndex, manifest: Manifest) -> Columns:
-    return {
-        column.name: np.asarray(index.column(column.name))
-        for column in index.schema.fixed
-        if column.name in manifest.schema
-    }
+    return {at.name: np.asanyarray(index.column(at.name)) for at in index.schema.fixed if at.name in manifest.schema}
 
 
 def _disagreements(shard: _Finding, bundle: _Finding, overlap: _Overlap) -> Iterator[VerifyProblem]:
@@ -387,7 +385,9 @@ def _disagreements(shard: _Finding, bundle: _Finding, overlap: _Overlap) -> Iter
 
 
 def _rows(values: npt.NDArray[Any], first: int, num_rows: int) -> npt.NDArray[np.uint8]:
-    return np.ascontiguousarray(values[first : first + num_rows]).view(np.uint8).reshape(num_rows, -1)
+    chosen = values[first : first + num_rows]
+    data = np.ascontiguousarray(np.ma.getdata(chosen)).view(np.uint8).reshape(num_rows, -1)
+    return np.column_stack([data, null_rows(chosen)])  # zeros differ from a null
 
 
 def _first_leaf(group: BaseExceptionGroup[Any]) -> BaseException:

@@ -28,6 +28,7 @@ from concurrent_loader.storage.shards.format.layout import (
     parse_footer,
     parse_header,
 )
+from concurrent_loader.storage.shards.format.nulls import masked, parse_validity
 from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
 from concurrent_loader.storage.shards.format.small_column import SmallColumn
 from concurrent_loader.storage.stores.objects import Buffer
@@ -46,7 +47,7 @@ class ShardIndex:
     Thread-safety: Immutable.
 
     Attributes:
-        schema: Columns of the shard.
+        schema: Columns of the shard. Only those with a null are optional.
         num_samples: Number of samples in the shard.
         tail_start: Position at which the payload and its padding end.
         size: Size of the file in bytes.
@@ -62,6 +63,7 @@ class ShardIndex:
         "_position",
         "_small",
         "_starts",
+        "_valid",
         "is_virtual",
         "num_samples",
         "schema",
@@ -80,9 +82,18 @@ class ShardIndex:
         self._blocks = {(block.kind, block.column): block for block in descriptor.blocks}
         self._position = {column.name: place for place, column in enumerate(self.schema.payload)}
         data = {key: self._block_data(block, tail) for key, block in self._blocks.items()}
+        self._valid = {
+            name: parse_validity(block, self.num_samples, shard=shard, column=name)
+            for (kind, name), block in data.items()
+            if kind == "validity"
+        }
         self._fixed = {column.name: self._read_fixed(column, data) for column in self.schema.fixed}
         self._small = {column.name: self._read_small(column, data) for column in self.schema.small}
         self._starts, self._ends, self._digests = self._read_payload_index(data)
+        for column in self.schema.payload:
+            nulls = slice(0) if (valid := self.valid(column.name)) is None else ~valid
+            if (self.payload_starts(column.name)[nulls] != self.payload_ends(column.name)[nulls]).any():
+                raise FormatError("a null has bytes", shard=shard, column=column.name)
 
     @classmethod
     def parse(
@@ -117,6 +128,10 @@ class ShardIndex:
 
     def __repr__(self) -> str:
         return f"ShardIndex({self.shard!r}, num_samples={self.num_samples}, size={self.size})"
+
+    def valid(self, name: str) -> npt.NDArray[np.bool_] | None:
+        """Returns whether each sample has a value, (n,) bool, or None for a column without nulls."""
+        return self._valid.get(name)
 
     # -- payload -------------------------------------------------------------------------------------------------------
 
@@ -161,13 +176,15 @@ class ShardIndex:
         check_digest(data, expected, "a value's digest disagrees", shard=self.shard, sample=row, column=name)
 
     def decode_value(self, name: str, row: int, data: Buffer) -> Any:
-        """Verifies a payload value's bytes and decodes them.
+        """Verifies a payload value's bytes and decodes them; None for a null.
 
         Raises:
             DigestMismatch: The bytes differ from what was written.
             FormatError: They are, but no encoder writes such.
         """
         self.check_value(name, row, data)
+        if name in self._valid and not self._valid[name][row]:
+            return None
         try:
             return self.schema[name].decode(data)
         except CorruptData as error:
@@ -177,7 +194,10 @@ class ShardIndex:
     # -- fixed and small columns ---------------------------------------------------------------------------------------
 
     def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
-        """Returns a whole column: a read-only array (n, *shape) for a fixed column, a new list for a small one."""
+        """Returns a whole column: a read-only array (n, *shape) for a fixed column, a new list for a small one.
+
+        Nulls are masked in an array, and None in a list.
+        """
         if name in self._fixed:
             return self._fixed[name]
         return self._small_values(name, None)
@@ -190,18 +210,20 @@ class ShardIndex:
             rows: (n,) int64: row numbers in any order.
 
         Returns:
-            An array (n, *shape) for a fixed column, a list of n values for a small one.
+            An array (n, *shape) for a fixed column, a list of n values for a small one. Nulls are as in `column`.
         """
         if name in self._fixed:
             return self._fixed[name][rows]
         return self._small_values(name, rows.tolist())
 
     def value(self, name: str, row: int) -> Any:
-        """Returns one value of a fixed column (a Python number or a read-only array) or of a small column."""
+        """Returns one value of a fixed column (a Python number or a read-only array) or of a small column, or None."""
         self._check_row(row)
+        if name in self._valid and not self._valid[name][row]:
+            return None
         if name in self._fixed:
             values = self._fixed[name]
-            return values[row].item() if values.ndim == 1 else values[row]
+            return values[row].item() if values.ndim == 1 else np.ma.getdata(values)[row]
         try:
             return self._small_column(name).value(row)
         except FormatError as error:
@@ -237,7 +259,12 @@ class ShardIndex:
         self._check_length(block, self.num_samples * math.prod(shape) * dtype.itemsize, column.name)
         if dtype.kind == "b" and self.num_samples and np.frombuffer(block, np.uint8).max() > 1:
             raise FormatError("a bool is one byte, 0 or 1", shard=self.shard, column=column.name)
-        return _read_only(np.frombuffer(block, dtype).reshape(self.num_samples, *shape))
+        values = _read_only(np.frombuffer(block, dtype).reshape(self.num_samples, *shape))
+        if (valid := self.valid(column.name)) is None:
+            return values
+        if self.num_samples and np.frombuffer(block, np.uint8).reshape(self.num_samples, -1)[~valid].any():
+            raise FormatError("a null is not stored as zeros", shard=self.shard, column=column.name)
+        return masked(values, valid)  # type: ignore[no-any-return]
 
     def _read_small(self, column: Column, data: Mapping[tuple[str, str], memoryview]) -> SmallColumn:
         try:
@@ -247,6 +274,7 @@ class ShardIndex:
                 data=data["small", column.name],
                 dictionary=data.get(("dictionary", column.name)),
                 num_samples=self.num_samples,
+                valid=self.valid(column.name),
             )
         except FormatError as error:
             error.locate(shard=self.shard, column=column.name)

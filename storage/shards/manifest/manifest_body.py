@@ -174,6 +174,7 @@ class _Requires(msgspec.Struct, frozen=True):
 
 FEATURES: dict[str, Callable[[ManifestFields], bool]] = {
     "deleted-rows": lambda fields: fields.deleted is not None,
+    "optional-columns": lambda fields: any(kind.endswith("?") for kind in fields.schema.values()),
     "column-sets": lambda fields: bool(fields.places or fields.column_sets),
 }
 """Features by name: whether a manifest needs it. A reader that does not know a feature must refuse the manifest."""

@@ -166,7 +166,7 @@ class Records:
         key, start = (entry.key, entry.tail_start) if source is None else (source.tail_key, source.tail_offset)
         tail = (await self._engine.fetch(key, start, start + entry.size - entry.tail_start)).data
         index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
-        fixed = {column.name: np.asarray(index.column(column.name)) for column in index.schema.fixed}
+        fixed = {column.name: np.asanyarray(index.column(column.name)) for column in index.schema.fixed}
         return DoneShard(entry, fixed, shard_statistics(index))
 
 

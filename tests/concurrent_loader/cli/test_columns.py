@@ -54,6 +54,8 @@ def test_by_position(dataset: Path, tmp_path: Path) -> None:
         ("str", ["a", "", "c,d", "é", "1"], ["a", "", "c,d", "é", "1"]),
         ("json", ["1", "null", "[2]", "{}", '"x"'], [1, None, [2], {}, "x"]),
         ("int16[2]", ["[1,2]"] * 5, [[1, 2]] * 5),
+        ("int32?", ["1", "", "3", "4", ""], [1, None, 3, 4, None]),
+        ("str?", ["a", "", "c", "d", "e"], ["a", None, "c", "d", "e"]),
     ],
 )
 def test_texts_of_a_csv_file(dataset: Path, tmp_path: Path, kind: str, texts: list[str], expected: list[Any]) -> None:
