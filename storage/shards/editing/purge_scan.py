@@ -145,6 +145,9 @@ def _hits(index: ShardIndex, digests: npt.NDArray[np.uint64], found: PurgeScan) 
     """Returns column and row of the values of a shard that have one of the digests."""
     found.num_shards += 1
     hits = []
+    if not index.has_digests:
+        found.unreadable.append(index.shard or "")
+        return []
     for column in index.schema.payload:
         has_bytes = index.payload_ends(column.name) > index.payload_starts(column.name)
         found.num_values += index.num_samples
