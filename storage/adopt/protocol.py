@@ -7,7 +7,7 @@ fuzzer runs them over bytes in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,6 +23,7 @@ __all__ = [
     "ObjectReader",
     "SmallObjects",
     "SourceObject",
+    "SparseReader",
     "Unit",
     "UnitFormat",
     "check_inside",
@@ -118,6 +119,15 @@ class ObjectReader(Protocol):
             FormatError: The range is not inside the object. A walk need not check the ranges that it reads.
             StorageError: The bytes could not be fetched.
         """
+        ...
+
+
+@runtime_checkable
+class SparseReader(ObjectReader, Protocol):
+    """An `ObjectReader` of which a walk should read as little as possible, because each jump is a request."""
+
+    def expect(self, positions: Iterable[int]) -> None:
+        """Announces positions that will be read, in ascending order, so that they are fetched ahead."""
         ...
 
 

@@ -34,7 +34,7 @@ module = sys.modules["concurrent_loader.storage.adopt.adopt"]
 
 @pytest.fixture(autouse=True)
 def _lines(monkeypatch):
-    monkeypatch.setattr(module, "find_format", lambda name: Lines())
+    monkeypatch.setattr(module, "find_format", lambda name, **options: Lines())
 
 
 def body(file: int, row: int) -> bytes:
