@@ -14,7 +14,7 @@ from typing import Any
 from concurrent_loader.storage.adopt.formats import HEADERS_ONLY, find_format
 from concurrent_loader.storage.adopt.header_reader import HeaderReader
 from concurrent_loader.storage.adopt.object_reader import StoreObjects
-from concurrent_loader.storage.adopt.protocol import ForeignColumn, ForeignFormat, SourceObject
+from concurrent_loader.storage.adopt.protocol import ForeignColumn, ForeignFormat, SourceObject, UnitFormat
 from concurrent_loader.storage.adopt.report import AdoptPlan, AdoptProgress, AdoptReport
 from concurrent_loader.storage.adopt.scan import ScannedObject, Scanner
 from concurrent_loader.storage.adopt.stores import open_both
@@ -162,7 +162,9 @@ def adopt(
         }  # fmt: skip
         records = Records(target, run_name(identity))
         threads = num_threads or (_HEADER_THREADS if headers_only else min(8, os.cpu_count() or 1))
-        scanned, num_resumed = run.scan(scanner, records, found, threads, plan, on_progress)
+        scanned, num_resumed = run.scan(
+            scanner, records, found, min(threads, run.max_threads or threads), plan, on_progress
+        )
         classes = {name: list(column.classes) for name, column in derived.items() if column.classes}
         facts = {**({"classes": classes} if classes else {}), **(metadata or {}), "adopted": format}
         manifest = run.commit(scanned, derived, parent, append=append, metadata=facts)
@@ -190,6 +192,7 @@ class _Adoption:
         self._uploader = Uploader(store=target.store, retry=target.policy)
         self._num_ignored = 0
         self._headers: HeaderReader | None = None
+        self.max_threads: int | None = None
 
     def parent(self, *, append: bool, overwrite: bool) -> Manifest | None:
         """Returns the newest snapshot of the index."""
@@ -257,6 +260,8 @@ class _Adoption:
         reader = scanner.open(found[0])
         try:
             derived = self._format.columns(found[0], reader)
+            if isinstance(self._format, UnitFormat):
+                self.max_threads = self._format.max_threads(reader)
         except StorageError as error:
             error.locate(url=self._source.store.url, key=found[0].entry.key)
             raise

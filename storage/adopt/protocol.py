@@ -71,11 +71,13 @@ class Unit:
         start: First byte of the range.
         end: One past the last byte.
         payload: The payload, exactly as the transform of the object gives it to readers.
+        num_samples: Number of samples, so that the unit is finished before the walk goes on; 0 if it is not known.
     """
 
     start: int
     end: int
     payload: memoryview
+    num_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,13 @@ class UnitFormat(Protocol):
         """Returns the name of the transform that makes the payload of units from their ranges.
 
         It is a name that `concurrent_loader.storage.shards.format.transforms` knows; empty if there is no payload.
+        """
+        ...
+
+    def max_threads(self, reader: ObjectReader) -> int:
+        """Returns how many objects like this one may be scanned at the same time, because units take memory.
+
+        Each thread keeps some memory of its largest unit, whatever the limits on what is in use.
         """
         ...
 

@@ -21,6 +21,7 @@ from concurrent_loader.storage.adopt.protocol import (
     Unit,
     UnitFormat,
 )
+from concurrent_loader.storage.adopt.range_reader import RangeReader
 from concurrent_loader.storage.adopt.virtual_shard import VirtualShard, VirtualShardBuilder
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
@@ -72,7 +73,7 @@ class Scanner:
     pins_etags: bool
     headers_only: bool = False
 
-    def open(self, source: SourceObject) -> FetchingReader | HeaderReader | BytesReader:
+    def open(self, source: SourceObject) -> FetchingReader | HeaderReader | RangeReader | BytesReader:
         """Returns a reader of an object; a compressed object is decompressed in memory.
 
         Raises:
@@ -86,6 +87,8 @@ class Scanner:
             )  # fmt: skip
         if self.headers_only:
             return HeaderReader(source.entry, self.engine, self.loop)
+        if isinstance(self.format, UnitFormat):
+            return RangeReader(source.entry, self.engine, self.loop)
         if not compression:
             return FetchingReader(source.entry, self.engine, self.loop)
         most = int(source.info.get("raw_bytes") or MAX_UNIT_BYTES)
@@ -167,6 +170,10 @@ class Scanner:
             except FormatError as error:
                 _named(error, sample.name)
                 raise
+            if unit is not None and builder.num_samples == unit.num_samples:
+                yield _finish(builder, unit)
+                del builder, unit, wanted, payload, sample  # the memory of the payload, before the next one is decoded
+                builder, unit = VirtualShardBuilder(schema, reader, self.format.parse), None
         if builder.num_samples:
             yield _finish(builder, unit)
 
