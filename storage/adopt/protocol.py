@@ -237,7 +237,7 @@ class BytesReader:
         b'el'
     """
 
-    def __init__(self, data: bytes | memoryview, name: str = "object") -> None:
+    def __init__(self, data: bytes | bytearray | memoryview, name: str = "object") -> None:
         self._data = memoryview(data).cast("B").toreadonly()
         self.size = len(self._data)
         self.name = name
