@@ -6,12 +6,11 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from concurrent_loader.storage.adopt.object_reader import fetch_unchanged
+from concurrent_loader.storage.adopt.object_reader import Runner, fetch_unchanged
 from concurrent_loader.storage.adopt.protocol import check_inside
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.listing import ObjectEntry
-from concurrent_loader.storage.loop_thread import LoopThread
 
 __all__ = ["HeaderReader"]
 
@@ -43,7 +42,7 @@ class HeaderReader:
     Thread-safety: One thread at a time, which must not be the loop's.
     """
 
-    def __init__(self, entry: ObjectEntry, engine: FetchEngine, loop: LoopThread) -> None:
+    def __init__(self, entry: ObjectEntry, engine: FetchEngine, loop: Runner) -> None:
         if entry.etag is None:
             raise ConfigurationError(
                 "the store has no ETags, so an object that is replaced would not be noticed; adopt without "

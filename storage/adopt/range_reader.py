@@ -6,11 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from concurrent_loader.storage.adopt.object_reader import fetch_unchanged
+from concurrent_loader.storage.adopt.object_reader import Runner, fetch_unchanged
 from concurrent_loader.storage.adopt.protocol import check_inside
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.listing import ObjectEntry
-from concurrent_loader.storage.loop_thread import LoopThread
 
 __all__ = ["MemoryLimit", "RangeReader"]
 
@@ -28,7 +27,7 @@ class RangeReader:
     Thread-safety: One thread at a time, which must not be the loop's.
     """
 
-    def __init__(self, entry: ObjectEntry, engine: FetchEngine, loop: LoopThread) -> None:
+    def __init__(self, entry: ObjectEntry, engine: FetchEngine, loop: Runner) -> None:
         self._entry = entry
         self._engine = engine
         self._loop = loop

@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 
 from concurrent_loader.storage.adopt.header_reader import HeaderReader
-from concurrent_loader.storage.adopt.object_reader import FetchingReader, fetch_unchanged
+from concurrent_loader.storage.adopt.object_reader import FetchingReader, Runner, fetch_unchanged
 from concurrent_loader.storage.adopt.protocol import (
     BytesReader,
     ForeignColumn,
@@ -25,7 +25,6 @@ from concurrent_loader.storage.adopt.range_reader import RangeReader
 from concurrent_loader.storage.adopt.virtual_shard import VirtualShard, VirtualShardBuilder
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
-from concurrent_loader.storage.loop_thread import LoopThread
 from concurrent_loader.storage.shards.format.schema import Column, Schema
 from concurrent_loader.storage.shards.format.transforms import MAX_UNIT_BYTES, transform
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
@@ -69,7 +68,7 @@ class Scanner:
     chosen: bool
     shard_bytes: int
     engine: FetchEngine
-    loop: LoopThread
+    loop: Runner
     pins_etags: bool
     headers_only: bool = False
 
