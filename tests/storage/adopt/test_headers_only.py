@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from concurrent_loader import ConcurrentDataLoader, ShardDataset, convert
+from concurrent_loader.storage import ShardWriter, delete, purge
 from concurrent_loader.storage.adopt import adopt
 from concurrent_loader.storage.adopt.formats.tar_headers import walk_members
 from concurrent_loader.storage.adopt.protocol import BytesReader
@@ -150,6 +151,17 @@ def test_converting_computes_digests_and_mixing_is_allowed(source: Counted, tmp_
     with ShardDataset(index_of(source)) as before, ShardDataset(tmp_path / "native") as after:
         assert after[:] == before[:]
         assert after.manifest.statistics == before.manifest.statistics
+
+
+def test_a_purge_does_not_claim_to_have_compared_values_without_digests(source: Counted) -> None:
+    adopt("webdataset", source.url, index_of(source), headers_only=True)
+    with ShardWriter(index_of(source), columns={"__key__": "str", "jpg": "jpeg", "cls": "int64"}, append=True) as more:
+        for row in (100, 101):
+            more.write({"__key__": str(row), "jpg": image(row), "cls": row})
+    delete(index_of(source), where="cls == 100")
+    report = purge(index_of(source))
+    assert report.num_rows == 1
+    assert [name.partition("[")[0] for name in report.unreadable] == ["0.tar"]
 
 
 def test_an_interrupted_run_goes_on(source: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
