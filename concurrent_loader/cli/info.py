@@ -107,6 +107,7 @@ def _describe(url: str, manifest: Manifest, snapshots: list[int]) -> dict[str, A
         "payload_bytes": int(manifest.table.payload_bytes.sum()),
         "num_shards": len(sizes),
         "shard_bytes": {"min": min(sizes), "mean": sum(sizes) // len(sizes), "max": max(sizes)} if sizes else None,
+        "num_undigested": int((manifest.table.num_chunks == 0).sum()),
         "num_bundles": len(manifest.bundles),
         "bundle_bytes": sum(bundle.size for bundle in manifest.bundles),
         "num_column_sets": len(manifest.column_sets),

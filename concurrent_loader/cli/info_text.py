@@ -37,6 +37,11 @@ def info_lines(facts: dict[str, Any], width: int) -> list[str]:
         f"shards     {facts['num_shards']:,}{spread}",
         f"bundles    {facts['num_bundles']:,}, {format_size(facts['bundle_bytes'])}",
     ]
+    if facts["num_undigested"]:
+        shards = format_count(facts["num_undigested"], "shard")
+        lines.append(
+            f"digests    none for the payload of {shards}: only headers were adopted, so bytes are not verified"
+        )
     if facts["num_column_sets"]:
         added = format_count(facts["num_column_sets"], "column set")
         lines.append(f"added      {added}, {format_size(facts['column_set_bytes'])}")

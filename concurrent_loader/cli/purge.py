@@ -86,7 +86,7 @@ def _lines(report: PurgeReport) -> list[str]:
         sample = "a deleted sample" if copy.sample is None else f"sample {copy.sample}"
         lines.append(f"copy         snapshot {copy.snapshot}, {sample}, column {copy.column}, {copy.shard}")
     lines += [f"not removed  {key}" for key in report.left]
-    lines += [f"no shard     {key}" for key in report.unreadable]
+    lines += [f"not scanned  {key}" for key in report.unreadable]
     if report.num_unreferenced:
         count = format_count(report.num_unreferenced, "bundle or tail", "bundles and tails")
         lines.append(f"unknown      {count} of no snapshot were not scanned; delete them with garbage collection")

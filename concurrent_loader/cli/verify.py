@@ -46,6 +46,8 @@ def verify(
 ) -> None:
     """Read every shard in full and verify all digests.
 
+    Data that was adopted with --headers-only has no digests of its payload; the output says so.
+
     Exit status: 0 all data is intact, 1 data is corrupt (each problem is listed), 2 the check failed.
     """
     from concurrent_loader.storage.sizes import format_count
@@ -113,3 +115,8 @@ def _print(report: VerifyReport, url: str, *, as_json: bool) -> None:
         f"{format_count(report.num_bundles, 'bundle')}, {format_count(report.num_samples, 'sample')}, "
         f"{format_size(report.num_bytes)}"
     )
+    if report.num_undigested:
+        typer.echo(
+            f"not verified by digest: the payload of {format_count(report.num_undigested, 'virtual shard')}, of which "
+            "only headers were adopted; it is there, with its length. `concurrent-loader convert` computes digests"
+        )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from concurrent_loader.storage.importers.import_format import ImportFormat, ImportOption
 
 if TYPE_CHECKING:
+    from concurrent_loader.storage.importers.adopted_files import LitDataChunks, MDSShards, TFRecordFiles
     from concurrent_loader.storage.importers.arrow_files import ArrowFiles
     from concurrent_loader.storage.importers.coco import CocoDataset
     from concurrent_loader.storage.importers.datadings import DatadingsFiles
@@ -46,9 +47,12 @@ __all__ = [
     "Importer",
     "LMDBDatabase",
     "LanceDataset",
+    "LitDataChunks",
+    "MDSShards",
     "ParquetFiles",
     "PythonGenerator",
     "SampleSource",
+    "TFRecordFiles",
     "TarFiles",
     "TextFiles",
     "ZarrGroup",
@@ -86,12 +90,27 @@ FORMATS = (
         source="Folder of the dataset: path or URL.",
     ),
     ImportFormat(
+        "litdata",
+        "adopted_files",
+        "LitDataChunks",
+        "Import chunks of LitData.",
+        (ImportOption("block_size", "Tokens per sample, for chunks of TokensLoader. Default: as they were written."),),
+        source="Folder with index.json: path or URL.",
+    ),
+    ImportFormat(
         "lmdb",
         "lmdb_database",
         "LMDBDatabase",
         "Import an LMDB database on a local drive.",
         (ImportOption("database", "Name of a database inside the file. Default: the unnamed one."),),
         source="Folder with data.mdb, or file of the database.",
+    ),
+    ImportFormat(
+        "mds",
+        "adopted_files",
+        "MDSShards",
+        "Import MDS, the format of MosaicML Streaming.",
+        source="Folder with index.json: path or URL.",
     ),
     ImportFormat("parquet", "parquet", "ParquetFiles", "Import Parquet files, such as Hugging Face datasets."),
     ImportFormat(
@@ -105,6 +124,7 @@ FORMATS = (
         is_stored=False,
     ),
     ImportFormat("tar", "tar", "TarFiles", "Import WebDataset tar files, also compressed ones (.gz, .bz2, .zst, .xz)."),
+    ImportFormat("tfrecord", "adopted_files", "TFRecordFiles", "Import TFRecord files of tf.train.Example."),
     ImportFormat(
         "text",
         "text_files",

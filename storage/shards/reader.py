@@ -54,6 +54,8 @@ class DatasetReader:
         self.engine = engine
         self.cache = cache
         cache.fetcher.snapshot = manifest.snapshot
+        if str(adopted := manifest.metadata.get("adopted", "")).isidentifier():
+            cache.fetcher.adopted = str(adopted)
         self.live = LiveRows(manifest)
         self.first_samples = self.live.first_samples
         self.entry: Callable[[int], ShardEntry] = lru_cache(_MAX_INDEXES)(manifest.shards.__getitem__)

@@ -77,6 +77,7 @@ class ShardFetcher:
 
     Attributes:
         snapshot: Number of the snapshot that is read, by which a missing shard is explained; None if unknown.
+        adopted: Name of the format of adopted data, for the advice to adopt it again.
 
     Usable from one event loop.
     """
@@ -84,6 +85,7 @@ class ShardFetcher:
     def __init__(self, engine: FetchEngine, open_source: OpenSource | None = None) -> None:
         self.engine = engine
         self.snapshot: int | None = None
+        self.adopted = "FORMAT"
         self._open_source = open_source
         self._sources: dict[str, FetchEngine] = {}
         self._units: dict[str, asyncio.Task[memoryview]] = {}
@@ -234,9 +236,9 @@ class ShardFetcher:
         try:
             result = await engine.fetch(file.key, span.start, span.end, if_match=strong, object_size=file.size)
         except (ObjectChanged, NotFound) as error:
-            raise _source_changed(entry, source, error) from error
+            raise self._source_changed(entry, source, error) from error
         if file.etag is not None and result.meta.etag not in (None, file.etag):
-            raise _source_changed(entry, source, ObjectChanged("", expected=file.etag, got=result.meta.etag))
+            raise self._source_changed(entry, source, ObjectChanged("", expected=file.etag, got=result.meta.etag))
         return result.data.toreadonly()
 
     async def _transformed(self, entry: ShardEntry, source: SourceRange, start: int, end: int) -> memoryview:
@@ -297,16 +299,17 @@ class ShardFetcher:
             engine = self._sources[url] = self._open_source(url)
         return engine
 
-
-def _source_changed(entry: ShardEntry, source: SourceRange, error: ObjectChanged | NotFound) -> DatasetChanged:
-    file = source.file
-    change = "deleted" if isinstance(error, NotFound) else "replaced"
-    return DatasetChanged(
-        f"an adopted object was {change}; adopt its source again, into a new index or with --overwrite: "
-        f"`concurrent-loader adopt FORMAT {file.url} INDEX --overwrite`",
-        url=file.url, key=file.key, shard=entry.key, start=source.start, end=source.end,
-        expected=error.expected, got=error.got, attempts=error.attempts,
-    )  # fmt: skip
+    def _source_changed(
+        self, entry: ShardEntry, source: SourceRange, error: ObjectChanged | NotFound
+    ) -> DatasetChanged:
+        file = source.file
+        change = "deleted" if isinstance(error, NotFound) else "replaced"
+        return DatasetChanged(
+            f"an adopted object was {change}; adopt its source again, into a new index or with --overwrite: "
+            f"`concurrent-loader adopt {self.adopted} {file.url} {self.engine.store.url} --overwrite`",
+            url=file.url, key=file.key, shard=entry.key, start=source.start, end=source.end,
+            expected=error.expected, got=error.got, attempts=error.attempts,
+        )  # fmt: skip
 
 
 def _digest_of(pieces: list[memoryview]) -> int:

@@ -93,6 +93,8 @@ class VerifyReport:
         num_bundles: Number of bundles checked, likewise.
         num_samples: Number of samples in readable shards.
         num_bytes: Size of the checked shards and bundles in bytes.
+        num_undigested: Number of shards whose payload has no digests, because only headers were adopted. Their columns
+            and index were verified; of the payload, only that it is there, has its length, and can be decoded.
         problems: Problems found, in the order of the shards.
 
     Example:
@@ -109,6 +111,7 @@ class VerifyReport:
     num_bundles: int
     num_samples: int
     num_bytes: int
+    num_undigested: int = 0
     problems: tuple[VerifyProblem, ...]
 
 
@@ -155,6 +158,7 @@ async def verify_dataset(
         num_bundles=sum(len(part.bundles) for part in manifest.parts),
         num_samples=check.num_samples,
         num_bytes=check.num_bytes_total,
+        num_undigested=int((manifest.table.num_chunks == 0).sum()),
         problems=tuple(check.problems),
     )
 
@@ -238,21 +242,14 @@ class _Check:
         self.problems += finding.problems
         self._num_bytes += finding.entry.size
         if self._on_progress is not None:
-            self._on_progress(
-                VerifyProgress(
-                    num_bytes=self._num_bytes, num_bytes_total=self.num_bytes_total, num_problems=len(self.problems)
-                )
-            )
+            counts = {"num_bytes": self._num_bytes, "num_bytes_total": self.num_bytes_total}
+            self._on_progress(VerifyProgress(**counts, num_problems=len(self.problems)))
 
     async def _examine(self, entry: ShardEntry | BundleEntry) -> _Finding:
         problems: list[VerifyProblem] = []
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._chunk(entry, chunk, digest, problems))
-                for chunk, digest in zip(
-                    split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES), entry.chunk_digests, strict=True
-                )
-            ]
+            chunks = zip(split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES), entry.chunk_digests, strict=True)
+            tasks = [group.create_task(self._chunk(entry, chunk, digest, problems)) for chunk, digest in chunks]
         parts = [part for task in tasks if (part := task.result()) is not None]
         if len(parts) < len(tasks):
             return _Finding(entry, problems[:1], None)
@@ -261,7 +258,7 @@ class _Check:
         )
 
     async def _chunk(
-        self, entry: ShardEntry | BundleEntry, chunk: ByteRange, digest: int, problems: list[VerifyProblem]
+        self, entry: ShardEntry | BundleEntry, chunk: ByteRange, digest: int | None, problems: list[VerifyProblem]
     ) -> memoryview | None:
         try:
             return await self._fetcher.fetch(entry, chunk.start, chunk.end, digest=digest)
@@ -304,7 +301,8 @@ def _examine_bytes(
     *,
     may_have_more: bool,
 ) -> _Finding:
-    if not problems and xxhash.xxh3_128_hexdigest(data) != entry.digest:
+    has_digests = isinstance(entry, BundleEntry) or entry.has_digests
+    if not problems and has_digests and xxhash.xxh3_128_hexdigest(data) != entry.digest:
         problems.append(VerifyProblem(what="the file's digest differs from the manifest", shard=entry.key))
     try:
         index = verify_shard(data, shard=entry.key)
@@ -348,6 +346,8 @@ def _contradictions(
             yield VerifyProblem(
                 what=f"{num_bytes} payload bytes, {entry.payload_bytes} in the manifest", shard=entry.key
             )
+        if index.has_digests != entry.has_digests and index.schema.payload:
+            yield VerifyProblem(what="the values have digests only here, or only in the manifest", shard=entry.key)
     else:
         expected = {column.name: column.type for column in Schema.parse(manifest.schema).fixed}
     if may_have_more:  # in any order

@@ -52,6 +52,8 @@ class ShardIndex:
         tail_start: Position at which the payload and its padding end.
         size: Size of the file in bytes.
         shard: Name of the shard for errors.
+        has_digests: Whether payload values have digests. Only a virtual shard may be without, if it was adopted by its
+            headers only.
         is_virtual: Whether the payload is a range of an adopted object, in which other bytes lie between the values.
     """
 
@@ -64,6 +66,7 @@ class ShardIndex:
         "_small",
         "_starts",
         "_valid",
+        "has_digests",
         "is_virtual",
         "num_samples",
         "schema",
@@ -79,6 +82,7 @@ class ShardIndex:
         self.size: int = footer.size
         self.shard: str | None = shard
         self.is_virtual: bool = footer.version == VIRTUAL_VERSION
+        self.has_digests: bool = not self.schema.payload or descriptor.block("payload_digests") is not None
         self._blocks = {(block.kind, block.column): block for block in descriptor.blocks}
         self._position = {column.name: place for place, column in enumerate(self.schema.payload)}
         data = {key: self._block_data(block, tail) for key, block in self._blocks.items()}
@@ -149,10 +153,9 @@ class ShardIndex:
         return ByteRange(int(self._starts[row].min()), int(self._ends[row].max()))
 
     def payload_digest(self, row: int, name: str) -> int:
-        """Returns the xxh3_64 digest of a payload value's bytes."""
-        place = self._payload_position(name)
+        """Returns the xxh3_64 digest of a payload value's bytes; raises like `payload_digests`."""
         self._check_row(row)
-        return int(self._digests[row, place])
+        return int(self.payload_digests(name)[row])
 
     def payload_starts(self, name: str) -> npt.NDArray[np.uint64]:
         """Returns the first byte of every value of a column: shape (n,), read-only."""
@@ -163,15 +166,24 @@ class ShardIndex:
         return self._ends[:, self._payload_position(name)]
 
     def payload_digests(self, name: str) -> npt.NDArray[np.uint64]:
-        """Returns the digest of every value of a column: shape (n,), read-only."""
-        return self._digests[:, self._payload_position(name)]
+        """Returns the digest of every value of a column: shape (n,), read-only.
+
+        Raises:
+            FormatError: The shard has no digests.
+        """
+        place = self._payload_position(name)
+        if not self.has_digests:
+            raise FormatError("the values have no digests, because only headers were adopted", shard=self.shard)
+        return self._digests[:, place]
 
     def check_value(self, name: str, row: int, data: Buffer) -> None:
-        """Compares a payload value's bytes with their digest, without decoding them.
+        """Compares a payload value's bytes with their digest, if there is one, without decoding them.
 
         Raises:
             DigestMismatch: The bytes differ from what was written.
         """
+        if not self.has_digests:
+            return
         expected = self.payload_digest(row, name)
         check_digest(data, expected, "a value's digest disagrees", shard=self.shard, sample=row, column=name)
 
@@ -287,10 +299,10 @@ class ShardIndex:
         ends = np.empty(0, _U64)
         digests = ends
         if self._position:
-            for kind in ("payload_ends", "payload_digests"):
+            for kind in ("payload_ends", "payload_digests")[: 1 + self.has_digests]:
                 self._check_length(data[kind, ""], count * _U64.itemsize, None)
             ends = np.frombuffer(data["payload_ends", ""], _U64)
-            digests = np.frombuffer(data["payload_digests", ""], _U64)
+            digests = np.frombuffer(data["payload_digests", ""], _U64) if self.has_digests else np.zeros(count, _U64)
         if self.is_virtual:
             stated = data.get(("payload_starts", ""), memoryview(b""))
             self._check_length(stated, count * _U64.itemsize, None)

@@ -324,8 +324,11 @@ def _check_completeness(schema: Schema, blocks: Sequence[Block], shard: str | No
     required |= {("small", column.name): ("raw", "zstd") for column in schema.small}
     required |= {("validity", column.name): ("raw",) for column in schema if column.optional}
     if schema.payload:
-        required |= {("payload_ends", ""): ("raw",), ("payload_digests", ""): ("raw",)}
-        required |= {("payload_starts", ""): ("raw",)} if is_virtual else {}
+        required |= {("payload_ends", ""): ("raw",)}
+        if is_virtual:
+            required[("payload_starts", "")] = ("raw",)
+        if not is_virtual or ("payload_digests", "") in codecs:  # only data adopted by its headers has no digests
+            required[("payload_digests", "")] = ("raw",)
     # A dictionary is optional, but it never occurs without frames that need it.
     required |= {key: ("raw",) for key in codecs if key[0] == "dictionary" and codecs.get(("small", key[1])) == "zstd"}
     if required.keys() != codecs.keys():

@@ -22,7 +22,7 @@ converting = sys.modules["concurrent_loader.storage.adopt.convert"]
 
 @pytest.fixture
 def adopted(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "find_format", lambda name: Lines())
+    monkeypatch.setattr(module, "find_format", lambda name, **options: Lines())
     (tmp_path / "source").mkdir()
     for file in range(3):
         lines = (b"%d:%b\n" % (1000 * file + row, bytes([97 + row % 26]) * 300) for row in range(500))
