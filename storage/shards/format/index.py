@@ -100,14 +100,7 @@ class ShardIndex:
                 raise FormatError("a null has bytes", shard=shard, column=column.name)
 
     @classmethod
-    def parse(
-        cls,
-        tail: Buffer,
-        *,
-        tail_start: int,
-        size: int,
-        shard: str | None = None,
-    ) -> ShardIndex:
+    def parse(cls, tail: Buffer, *, tail_start: int, size: int, shard: str | None = None) -> ShardIndex:
         """Verifies and parses the tail of a shard, with a few array operations for all samples.
 
         Args:
@@ -336,11 +329,8 @@ class ShardIndex:
         if len(block) != expected:
             raise FormatError(
                 "a block does not have the length of its samples",
-                shard=self.shard,
-                column=column,
-                expected=expected,
-                got=len(block),
-            )
+                shard=self.shard, column=column, expected=expected, got=len(block),
+            )  # fmt: skip
 
     def _payload_position(self, name: str) -> int:
         try:
@@ -359,9 +349,8 @@ class ShardIndex:
         try:
             return self._small[name]
         except KeyError:
-            raise SchemaError(
-                "a payload column's values are not in the tail", column=name, got=self.schema[name].type
-            ) from None
+            got = self.schema[name].type
+            raise SchemaError("a payload column's values are not in the tail", column=name, got=got) from None
 
     def _check_row(self, row: int) -> None:
         if not 0 <= row < self.num_samples:
