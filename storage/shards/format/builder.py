@@ -84,6 +84,9 @@ class ShardBuilder:
         self._fixed: dict[str, bytearray] = {column.name: bytearray() for column in schema.fixed}
         self._small: dict[str, list[bytes]] = {column.name: [] for column in schema.small}
         self._small_bytes = dict.fromkeys(self._small, 0)
+        # Asked before every sample: what the size does not owe to the lengths of values, once and for each sample.
+        self._base_bytes = HEADER_BYTES + 4 * len(self._small) + 256 * (len(schema) + 2) + FOOTER_BYTES
+        self._row_bytes = sum(column.min_tail_bytes for column in schema)
         self._encoders = [(column.name, column.kind, column.pieces) for column in schema]
 
     @property
@@ -104,11 +107,8 @@ class ShardBuilder:
     @property
     def estimated_bytes(self) -> int:
         """Upper estimate of the shard's size if it were finished now, before compression."""
-        small = sum(self._small_bytes.values()) + 4 * (self._num_samples + 1) * len(self._small)
-        fixed = sum(map(len, self._fixed.values()))
-        index = 16 * self._num_samples * len(self._schema.payload)
-        table = 256 * (len(self._schema) + 2)
-        return HEADER_BYTES + self._payload_bytes + fixed + small + index + table + FOOTER_BYTES
+        small_bytes = sum(self._small_bytes.values())
+        return self._base_bytes + self._payload_bytes + small_bytes + self._row_bytes * self._num_samples
 
     def add(self, sample: Mapping[str, object]) -> None:
         """Adds one sample; an invalid sample leaves the builder unchanged.

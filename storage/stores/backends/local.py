@@ -62,18 +62,19 @@ class LocalStore(Store):
         check_key(key)
         return self._root / key
 
-    def read(self, key: str) -> GetResult:
-        """Reads a whole file on the calling thread, for callers that have a thread of their own.
+    def read(self, key: str) -> bytes:
+        """Returns a whole file, read on the calling thread, for callers that have a thread of their own.
 
         Raises:
             NotFound: The file does not exist.
-            TransientError: The drive failed, and a retry may succeed.
+            StoreError: The drive failed.
         """
         check_key(key)
-        return self._read(key, None, None)
+        return self._read(key, None, None)[0]
 
     async def _get(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
-        return await asyncio.to_thread(self._read, key, span, if_match)
+        data, status = await asyncio.to_thread(self._read, key, span, if_match)
+        return GetResult(memoryview(data), self._meta(key, status))
 
     async def _head(self, key: str) -> ObjectMeta:
         return await asyncio.to_thread(self._stat, key)
@@ -100,21 +101,26 @@ class LocalStore(Store):
 
     # -- on a thread -----------------------------------------------------------------------------------------------
 
-    def _read(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
-        with self._translate_errors(key):
+    def _read(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> tuple[bytes, os.stat_result]:
+        try:
             # O_NONBLOCK: opening a pipe must not wait for its writer.
             file = os.open(f"{self._root}/{key}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                meta = self._meta(key, os.fstat(file))
-                check_etag(meta, if_match, url=self.url)
-                start, end = span or (0, meta.size)
-                return GetResult(memoryview(_read_span(file, start, min(end, meta.size))), meta)
+                status = os.fstat(file)
+                if if_match is not None or not stat.S_ISREG(status.st_mode):
+                    check_etag(self._meta(key, status), if_match, url=self.url)
+                start, end = span or (0, status.st_size)
+                return _read_span(file, start, min(end, status.st_size)), status
             finally:
                 os.close(file)
+        except OSError as error:
+            raise _translate(error, writing=False).locate(url=self.url, key=key) from error
 
     def _stat(self, key: str) -> ObjectMeta:
-        with self._translate_errors(key):
-            return self._meta(key, (self._root / key).stat())
+        try:
+            return self._meta(key, os.stat(f"{self._root}/{key}"))  # noqa: PTH116 - a path object takes longer than the call
+        except OSError as error:
+            raise _translate(error, writing=False).locate(url=self.url, key=key) from error
 
     def _write(self, key: str, data: memoryview, if_absent: bool, decision: _Decision) -> ObjectMeta:
         target = self._root / key
