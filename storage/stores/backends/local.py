@@ -93,8 +93,11 @@ class LocalStore(Store):
     async def _delete(self, key: str) -> None:
         await asyncio.to_thread(self._remove, key)
 
-    async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta | StorageError]:
-        found = self._walk(prefix)
+    def _list(self, prefix: str) -> AsyncIterator[ObjectMeta | StorageError]:
+        return self._list_after(prefix, "")
+
+    async def _list_after(self, prefix: str, after: str) -> AsyncIterator[ObjectMeta | StorageError]:
+        found = self._walk(prefix, os.fsencode(after))
         while page := await asyncio.to_thread(lambda: list(islice(found, _LIST_PAGE_KEYS))):
             for each in page:
                 yield each
@@ -163,14 +166,14 @@ class LocalStore(Store):
                     break
                 folder.rmdir()
 
-    def _walk(self, prefix: str) -> Iterator[ObjectMeta | StorageError]:
+    def _walk(self, prefix: str, after: bytes) -> Iterator[ObjectMeta | StorageError]:
         """Yields what matches in order of the keys' UTF-8 bytes, reading no folder that cannot match."""
         if any(segment in ("", ".", "..") for segment in prefix.split("/")[:-1]):
             return
-        yield from self._walk_folder(prefix.rpartition("/")[0], prefix, ())
+        yield from self._walk_folder(prefix.rpartition("/")[0], prefix, after, ())
 
     def _walk_folder(
-        self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]
+        self, folder: str, prefix: str, after: bytes, above: tuple[tuple[int, int], ...]
     ) -> Iterator[ObjectMeta | StorageError]:
         path = self._root / folder
         try:
@@ -192,9 +195,12 @@ class LocalStore(Store):
         for entry in found:
             key = f"{folder}/{entry.name}" if folder else entry.name
             if entry.is_dir:
+                place = os.fsencode(f"{key}/")
+                if place < after and not after.startswith(place):
+                    continue
                 if f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
-                    yield from self._walk_folder(key, prefix, (*above, identity))
-            elif key.startswith(prefix) and (listed := self._listed(key)) is not None:
+                    yield from self._walk_folder(key, prefix, after, (*above, identity))
+            elif key.startswith(prefix) and os.fsencode(key) > after and (listed := self._listed(key)) is not None:
                 yield listed
 
     def _listed(self, key: str) -> ObjectMeta | StorageError | None:
