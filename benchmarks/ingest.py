@@ -174,7 +174,7 @@ class _Measuring:
                 path.write_bytes(data)
             task = {"writer": "ours", "photos": str(folder), "verify": "none", "processes": 1, "count": stop}
             peaks.append(self._side(sys.executable, task)["rss_mb"])
-        grown = (peaks[1] - peaks[0]) * (1 << 20) / (self._load.num_files - self._load.num_files // 10)
+        grown = (peaks[1] - peaks[0]) * 1e6 / (self._load.num_files - self._load.num_files // 10)
         return {"rss_mb": round(many, 1), "rss_mb_tenth": round(few, 1), "rss_per_file": four_digits(max(0.0, grown))}
 
     def _row(self, side: Side, count: int) -> dict[str, Any]:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.machine import cpu_of_tree_s
+from benchmarks.machine import cpu_of_tree_s, peak_rss_bytes
 
 _CHUNK_BYTES = 64_000_000  # the rivals' usual size
 Task = dict[str, Any]
@@ -146,7 +145,7 @@ def main() -> int:
     cpu_s, began = cpu_of_tree_s(), perf_counter()
     facts = run()
     wall_s = perf_counter() - began
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak_mb = peak_rss_bytes() / 1e6
     sys.stdout.write(
         json.dumps({**facts, "wall_s": wall_s, "cpu_s": cpu_of_tree_s() - cpu_s, "rss_mb": peak_mb}) + "\n"
     )
