@@ -322,6 +322,8 @@ def _translate(error: OSError, *, writing: bool) -> StorageError:
             return ConfigurationError("put_if_absent needs a file system with hard links", got=reason)
         case PermissionError():
             return AccessDenied("access denied", got=reason)
+        case _ if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return StoreError("the local drive is full: free space, and run it again", got=reason)
         case _ if error.errno == errno.ENAMETOOLONG:
             return StoreError("a segment of a local key has at most 255 bytes")
         case _:
