@@ -262,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load = QUICK if parsed.quick else FULL
     if parsed.rounds is not None:
         load = replace(load, num_rounds=parsed.rounds)
-    sides = OURS
+    sides: tuple[Side, ...] = OURS
     if parsed.quick:
         sides = tuple(side for side in OURS if side.name in _QUICK_SIDES)
     elif not parsed.without_rivals:

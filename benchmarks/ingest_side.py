@@ -36,16 +36,16 @@ def ours(task: Task) -> Callable[[], dict[str, Any]]:
     """Imports an image folder."""
     from concurrent_loader import ImageFolder, ingest, open_store
 
-    engine = {}
+    options: dict[str, Any] = {"workers": task["processes"]}
     if task.get("ray"):
         import ray
 
         ray.init(num_cpus=task["processes"], log_to_driver=False)
-        engine = {"engine": "ray"}
+        options["engine"] = "ray"
 
     def run() -> dict[str, Any]:
         source = ImageFolder(open_store(task["photos"]), verify=task["verify"])
-        report = ingest(source, task["folder"], workers=task["processes"], **engine)
+        report = ingest(source, task["folder"], **options)
         assert report.num_samples == task["count"]
         return {"num_shards": len(report.manifest.shards), "num_bundles": len(report.manifest.bundles)}
 
@@ -78,9 +78,9 @@ def mosaicml(task: Task) -> Callable[[], dict[str, Any]]:
     from streaming.base.util import merge_index
 
     def run() -> dict[str, Any]:
-        _in_processes(_write_mds, task)
+        done = _in_processes(_write_mds, task)
         merge_index(task["folder"])
-        return {}
+        return done
 
     return run
 
@@ -97,7 +97,7 @@ def webdataset(task: Task) -> Callable[[], dict[str, Any]]:
     """WebDataset: a writer per process."""
     import webdataset as library  # noqa: F401 - before the clock starts, and known to the forked processes
 
-    return lambda: _in_processes(_write_tars, task) or {}
+    return lambda: _in_processes(_write_tars, task)
 
 
 def _write_tars(folder: str, paths: list[str]) -> None:
@@ -128,7 +128,7 @@ def _paths(task: Task) -> list[str]:
     return sorted(map(str, Path(task["photos"]).glob("*/*.jpg")))
 
 
-def _in_processes(write: Callable[[str, list[str]], None], task: Task) -> None:
+def _in_processes(write: Callable[[str, list[str]], None], task: Task) -> dict[str, Any]:
     paths, number = _paths(task), task["processes"]
     starts = [len(paths) * at // number for at in range(number + 1)]
     with multiprocessing.get_context("fork").Pool(number) as pool:
@@ -136,6 +136,7 @@ def _in_processes(write: Callable[[str, list[str]], None], task: Task) -> None:
         pool.starmap(write, parts, chunksize=1)
         pool.close()
         pool.join()
+    return {}
 
 
 def main() -> int:
