@@ -46,7 +46,7 @@ def test_every_figure_file_has_a_section_and_its_plot() -> None:
 
 def test_a_report_without_figures_says_so(tmp_path: Path) -> None:
     text = report(Results(tmp_path))
-    assert text.count("\nNot measured. Command: `python -m benchmarks.") == 20
+    assert text.count("\nNot measured. Command: `python -m benchmarks.") == 21
     assert "0 of" in headline(Results(tmp_path))
     assert "**MISSED**" not in text
 
