@@ -82,7 +82,7 @@ class Store(ABC):
 
     @property
     def skips(self) -> bool:
-        """Whether ``list(after=…)`` saves time; if false, the store lists from the beginning."""
+        """Whether ``list(after=…)`` saves requests. If false, the store lists from the beginning."""
         return type(self)._list_after is not Store._list_after
 
     def on_fresh_connections(self) -> Store:
@@ -120,12 +120,9 @@ class Store(ABC):
         self._check_meta(result.meta)
         if len(result.data) != result.meta.size:
             raise TruncatedBody(
-                "the body is not as long as the object",
-                url=self.url,
-                key=key,
-                expected=result.meta.size,
+                "the body is not as long as the object", url=self.url, key=key, expected=result.meta.size,
                 got=len(result.data),
-            )
+            )  # fmt: skip
         return result
 
     async def get_range(self, key: str, start: int, end: int, *, if_match: str | None = None) -> GetResult:
@@ -205,14 +202,9 @@ class Store(ABC):
         if got != end - start:
             error = TruncatedBody if got < end - start else ProtocolViolation
             raise error(
-                "the body is not as long as the range",
-                url=self.url,
-                key=key,
-                start=start,
-                end=end,
-                expected=end - start,
-                got=got,
-            )
+                "the body is not as long as the range", url=self.url, key=key, start=start, end=end,
+                expected=end - start, got=got,
+            )  # fmt: skip
 
     async def put(self, key: str, data: Buffer) -> ObjectMeta:
         """Writes an object atomically, and replaces an existing one. Large objects are uploaded in parts."""
@@ -261,8 +253,7 @@ class Store(ABC):
 
         Args:
             prefix: Start of the keys.
-            after: Text after which the listing begins, in the order of the keys: only greater keys are yielded. Need
-                not be a key. Default: the first key.
+            after: Text, not necessarily a key: only greater keys are yielded. Default: all keys.
             on_error: Callback that receives one error for each entry that cannot be listed; the listing then continues.
                 ``error.key`` is the entry's unmodified name, with a trailing slash for a folder. `NotFound` means a
                 broken symbolic link. By default, broken links are omitted, and any other error is raised.
@@ -401,9 +392,8 @@ class Store(ABC):
         elif self._pid != os.getpid():
             raise StoreClosed(
                 "this store was first used before a fork; open it again in the child, or start workers by 'spawn' or "
-                "'forkserver'",
-                url=self.url,
-            )
+                "'forkserver'", url=self.url,
+            )  # fmt: skip
 
 
 async def _one_piece(data: memoryview) -> AsyncGenerator[memoryview, None]:
