@@ -1,9 +1,9 @@
 """The report and the README's table, from the committed JSON files alone: ``python -m benchmarks.report_page``.
 
 Nothing is measured. Reads ``NAME.json`` (and ``NAME.failed.json``), ``targets.csv`` and ``report.md.jinja``; writes
-``REPORT.md`` and ``plots/NAME.png`` beside the JSON files, and the text between two marks in the README and in
-docs/explanation/order.md. A test compares these pages with what this program makes of the JSON files: no figure in them
-is typed.
+``REPORT.md`` and ``plots/NAME.png`` beside the JSON files, and the text between two marks in the README,
+docs/explanation/order.md and docs/how-to/ingest_at_scale.md. A test compares these pages with what this program makes
+of the JSON files: no figure in them is typed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.report_text import DASH, Figures, grid, number, percent, pivot, 
 RESULTS = ROOT / "benchmarks" / "results"
 _README = ROOT / "README.md"
 _ORDER = ROOT / "docs" / "explanation" / "order.md"
+_INGEST = ROOT / "docs" / "how-to" / "ingest_at_scale.md"
 
 
 # -- the committed files -----------------------------------------------------------------------------------------------
@@ -225,12 +226,15 @@ def with_part(text: str, name: str, part: str) -> str:
 
 
 def pages(results: Results) -> dict[Path, str]:
-    """Makes the README and docs/explanation/order.md with their measured parts."""
+    """Makes the README and the pages of the documentation with their measured parts."""
     readme = with_part(_README.read_text(encoding="utf-8"), "measured", headline(results))
     order, figures = _ORDER.read_text(encoding="utf-8"), results.figures("scale")
     for name in ("nodes", "growth") if figures is not None else ():
         order = with_part(order, name, _part(f"order_{name}", results, figures))
-    return {_README: readme, _ORDER: order}
+    ingest, plan = _INGEST.read_text(encoding="utf-8"), results.figures("ingest")
+    if plan is not None:
+        ingest = with_part(ingest, "plan", _part("ingest_plan", results, plan))
+    return {_README: readme, _ORDER: order, _INGEST: ingest}
 
 
 def write(results: Results, *, with_pages: bool) -> None:

@@ -14,11 +14,12 @@ import asyncio
 import os
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -136,8 +137,8 @@ async def list_objects(
 class ObjectVisitor(Protocol):
     """Receives the entries of a listing."""
 
-    def add(self, meta: ObjectMeta) -> None:
-        """Receives an object."""
+    def add(self, meta: ObjectMeta) -> str | None:
+        """Receives an object; may return a text after which the listing continues, if the store can skip."""
 
     def refuse(self, error: StorageError) -> None:
         """Receives the error of an entry that cannot be listed; may raise it."""
@@ -182,11 +183,20 @@ async def _scan_once(engine: FetchEngine, prefix: str, visitor: V) -> V:
     seen = 0
     try:
         async with asyncio.timeout(page_s) as deadline:
-            async for meta in engine.store.list(prefix, on_error=visitor.refuse):
-                seen += 1
-                if seen % _BEAT == 0:
-                    deadline.reschedule(clock() + page_s)
-                visitor.add(meta)
+            after: str | None = ""
+            while after is not None:
+                listed = engine.store.list(prefix, after=after, on_error=visitor.refuse)
+                after = None
+                async with aclosing(cast("AsyncGenerator[ObjectMeta, None]", listed)) as found:
+                    async for meta in found:
+                        seen += 1
+                        if seen % _BEAT == 0:
+                            deadline.reschedule(clock() + page_s)
+                        skipped = visitor.add(meta)
+                        if skipped is not None and engine.store.skips:
+                            after = skipped
+                            break
+                deadline.reschedule(clock() + page_s)
     except TimeoutError as error:
         raise DeadlineExceeded(f"the next page of a listing did not come within {page_s:.3g} s") from error
     return visitor

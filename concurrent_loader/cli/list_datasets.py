@@ -29,12 +29,15 @@ def list_command(
     url: Annotated[str, typer.Argument(metavar="URL", help="URL of a bucket, prefix or folder.")],
     *,
     store_flags: StoreFlags,
+    stored: Annotated[
+        bool, typer.Option("--stored", help="List every object, to know what a dataset of over 1,000 shards occupies.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the datasets below a URL with their samples, sizes, snapshots and columns."""
     options = store_flags.options
     store = open_for_command(url, client=store_flags.client, options=options)
-    found = asyncio.run(_list(store))
+    found = asyncio.run(_list(store, stored))
     if as_json:
         typer.echo(json.dumps({"url": store.url, "datasets": [_facts(info) for info in found]}))
     elif not found:
@@ -43,11 +46,11 @@ def list_command(
         typer.echo("\n".join(line for info in found for line in _lines(store.url, info)))
 
 
-async def _list(store: Store) -> list[DatasetInfo]:
+async def _list(store: Store, stored: bool) -> list[DatasetInfo]:
     from concurrent_loader.storage.lifecycle.catalog import list_datasets
 
     async with store:
-        return await list_datasets(store)
+        return await list_datasets(store, stored=stored)
 
 
 def _facts(info: DatasetInfo) -> dict[str, object]:
@@ -58,7 +61,9 @@ def _lines(url: str, info: DatasetInfo) -> list[str]:
     from concurrent_loader.storage.printable import printable
     from concurrent_loader.storage.sizes import format_count, format_size
 
-    stored = f"{format_count(len(info.snapshots), 'snapshot')}, {format_size(info.stored_bytes)} stored"
+    stored = format_count(len(info.snapshots), "snapshot")
+    if info.stored_bytes is not None:
+        stored += f", {format_size(info.stored_bytes)} stored"
     if info.num_samples is None or info.num_bytes is None:
         about = f"cannot be read: {info.problem}"
     else:

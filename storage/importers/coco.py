@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
@@ -20,6 +21,7 @@ from concurrent_loader.storage.importers.fetch_in_order import fetch_in_order
 from concurrent_loader.storage.importers.image_check import check_verification, image_fault
 from concurrent_loader.storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
 from concurrent_loader.storage.importers.source_files import SourceFiles
+from concurrent_loader.storage.importers.split_files import split_by_bytes
 from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.sizes import format_size
@@ -117,6 +119,8 @@ class CocoDataset:
         self._captions_by_image: dict[int, list[str]] = {}
         self._numbers: dict[int, int] = {}
         self._columns: dict[str, Column] = {}
+        self._items: list[_Image | ImportProblem] = []
+        self._num_threads: int | None = None
 
     @property
     def url(self) -> str:
@@ -143,9 +147,10 @@ class CocoDataset:
                 self._captions_by_image.setdefault(note.image_id, []).append(note.caption)
         columns = choose_columns(self._all_columns(), columns=self._types, drop=self._drop, onto=onto, url=self.url)
         self._columns = {name: Column(name, type_) for name, type_ in columns.items()}
+        self._items = list(self._wanted())
         return ImportScan(
             columns=columns,
-            num_samples=sum(1 for _ in self._wanted()),
+            num_samples=len(self._items),
             num_bytes=sum(file.size for file in self._images.files),
             num_ignored=self._images.num_ignored + max(0, len(self._images.files) - len(self._file.images)),
             metadata=self._metadata(onto),
@@ -159,8 +164,9 @@ class CocoDataset:
         Cancellation: Closing the generator cancels the running fetches and waits for them.
         """
         items = fetch_in_order(
-            self._images.engine, self._wanted(), self._sample, in_flight=_IN_FLIGHT, max_bytes=_BYTES_IN_FLIGHT
-        )
+            self._images.engine, self._items, self._sample, in_flight=_IN_FLIGHT, max_bytes=_BYTES_IN_FLIGHT,
+            num_threads=self._num_threads,
+        )  # fmt: skip
         async with aclosing(items):
             async for item in items:
                 yield item
@@ -170,6 +176,33 @@ class CocoDataset:
         for files in (self._json, self._captions, self._images):
             if files is not None:
                 await files.close()
+
+    def split(self, max_bytes: int) -> list[CocoDataset]:
+        """Divides a scanned dataset into importers of consecutive images with their annotations, which need no scan.
+
+        Args:
+            max_bytes: Upper bound of the images of an importer, in bytes; a single image may exceed it.
+        """
+        parts = []
+        for items in split_by_bytes(self._items, max_bytes, _num_bytes):
+            part = copy.copy(self)
+            part._items = items
+            part._num_threads = 1  # parts are read in many processes
+            part._file, part._captions = CocoFile(), None
+            part._json, part._images = self._json.only([]), self._images.only([])
+            ids = [item.image_id for item in items if isinstance(item, _Image)]
+            part._by_image = {each: self._by_image[each] for each in ids if each in self._by_image}
+            texts = self._captions_by_image
+            part._captions_by_image = {each: texts[each] for each in ids if each in texts}
+            parts.append(part)
+        return parts
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CocoDataset:
+        """Returns an importer with stores of its own; the annotations are constant."""
+        other = copy.copy(self)
+        files = (self._json, self._captions, self._images)
+        other._json, other._captions, other._images = copy.deepcopy(files, memo)
+        return other
 
     # -- scanning ------------------------------------------------------------------------------------------------------
 
@@ -272,3 +305,7 @@ class CocoDataset:
         }
         values = {column: values[column] for column in self._columns}
         return ImportedSample(name=name, values=values, num_bytes=image.size)
+
+
+def _num_bytes(item: _Image | ImportProblem) -> int:
+    return item.size if isinstance(item, _Image) else 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from concurrent_loader.storage.importers.file_importer import FileImporter
 from concurrent_loader.storage.importers.optional_library import import_library
 from concurrent_loader.storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
 from concurrent_loader.storage.importers.source_files import SourceFile
+from concurrent_loader.storage.importers.split_files import split_by_bytes
 from concurrent_loader.storage.importers.threaded_importer import Items
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.sizes import format_size
@@ -30,21 +32,24 @@ __all__ = ["DatadingsFiles"]
 
 _MAX_RECORD_BYTES = 1 << 30
 _MAX_INDEX_BYTES = 4 << 30
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Index:
-    """The files beside a data file.
+    """The files beside a data file, as far as they are about the records to read.
 
     Attributes:
-        offsets: (n + 1,) offsets of the records; the last one is the size of the data.
+        offsets: (n + 1,) offsets of the records, and of their end.
         keys: Keys of the records; None if there is no file of keys.
-        md5: MD5 digest of the data in hex; empty if unknown.
+        md5: MD5 digest of the data in hex, to be compared; empty if unknown, or another part compares it.
+        first: Number of the first record in the file.
     """
 
     offsets: npt.NDArray[np.uint64]
     keys: list[str] | None
     md5: str
+    first: int = 0
 
 
 class DatadingsFiles(FileImporter):
@@ -76,8 +81,11 @@ class DatadingsFiles(FileImporter):
     SUFFIXES = (".msgpack",)
     WHAT = "a datadings file"
 
+    @property
+    def _msgpack(self) -> Any:
+        return import_library("msgpack", extra="datadings")
+
     def _scan(self, onto: Manifest | None) -> ImportScan:
-        self._msgpack = import_library("msgpack", extra="datadings")
         self._files.find(self.calls)
         self._indexes = {file.key: self._load_index(file) for file in self._files.files}
         first = self._first_records()
@@ -94,6 +102,25 @@ class DatadingsFiles(FileImporter):
             identity=self._identity("datadings"),
             derived=self._derived(),
         )
+
+    def split(self, max_bytes: int) -> list[Self]:
+        """Divides scanned files into importers of consecutive records, which can be pickled and need no scan.
+
+        The digest of a file that is divided is compared by a part of its own, which has no records.
+
+        Args:
+            max_bytes: Upper bound of the records of an importer, in bytes; a single record may exceed it.
+        """
+        parts = []
+        for files in split_by_bytes(self._files.files, max_bytes):
+            indexes = {file.key: self._indexes[file.key] for file in files}
+            runs = [indexes] if files[0].size <= max_bytes else _cut(files[0].key, indexes[files[0].key], max_bytes)
+            for run in runs:
+                part = copy.copy(self)
+                part._files = self._files.only(files)
+                part._indexes = run
+                parts.append(part)
+        return parts
 
     def _first_records(self) -> list[dict[str, Any]]:
         first: list[dict[str, Any]] = []
@@ -116,13 +143,24 @@ class DatadingsFiles(FileImporter):
             for number, data in self._records(file):
                 digest.update(data)
                 yield self._sample(file, number, data)
+            if index.md5 and index.first:
+                digest = self._digest(file)
             if index.md5 and digest.hexdigest() != index.md5:
                 reason = f"the data differ from their MD5 digest: {digest.hexdigest()}, expected {index.md5}"
                 yield ImportProblem(name=file.key, reason=reason)
 
+    def _digest(self, file: SourceFile) -> hashlib._Hash:
+        digest = hashlib.md5(usedforsecurity=False)
+        with self._files.open(file, self.calls) as opened:
+            while data := opened.read(_PIECE_BYTES):
+                digest.update(data)
+        return digest
+
     def _records(self, file: SourceFile) -> Iterator[tuple[int, bytes]]:
+        """Yields the records with their numbers among those to read."""
         offsets = self._indexes[file.key].offsets
         with self._files.open(file, self.calls) as opened:
+            opened.seek(int(offsets[0]))
             for number in range(len(offsets) - 1):
                 data = opened.read(int(offsets[number + 1] - offsets[number]))
                 if len(data) != int(offsets[number + 1] - offsets[number]):
@@ -130,8 +168,9 @@ class DatadingsFiles(FileImporter):
                 yield number, data
 
     def _sample(self, file: SourceFile, number: int, data: bytes) -> ImportedSample | ImportProblem:
-        keys = self._indexes[file.key].keys
-        name = f"{file.key}: {keys[number] if keys is not None else f'record {number}'}"
+        index = self._indexes[file.key]
+        keys = index.keys
+        name = f"{file.key}: {keys[number] if keys is not None else f'record {index.first + number}'}"
         try:
             record = self._parse(data)
             if keys is not None and isinstance(record.get("key"), str) and record["key"] != keys[number]:
@@ -227,6 +266,21 @@ class DatadingsFiles(FileImporter):
             return bytes(self.calls.run(self._files.engine.fetch_object(key, accept=accept)).data)
         except NotFound:
             return None
+
+
+def _cut(key: str, index: _Index, max_bytes: int) -> list[dict[str, _Index]]:
+    """Divides the records of one file; the last run has none, if the file has a digest."""
+    offsets, num_records, start = index.offsets, len(index.offsets) - 1, 0
+    runs = []
+    while start < num_records:
+        limit = int(offsets[start]) + max_bytes
+        end = max(start + 1, int(np.searchsorted(offsets, np.uint64(limit), side="right")) - 1)
+        keys = None if index.keys is None else index.keys[start:end]
+        runs.append({key: _Index(offsets[start : end + 1], keys, "", start)})
+        start = end
+    if index.md5:
+        runs.append({key: _Index(offsets[num_records:], None, index.md5, num_records)})
+    return runs
 
 
 def _digests(data: bytes) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar, cast
@@ -22,6 +22,9 @@ __all__ = ["MAX_FILE_BYTES", "WantedFile", "fetch_in_order"]
 MAX_FILE_BYTES = 512 << 20
 _GROUP_FILES = 8
 _GROUP_BYTES = 1 << 20
+_LOCAL_FILES = 64  # of one group: tiny files of the local drive cost less than a hand-over between threads
+_LOCAL_BYTES = 512 << 10
+_LOCAL_GROUPS = 4  # per thread, in memory
 
 
 class WantedFile(Protocol):
@@ -58,21 +61,27 @@ async def fetch_in_order(
         files: Files in order.
         make: Function that makes the item from the bytes of a file; called on threads.
         in_flight: Upper bound of files fetched at once. Twice as many are in memory, because some are decoded while
-            others are fetched.
+            others are fetched. Of the local drive, four groups per thread are in memory.
         max_bytes: Upper bound of the bytes of fetched files; a single larger file is fetched alone.
         num_threads: Number of threads that make items; one per core by default.
 
     Cancellation: Closing the generator cancels the running fetches and waits for them.
     """
-    window = _Window(engine, make, max_files=2 * in_flight, max_bytes=max_bytes)
-    with ThreadPoolExecutor(num_threads or os.cpu_count(), "import-verify") as threads:
+    num_threads = num_threads or os.cpu_count() or 1
+    is_local = isinstance(engine.store, LocalStore)
+    group_files = _LOCAL_FILES if is_local else min(_GROUP_FILES, max(1, in_flight // 4))
+    group_bytes = min(_LOCAL_BYTES if is_local else _GROUP_BYTES, max_bytes // 4)
+    max_files = _LOCAL_GROUPS * num_threads * group_files if is_local else 2 * in_flight
+    window = _Window(engine, make, max_files=max_files, max_bytes=max_bytes)
+    with ThreadPoolExecutor(num_threads, "import-verify") as threads:
         try:
-            for group in _groups(files, max_files=max(1, in_flight // 4), max_bytes=min(_GROUP_BYTES, max_bytes // 4)):
-                size = sum(0 if isinstance(file, ImportProblem) else file.size for file in group)
-                while not window.has_room(len(group), size):
+            for group in _groups(files, max_files=group_files, max_bytes=group_bytes):
+                num_bytes = sum(0 if isinstance(file, ImportProblem) else file.size for file in group)
+                num_files = group_files if is_local else len(group)
+                while not window.has_room(num_files, num_bytes):
                     for item in await window.take():
                         yield item
-                window.start(group, size, threads)
+                window.start(group, num_files, num_bytes, threads)
             while not window.is_empty:
                 for item in await window.take():
                     yield item
@@ -102,9 +111,11 @@ class _Window(Generic[File]):
         fits = self._num_files + num_files <= self._max_files and self._num_bytes + num_bytes <= self._max_bytes
         return fits or not self._running
 
-    def start(self, group: list[File | ImportProblem], num_bytes: int, threads: ThreadPoolExecutor) -> None:
-        self._running.append((asyncio.create_task(self._import(group, threads)), len(group), num_bytes))
-        self._num_files += len(group)
+    def start(
+        self, group: list[File | ImportProblem], num_files: int, num_bytes: int, threads: ThreadPoolExecutor
+    ) -> None:
+        self._running.append((asyncio.create_task(self._import(group, threads)), num_files, num_bytes))
+        self._num_files += num_files
         self._num_bytes += num_bytes
 
     async def take(self) -> list[Item]:
@@ -123,16 +134,21 @@ class _Window(Generic[File]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _import(self, group: list[File | ImportProblem], threads: ThreadPoolExecutor) -> list[Item]:
+        loop = asyncio.get_running_loop()
         found: list[bytes | ImportProblem | None] = [None] * len(group)
-        store = self._engine.store
-        if isinstance(store, LocalStore):
-            found = await asyncio.to_thread(_read_group, store, group)
+        items: list[Item | None] = [None] * len(group)
+        if isinstance(self._engine.store, LocalStore):
+            # Read and made by one thread: a second hand-over would cost more than reading a small file.
+            items = await loop.run_in_executor(threads, self._make_local, self._engine.store, group)
+        missing = [place for place, item in enumerate(items) if item is None]
+        if missing:
 
-        async def fetch(place: int) -> None:
-            found[place] = await self._fetch(group[place])
+            async def fetch(place: int) -> None:
+                found[place] = await self._fetch(group[place])
 
-        await map_concurrently(fetch, [place for place, data in enumerate(found) if data is None])
-        return await asyncio.get_running_loop().run_in_executor(threads, self._make_all, group, found)
+            await map_concurrently(fetch, missing)
+            await loop.run_in_executor(threads, self._make_fetched, group, found, items)
+        return cast("list[Item]", items)
 
     async def _fetch(self, file: File | ImportProblem) -> bytes | ImportProblem:
         if isinstance(file, ImportProblem):
@@ -147,41 +163,40 @@ class _Window(Generic[File]):
             return ImportProblem(name=file.key, reason=error.what)
         return bytes(result.data)
 
-    def _make_all(self, group: list[File | ImportProblem], found: list[bytes | ImportProblem | None]) -> list[Item]:
-        items: list[Item] = []
-        for file, data in zip(group, found, strict=True):
+    def _make_local(self, store: LocalStore, group: list[File | ImportProblem]) -> list[Item | None]:
+        """Reads files of the local drive and makes items; None for a file whose error the engine shall report."""
+        items: list[Item | None] = []
+        for file in group:
+            data = None
+            if not isinstance(file, ImportProblem) and file.size <= MAX_FILE_BYTES:
+                with suppress(StorageError):
+                    data = store.read(file.key)
             if isinstance(file, ImportProblem):
                 items.append(file)
             else:
-                items.append(self._make(file, data) if isinstance(data, bytes) else cast("ImportProblem", data))
+                items.append(self._make(file, data) if data is not None and len(data) == file.size else None)
         return items
+
+    def _make_fetched(
+        self, group: list[File | ImportProblem], found: list[bytes | ImportProblem | None], items: list[Item | None]
+    ) -> None:
+        for place, data in enumerate(found):
+            if data is not None:
+                items[place] = data if isinstance(data, ImportProblem) else self._make(cast("File", group[place]), data)
 
 
 def _groups(
     files: Iterable[File | ImportProblem], *, max_files: int, max_bytes: int
 ) -> Iterator[list[File | ImportProblem]]:
-    """Yields runs of consecutive files: at most 8 files, and ``max_bytes`` or a single larger file."""
+    """Yields runs of consecutive files: at most ``max_files``, and ``max_bytes`` or a single larger file."""
     group: list[File | ImportProblem] = []
     num_bytes = 0
     for file in files:
         size = 0 if isinstance(file, ImportProblem) else file.size
-        if group and (len(group) >= min(max_files, _GROUP_FILES) or num_bytes + size > max_bytes):
+        if group and (len(group) >= max_files or num_bytes + size > max_bytes):
             yield group
             group, num_bytes = [], 0
         group.append(file)
         num_bytes += size
     if group:
         yield group
-
-
-def _read_group(store: LocalStore, group: Sequence[WantedFile | ImportProblem]) -> list[bytes | ImportProblem | None]:
-    """Reads files of the local drive; None for a file whose error the engine shall report."""
-    found: list[bytes | ImportProblem | None] = []
-    for file in group:
-        data: bytes | None = None
-        if not isinstance(file, ImportProblem) and file.size <= MAX_FILE_BYTES:
-            with suppress(StorageError):
-                result = store.read(file.key)
-                data = bytes(result.data) if result.meta.size == len(result.data) == file.size else None
-        found.append(data)
-    return found

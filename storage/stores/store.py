@@ -80,6 +80,11 @@ class Store(ABC):
         """Whether `open_range` returns before the whole body has arrived. If false, a range is a single piece."""
         return type(self)._stream is not Store._stream
 
+    @property
+    def skips(self) -> bool:
+        """Whether ``list(after=…)`` saves requests. If false, the store lists from the beginning."""
+        return type(self)._list_after is not Store._list_after
+
     def on_fresh_connections(self) -> Store:
         """Returns the same store with a new connection for each request, for retries after a connection failure.
 
@@ -115,12 +120,9 @@ class Store(ABC):
         self._check_meta(result.meta)
         if len(result.data) != result.meta.size:
             raise TruncatedBody(
-                "the body is not as long as the object",
-                url=self.url,
-                key=key,
-                expected=result.meta.size,
+                "the body is not as long as the object", url=self.url, key=key, expected=result.meta.size,
                 got=len(result.data),
-            )
+            )  # fmt: skip
         return result
 
     async def get_range(self, key: str, start: int, end: int, *, if_match: str | None = None) -> GetResult:
@@ -200,14 +202,9 @@ class Store(ABC):
         if got != end - start:
             error = TruncatedBody if got < end - start else ProtocolViolation
             raise error(
-                "the body is not as long as the range",
-                url=self.url,
-                key=key,
-                start=start,
-                end=end,
-                expected=end - start,
-                got=got,
-            )
+                "the body is not as long as the range", url=self.url, key=key, start=start, end=end,
+                expected=end - start, got=got,
+            )  # fmt: skip
 
     async def put(self, key: str, data: Buffer) -> ObjectMeta:
         """Writes an object atomically, and replaces an existing one. Large objects are uploaded in parts."""
@@ -247,7 +244,7 @@ class Store(ABC):
         return self._check_meta(await self._call_with_renewal(lambda: self._head(key)))
 
     async def list(
-        self, prefix: str = "", *, on_error: Callable[[StorageError], None] | None = None
+        self, prefix: str = "", *, after: str = "", on_error: Callable[[StorageError], None] | None = None
     ) -> AsyncIterator[ObjectMeta]:
         """Yields every object whose key starts with a prefix, in ascending order of the key's UTF-8 bytes.
 
@@ -256,6 +253,7 @@ class Store(ABC):
 
         Args:
             prefix: Start of the keys.
+            after: Text, not necessarily a key: only greater keys are yielded. Default: all keys.
             on_error: Callback that receives one error for each entry that cannot be listed; the listing then continues.
                 ``error.key`` is the entry's unmodified name, with a trailing slash for a folder. `NotFound` means a
                 broken symbolic link. By default, broken links are omitted, and any other error is raised.
@@ -264,7 +262,7 @@ class Store(ABC):
             StoreError: An object has an invalid key (``"a//b"``), and ``on_error`` is not given.
         """
         self._check_open()
-        async for found in self._list_with_renewal(prefix):
+        async for found in self._list_with_renewal(prefix, after):
             problem = found if isinstance(found, StorageError) else self._unnameable(found.key)
             if problem is None:
                 yield self._check_meta(cast("ObjectMeta", found))
@@ -317,7 +315,7 @@ class Store(ABC):
             redact_error(error)
             raise
 
-    async def _list_with_renewal(self, prefix: str) -> AsyncGenerator[ObjectMeta | StorageError, None]:
+    async def _list_with_renewal(self, prefix: str, after: str) -> AsyncGenerator[ObjectMeta | StorageError, None]:
         """Lists; if credentials expire, lists again with new ones and continues after the last key."""
         last = b""
         renewed = False
@@ -325,7 +323,7 @@ class Store(ABC):
             used = None
             try:
                 used = await self._active_credentials()
-                async for found in self._list(prefix):
+                async for found in self._list_after(prefix, after) if after else self._list(prefix):
                     place = (found.key or "").encode(errors="surrogateescape")
                     if not renewed or place > last:
                         last = place
@@ -360,6 +358,13 @@ class Store(ABC):
     def _list(self, prefix: str) -> AsyncIterator[ObjectMeta | StorageError]:
         """Yields objects in order; yields an error with its key for each entry that cannot be listed."""
 
+    async def _list_after(self, prefix: str, after: str) -> AsyncIterator[ObjectMeta | StorageError]:
+        """Yields what `_list` yields after a text. Default: lists from the beginning."""
+        start = after.encode(errors="surrogateescape")
+        async for found in self._list(prefix):
+            if (found.key or "").encode(errors="surrogateescape") > start:
+                yield found
+
     @abstractmethod
     async def _delete(self, key: str) -> None: ...
 
@@ -387,9 +392,8 @@ class Store(ABC):
         elif self._pid != os.getpid():
             raise StoreClosed(
                 "this store was first used before a fork; open it again in the child, or start workers by 'spawn' or "
-                "'forkserver'",
-                url=self.url,
-            )
+                "'forkserver'", url=self.url,
+            )  # fmt: skip
 
 
 async def _one_piece(data: memoryview) -> AsyncGenerator[memoryview, None]:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from concurrent_loader.storage.errors import StorageError
+from concurrent_loader.storage.errors import ConfigurationError, StorageError
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.hidden_arguments import hides_secrets
 from concurrent_loader.storage.map_concurrently import map_concurrently
@@ -42,6 +42,7 @@ from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
 from concurrent_loader.storage.shards.manifest.statistics import Statistics, merge_statistics
 from concurrent_loader.storage.shards.manifest.tombstones import tombstone_key
 from concurrent_loader.storage.shards.shard_fetcher import ShardFetcher
+from concurrent_loader.storage.shards.writing.records import UNFINISHED_FOLDER
 from concurrent_loader.storage.shards.writing.written_shards import shard_statistics
 
 __all__ = ["PurgeReport", "purge"]
@@ -122,7 +123,8 @@ def purge(
         on_progress: Callback for progress, called on another thread.
 
     Raises:
-        ConfigurationError: A deleted sample is in an adopted object.
+        ConfigurationError: A deleted sample is in an adopted object. Or an import in parts, an adoption or a conversion
+            is unfinished, which may need objects that a purge removes.
         CommitConflict: Other writers were faster 20 times.
         CorruptData: A shard differs from what was written.
         StorageError: The store failed in spite of retries; repeat the call.
@@ -174,11 +176,13 @@ class _Purge:
 
     async def run(self) -> PurgeReport:
         before = await load_plan(self._engine)
+        await self._check_alone()
         edited = await commit_edit(self._engine, self._rewritten)
         plan = (await self._plan(edited.manifest)).joined(before)
         found = PurgeScan(copies=[], stray=[], unreadable=[], left=[])
         if plan.manifests or plan.objects or plan.digests:
             await self._uploader.put(PLAN_KEY, msgspec.json.encode(plan))
+            await self._check_alone()  # again: to write shards takes long
             await self._remove(plan, edited.manifest.snapshot)
             found = await self._proof(plan)
             if not found.left:
@@ -264,9 +268,35 @@ class _Purge:
 
     async def _proof(self, plan: PurgePlan) -> PurgeScan:
         digests = np.array([int(digest, 16) for digest in plan.digests], np.uint64)
-        found = await scan(self._engine, self._fetcher, digests, plan.objects)
-        await map_concurrently(self._delete, found.stray)
-        return found
+        while True:
+            found = await scan(self._engine, self._fetcher, digests, plan.objects)
+            if not found.stray:
+                return found
+            # A job writes its plan before its shards, and deletes it after the commit. So without a plan, the shards
+            # that were listed are in a snapshot now, or of nobody.
+            await self._check_alone()
+            kept: set[str] = set()
+            async for _, manifest in every_manifest(self._engine):
+                kept.update(manifest.referenced_keys())
+            if kept.isdisjoint(found.stray):
+                await map_concurrently(self._delete, found.stray)
+                return found
+
+    async def _check_alone(self) -> None:
+        """Raises an error if a job has written shards that it has not committed yet."""
+        prefix = f"{UNFINISHED_FOLDER}/"
+
+        async def list_jobs() -> set[str]:
+            return {meta.key.split("/")[1] async for meta in self._engine.store.list(prefix)}
+
+        if jobs := await self._engine.call_with_retries(list_jobs, prefix):
+            url = self._engine.store.url
+            raise ConfigurationError(
+                "an import, adoption or conversion into this dataset is unfinished, and may need what a purge removes: "
+                f"finish it (`concurrent-loader commit {url}` for an import whose parts are written), or, if nobody "
+                f"continues it, delete its records by `concurrent-loader gc {url} --grace 1h`; then purge again",
+                url=url, got=sorted(jobs)[:10],
+            )  # fmt: skip
 
     async def _delete(self, key: str) -> None:
         try:

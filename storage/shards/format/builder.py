@@ -87,6 +87,10 @@ class ShardBuilder:
         self._small: dict[str, list[bytes]] = {column.name: [] for column in schema.small}
         self._small_bytes = dict.fromkeys(self._small, 0)
         self._nulls: dict[str, list[int]] = {column.name: [] for column in schema if column.optional}
+        # Asked before every sample: what the size does not owe to the lengths of values, once and for each sample.
+        num_blocks = len(schema) + len(self._nulls) + 2
+        self._base_bytes = HEADER_BYTES + 4 * len(self._small) + 256 * num_blocks + FOOTER_BYTES
+        self._row_bytes = sum(column.min_tail_bytes for column in schema)
         self._encoders = [(column.name, column.kind, column.pieces) for column in schema]
 
     @property
@@ -107,12 +111,9 @@ class ShardBuilder:
     @property
     def estimated_bytes(self) -> int:
         """Upper estimate of the shard's size if it were finished now, before compression."""
-        small = sum(self._small_bytes.values()) + 4 * (self._num_samples + 1) * len(self._small)
-        fixed = sum(map(len, self._fixed.values()))
-        index = 16 * self._num_samples * len(self._schema.payload)
-        bitmaps = (self._num_samples + 7) // 8 * len(self._nulls)
-        table = 256 * (len(self._schema) + len(self._nulls) + 2)
-        return HEADER_BYTES + self._payload_bytes + fixed + small + index + bitmaps + table + FOOTER_BYTES
+        small_bytes = sum(self._small_bytes.values())
+        bitmap_bytes = (self._num_samples + 7) // 8 * len(self._nulls)
+        return self._base_bytes + self._payload_bytes + small_bytes + bitmap_bytes + self._row_bytes * self._num_samples
 
     def add(self, sample: Mapping[str, object]) -> None:
         """Adds one sample; an invalid sample leaves the builder unchanged.

@@ -168,13 +168,19 @@ class AiobotocoreStore(Store):
             response = await client.head_object(**self._target(key))
             return _meta(key, response["ContentLength"], response)
 
-    async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+    def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+        return self._list_after(prefix, "")
+
+    async def _list_after(self, prefix: str, after: str) -> AsyncIterator[ObjectMeta]:
         client = await self._client()
         request: dict[str, Any] = {
             "Bucket": self._location.bucket,
             "Prefix": self._location.full_key(prefix),
             "MaxKeys": self._options.list_page_keys,
         }
+
+        if after:
+            request["StartAfter"] = self._location.full_key(after)
 
         async def read_page(token: str | None) -> Mapping[str, Any]:
             more = {} if token is None else {"ContinuationToken": token}

@@ -62,18 +62,19 @@ class LocalStore(Store):
         check_key(key)
         return self._root / key
 
-    def read(self, key: str) -> GetResult:
-        """Reads a whole file on the calling thread, for callers that have a thread of their own.
+    def read(self, key: str) -> bytes:
+        """Returns a whole file, read on the calling thread, for callers that have a thread of their own.
 
         Raises:
             NotFound: The file does not exist.
-            TransientError: The drive failed, and a retry may succeed.
+            StoreError: The drive failed.
         """
         check_key(key)
-        return self._read(key, None, None)
+        return self._read(key, None, None)[0]
 
     async def _get(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
-        return await asyncio.to_thread(self._read, key, span, if_match)
+        data, status = await asyncio.to_thread(self._read, key, span, if_match)
+        return GetResult(memoryview(data), self._meta(key, status))
 
     async def _head(self, key: str) -> ObjectMeta:
         return await asyncio.to_thread(self._stat, key)
@@ -92,29 +93,37 @@ class LocalStore(Store):
     async def _delete(self, key: str) -> None:
         await asyncio.to_thread(self._remove, key)
 
-    async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta | StorageError]:
-        found = self._walk(prefix)
+    def _list(self, prefix: str) -> AsyncIterator[ObjectMeta | StorageError]:
+        return self._list_after(prefix, "")
+
+    async def _list_after(self, prefix: str, after: str) -> AsyncIterator[ObjectMeta | StorageError]:
+        found = self._walk(prefix, os.fsencode(after))
         while page := await asyncio.to_thread(lambda: list(islice(found, _LIST_PAGE_KEYS))):
             for each in page:
                 yield each
 
     # -- on a thread -----------------------------------------------------------------------------------------------
 
-    def _read(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
-        with self._translate_errors(key):
+    def _read(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> tuple[bytes, os.stat_result]:
+        try:
             # O_NONBLOCK: opening a pipe must not wait for its writer.
             file = os.open(f"{self._root}/{key}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                meta = self._meta(key, os.fstat(file))
-                check_etag(meta, if_match, url=self.url)
-                start, end = span or (0, meta.size)
-                return GetResult(memoryview(_read_span(file, start, min(end, meta.size))), meta)
+                status = os.fstat(file)
+                if if_match is not None or not stat.S_ISREG(status.st_mode):
+                    check_etag(self._meta(key, status), if_match, url=self.url)
+                start, end = span or (0, status.st_size)
+                return _read_span(file, start, min(end, status.st_size)), status
             finally:
                 os.close(file)
+        except OSError as error:
+            raise _translate(error, writing=False).locate(url=self.url, key=key) from error
 
     def _stat(self, key: str) -> ObjectMeta:
-        with self._translate_errors(key):
-            return self._meta(key, (self._root / key).stat())
+        try:
+            return self._meta(key, os.stat(f"{self._root}/{key}"))  # noqa: PTH116 - a path object takes longer than the call
+        except OSError as error:
+            raise _translate(error, writing=False).locate(url=self.url, key=key) from error
 
     def _write(self, key: str, data: memoryview, if_absent: bool, decision: _Decision) -> ObjectMeta:
         target = self._root / key
@@ -157,14 +166,14 @@ class LocalStore(Store):
                     break
                 folder.rmdir()
 
-    def _walk(self, prefix: str) -> Iterator[ObjectMeta | StorageError]:
+    def _walk(self, prefix: str, after: bytes) -> Iterator[ObjectMeta | StorageError]:
         """Yields what matches in order of the keys' UTF-8 bytes, reading no folder that cannot match."""
         if any(segment in ("", ".", "..") for segment in prefix.split("/")[:-1]):
             return
-        yield from self._walk_folder(prefix.rpartition("/")[0], prefix, ())
+        yield from self._walk_folder(prefix.rpartition("/")[0], prefix, after, ())
 
     def _walk_folder(
-        self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]
+        self, folder: str, prefix: str, after: bytes, above: tuple[tuple[int, int], ...]
     ) -> Iterator[ObjectMeta | StorageError]:
         path = self._root / folder
         try:
@@ -186,9 +195,12 @@ class LocalStore(Store):
         for entry in found:
             key = f"{folder}/{entry.name}" if folder else entry.name
             if entry.is_dir:
+                place = os.fsencode(f"{key}/")
+                if place < after and not after.startswith(place):
+                    continue
                 if f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
-                    yield from self._walk_folder(key, prefix, (*above, identity))
-            elif key.startswith(prefix) and (listed := self._listed(key)) is not None:
+                    yield from self._walk_folder(key, prefix, after, (*above, identity))
+            elif key.startswith(prefix) and os.fsencode(key) > after and (listed := self._listed(key)) is not None:
                 yield listed
 
     def _listed(self, key: str) -> ObjectMeta | StorageError | None:
@@ -310,6 +322,8 @@ def _translate(error: OSError, *, writing: bool) -> StorageError:
             return ConfigurationError("put_if_absent needs a file system with hard links", got=reason)
         case PermissionError():
             return AccessDenied("access denied", got=reason)
+        case _ if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return StoreError("the local drive is full: free space, and run it again", got=reason)
         case _ if error.errno == errno.ENAMETOOLONG:
             return StoreError("a segment of a local key has at most 255 bytes")
         case _:

@@ -66,9 +66,12 @@ class MemoryStore(Store):
     async def _head(self, key: str) -> ObjectMeta:
         return _meta(key, await self._find(key))
 
-    async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+    def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+        return self._list_after(prefix, "")
+
+    async def _list_after(self, prefix: str, after: str) -> AsyncIterator[ObjectMeta]:
         full_prefix = self._location.full_key(prefix)
-        last = b""
+        last = self._location.full_key(after).encode() if after else b""
         while True:
             await asyncio.sleep(0)
             # Sorted again for every page, so that changes between pages are visible, as in S3.

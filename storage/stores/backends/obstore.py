@@ -129,15 +129,19 @@ class ObstoreStore(Store):
         with self._translate_errors(key):
             return _meta(key, await obstore.head_async(self._client(), self._location.full_key(key)))
 
-    async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+    def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+        return self._list_after(prefix, "")
+
+    async def _list_after(self, prefix: str, after: str) -> AsyncIterator[ObjectMeta]:
         wanted = self._location.full_key(prefix)
         # obstore lists folders only: list the innermost one around the prefix, begin shortly before what is wanted,
         # and stop behind it.
         folder = wanted.rpartition("/")[0]
+        offset = _shortly_before(wanted)
+        if after:
+            offset = max(offset or "", self._location.full_key(after), key=str.encode)
         with self._translate_errors(None):
-            pages = obstore.list(
-                self._client(), folder or None, offset=_shortly_before(wanted), chunk_size=_LIST_PAGE_KEYS
-            )
+            pages = obstore.list(self._client(), folder or None, offset=offset, chunk_size=_LIST_PAGE_KEYS)
         while True:
             with self._translate_errors(None):
                 page = await anext(aiter(pages), None)

@@ -124,9 +124,12 @@ class S3Store(Store):
                 raise ProtocolViolation("the response has no Content-Length")
             return _meta(key, response.length, response.headers)
 
-    async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+    def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
+        return self._list_after(prefix, "")
+
+    async def _list_after(self, prefix: str, after: str) -> AsyncIterator[ObjectMeta]:
         listing = S3Listing(self._requests, self._location, self._options.list_page_keys)
-        async with contextlib.aclosing(listing.list(prefix)) as metas:
+        async with contextlib.aclosing(listing.list(prefix, after)) as metas:
             async for meta in metas:
                 yield meta
 

@@ -37,24 +37,25 @@ class S3Listing:
         self._location = location
         self._page_keys = page_keys
 
-    async def list(self, prefix: str) -> AsyncGenerator[ObjectMeta, None]:
-        """Yields the objects whose keys start with a prefix, in ascending order.
+    async def list(self, prefix: str, after: str) -> AsyncGenerator[ObjectMeta, None]:
+        """Yields the objects whose keys start with a prefix and are greater than ``after``, in ascending order.
 
         Raises:
             StorageError: A request failed.
         """
         wanted = self._location.full_key(prefix)
+        start = self._location.full_key(after) if after else None
 
         async def read_page(token: str | None) -> Mapping[str, Any]:
-            return await self._read_page(wanted, token)
+            return await self._read_page(wanted, token, start)
 
         async for meta in list_objects(read_page, self._location, wanted, lambda _: self._locate_errors()):
             yield meta
 
-    async def _read_page(self, prefix: str, token: str | None) -> Mapping[str, Any]:
+    async def _read_page(self, prefix: str, token: str | None, after: str | None) -> Mapping[str, Any]:
         try:
             async with asyncio.timeout(_PAGE_S):
-                response = await self._requests.send("GET", query=_query(prefix, token, self._page_keys))
+                response = await self._requests.send("GET", query=_query(prefix, token, after, self._page_keys))
                 if response.status != 200:
                     raise await self._requests.refused(response)
                 return _page(await self._requests.read_document(response, root="ListBucketResult"))
@@ -70,13 +71,14 @@ class S3Listing:
             raise
 
 
-def _query(prefix: str, token: str | None, page_keys: int) -> str:
+def _query(prefix: str, token: str | None, after: str | None, page_keys: int) -> str:
     parameters = {
         "continuation-token": token,
         "encoding-type": "url",  # XML cannot hold every character that a key may have
         "list-type": "2",
         "max-keys": str(page_keys),
         "prefix": prefix,
+        "start-after": after if token is None else None,
     }
     try:
         return "&".join(f"{name}={quote(text, safe='')}" for name, text in parameters.items() if text is not None)

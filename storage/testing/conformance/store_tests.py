@@ -185,6 +185,16 @@ class StoreTests(StoreRangeTests):
         await asyncio.gather(*(store.put(key, b"x") for key in keys))
         assert await keys_of(store) == sorted(keys, key=str.encode)
 
+    async def test_a_list_begins_after_a_text(self, store: Store) -> None:
+        keys = ["a", "b/1", "b/2", "b/c/1", "b-", "c/x", "é"]
+        for key in keys:
+            await store.put(key, b"x")
+        for prefix in ("", "b/", "c"):
+            for after in ("a", "b", "b/", "b/1", "b/11", "b/c", "b/g", "c/x", "d", "\U0010ffff"):
+                found = [meta.key async for meta in store.list(prefix, after=after)]
+                wanted = [key for key in keys if key.startswith(prefix) and key.encode() > after.encode()]
+                assert found == sorted(wanted, key=str.encode)
+
     async def test_a_prefix_is_plain_text(self, store: Store) -> None:
         keys = ["photos/a1", "photos/a2/x", "photos/b", "photos-old/a", "photo", "other"]
         for key in keys:

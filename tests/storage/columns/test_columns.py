@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,16 @@ import numpy as np
 import pytest
 
 from concurrent_loader import ShardDataset
-from concurrent_loader.storage import FetchEngine, ShardWriter, delete, load_manifest, open_store, purge, verify_dataset
+from concurrent_loader.storage import (
+    FetchEngine,
+    ShardWriter,
+    collect_garbage,
+    delete,
+    load_manifest,
+    open_store,
+    purge,
+    verify_dataset,
+)
 from concurrent_loader.storage.columns import add_column, add_columns, drop_column, rename_column
 from concurrent_loader.storage.columns import values as making
 from concurrent_loader.storage.errors import CommitConflict, ConfigurationError, SchemaError, StorageError
@@ -483,3 +495,30 @@ def make_damage() -> Callable[[Path], None]:
                 path.write_bytes(data)
 
     return damage
+
+
+def test_garbage_collection_while_a_column_is_added(url: str) -> None:
+    """An earlier attempt has left old files, which the collection deletes before, or after, they are written again."""
+
+    def value(sample: dict[str, Any], fails_at: int, collects_at: tuple[int, ...]) -> bytes:
+        if sample["label"] == fails_at:
+            raise ValueError("stopped")
+        if sample["label"] in collects_at:
+            report = asyncio.run(collect_garbage(open_store(url), keep=1))
+            deleted.append(report.num_objects)
+        return b"x" * 100 + bytes([sample["label"]])
+
+    deleted: list[int] = []
+    add = partial(add_column, url, "extra", "bytes", inputs=["label"], workers=1)
+    with pytest.raises(ValueError, match="stopped"):
+        add(lambda sample: value(sample, NUM - 1, ()))
+    left = [path for folder in ("shards", "columns") for path in (Path(url) / folder).iterdir()]
+    for path in left:
+        os.utime(path, (1e9, 1e9))
+    add(lambda sample: value(sample, NUM, (NUM // 2, NUM - 1)))
+    assert sum(deleted) > 0
+    assert problems(url) == []
+    expected = [row(number) | {"extra": b"x" * 100 + bytes([number])} for number in range(NUM)]
+    assert contents(url) == expected
+    asyncio.run(collect_garbage(open_store(url), keep=1, grace=timedelta(0)))
+    assert problems(url) == []

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 from concurrent_loader.storage.errors import ConfigurationError, CorruptData, FormatError, SchemaError
 from concurrent_loader.storage.importers import DatadingsFiles
 from concurrent_loader.storage.importers.ingest import ingest
+from concurrent_loader.storage.importers.parts import plan_parts, write_part
+from concurrent_loader.storage.importers.parts_commit import commit_parts
 from concurrent_loader.storage.stores import open_store
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -151,3 +154,28 @@ def test_data_that_differ_from_their_digest(tmp_path: Path, url: str) -> None:
     Path(f"{path}.md5").write_text(f"{hashlib.md5(b'').hexdigest()}  x.msgpack\n")
     with pytest.raises(CorruptData, match="MD5"):
         ingest(DatadingsFiles(path), url)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_one_file_is_divided_by_records(tmp_path: Path, url: str, samples_of: Any, is_damaged: bool) -> None:
+    records = [msgpack.packb({"key": f"k{at}", "data": bytes([at]) * 500}) for at in range(100)]
+    path = write(tmp_path, records, [f"k{at}" for at in range(100)])
+    digest = hashlib.md5(b"" if is_damaged else path.read_bytes()).hexdigest()
+    Path(f"{path}.md5").write_text(f"{digest}  {path.name}\n")
+    whole = ingest(DatadingsFiles(path), url, on_error="skip")
+    parts = plan_parts(DatadingsFiles(path), f"{url}-parts", shard_size="4KiB", on_error="skip")
+    assert len(parts) > 2
+    assert max(len(pickle.dumps(part)) for part in parts) < 4096  # a part holds the index of its own records
+    for part in reversed(parts):
+        write_part(pickle.loads(pickle.dumps(part)), f"{url}-parts")
+    report = commit_parts(f"{url}-parts", parts)
+    assert report.skipped == whole.skipped
+    assert len(report.skipped) == is_damaged
+    assert samples_of(f"{url}-parts") == samples_of(url)
+
+
+def test_a_damaged_record_is_named_by_its_number_in_the_file(tmp_path: Path, url: str) -> None:
+    records = [msgpack.packb({"data": bytes([at]) * 500}) for at in range(250)]
+    records[230] = b"\xc1" * 500
+    report = ingest(DatadingsFiles(write(tmp_path, records)), url, shard_size="4KiB", on_error="skip")
+    assert [problem.name for problem in report.skipped] == ["x.msgpack: record 230"]

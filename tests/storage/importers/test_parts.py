@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,7 @@ from concurrent_loader.storage.errors import (
     NotFound,
     ServerError,
     StorageError,
+    StoreError,
 )
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.importers import ImageFolder, ParquetFiles, PythonGenerator, TarFiles
@@ -29,6 +32,7 @@ from concurrent_loader.storage.shards.manifest.snapshots import latest_snapshot,
 from concurrent_loader.storage.shards.verify import verify_dataset
 from concurrent_loader.storage.shards.writing.writer import ShardWriter
 from concurrent_loader.storage.stores import MemoryStore, open_store
+from concurrent_loader.storage.stores.backends import local
 from concurrent_loader.storage.testing.faults.fault_store import Call, Fail, Fault, FaultStore, seeded
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -111,6 +115,29 @@ class TestTheResult:
         manifest = asyncio.run(load_manifest(open_store(url)))
         named = {entry.key for entry in (*manifest.shards, *manifest.bundles)}
         assert keys(url) == {*named, "manifests/0000000001.clm"}
+
+    def test_of_a_drive_that_was_full_is_the_same(
+        self, images: Path, whole: IngestReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, left = local._write_all, [15]
+
+        def write(file: int, data: memoryview) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(file, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "_write_all", write)
+            with pytest.raises(StoreError, match="the local drive is full: free space"):
+                ingest(ImageFolder(open_store(images)), tmp_path, shard_size=SHARD, on_error="skip")
+        written = {path.name for path in tmp_path.glob("unfinished/*/part-*.json")}
+        assert 0 < len(written) < len(plan(images, new_url()))
+        kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("shards/*.cls")}
+        report = ingest(ImageFolder(open_store(images)), tmp_path, shard_size=SHARD, on_error="skip")
+        assert report.manifest.digest == whole.manifest.digest
+        assert {path: path.stat().st_mtime_ns for path in kept} == kept
+        assert not list(tmp_path.rglob(".unfinished*"))
 
     def test_of_an_append_keeps_class_numbers(self, images: Path) -> None:
         url = new_url()

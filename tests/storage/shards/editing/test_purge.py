@@ -15,6 +15,7 @@ from concurrent_loader import ShardDataset, add_columns, drop_column
 from concurrent_loader.storage import FetchEngine, ShardWriter, compact, delete, open_store, purge, verify_dataset
 from concurrent_loader.storage.adopt import adopt
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, NotFound, SnapshotDeleted, StorageError
+from concurrent_loader.storage.shards.editing import purge_scan
 from concurrent_loader.storage.shards.editing.purge import _Purge
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.stores import LocalStore
@@ -262,6 +263,65 @@ def test_another_writer_meanwhile(url: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (report.num_rows, report.removed_snapshots) == (2, (1, 2, 3, 4))
     assert found(url, 0) == found(url, 7) == []
     check(url, [*range(1, 7), *range(8, 100), 500])
+
+
+def test_beside_an_unfinished_import(url: Path, tmp_path: Path) -> None:
+    delete(url, ids=[7])
+    source = tmp_path / "source"
+    write(source, [7])
+    plan = url / "unfinished" / "0" / "plan.json"
+    plan.parent.mkdir(parents=True)
+    plan.write_text("{}")
+    before = sorted(url.rglob("*"))
+    with pytest.raises(ConfigurationError, match=r"import.*unfinished.*commit.*gc"):
+        purge(url)
+    assert sorted(url.rglob("*")) == before
+    assert purge(url, dry_run=True).num_rows == 1
+    plan.unlink()
+    assert purge(url).is_proved
+
+
+def test_an_import_that_begins_meanwhile_keeps_its_shards(
+    url: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete(url, ids=[7])
+    write(tmp_path / "other", [7])
+    plan = url / "unfinished" / "0" / "plan.json"
+    real = _Purge._remove
+
+    async def late(self: _Purge, *arguments: Any) -> None:
+        await real(self, *arguments)
+        plan.parent.mkdir(parents=True)
+        plan.write_text("{}")
+        for file in (tmp_path / "other" / "shards").iterdir():
+            shutil.copy(file, url / "shards" / file.name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Purge, "_remove", late)
+        with pytest.raises(ConfigurationError, match="unfinished"):
+            purge(url)
+    assert len(found(url, 7)) == 1
+    plan.unlink()
+    assert purge(url).is_proved
+    assert found(url, 7) == []
+
+
+def test_a_commit_during_the_proof_keeps_its_shards(url: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Manifests are read before shards are listed, so a shard of a commit between the two looks like a stray."""
+    delete(url, ids=[7])
+    real, left = purge_scan._listed, [1]
+
+    async def late(engine: FetchEngine) -> Any:
+        if left:
+            left.pop()
+            await asyncio.to_thread(write, url, [7], append=True)
+        return await real(engine)
+
+    monkeypatch.setattr(purge_scan, "_listed", late)
+    report = purge(url)
+    assert [copy.sample for copy in report.copies] == [99]
+    assert not report.is_proved
+    check(url, [*range(7), *range(8, 100), 7])
 
 
 @pytest.mark.slow
