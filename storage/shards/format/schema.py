@@ -1,9 +1,9 @@
 """The columns of a dataset: their types, and where a shard stores the values of each type.
 
 Types are strings, which users and manifests write: ``bytes``, ``str``, ``json``, ``jpeg``, ``png``, ``webp``,
-``avif``, ``gif``, ``image`` (any of the five), ``image/lossless`` (docs/how-to/lossless.md), ``bool``, ``int8`` …
-``uint64``, ``float16``, ``float32``, ``float64``, arrays of one shape ``float32[3,4]``, arrays of any shape
-``float32[...]``.
+``avif``, ``gif``, ``image`` (any of the five), ``image/lossless`` (docs/how-to/lossless.md), ``wav``, ``flac``,
+``mp3``, ``opus``, ``audio`` (any of the four), ``mp4``, ``webm``, ``video`` (either), ``bool``, ``int8`` … ``uint64``,
+``float16``, ``float32``, ``float64``, arrays of one shape ``float32[3,4]``, arrays of any shape ``float32[...]``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from concurrent_loader.storage.errors import FormatError, SchemaError
 from concurrent_loader.storage.images import COLUMN_FORMATS
+from concurrent_loader.storage.media import MEDIA_COLUMNS, is_hidden_column
 from concurrent_loader.storage.shards.format.array_codecs import MAX_DIMS, FixedArrayCodec, RaggedArrayCodec
 from concurrent_loader.storage.shards.format.foreign_codecs import foreign_codec
 from concurrent_loader.storage.shards.format.value_codecs import (
@@ -30,6 +31,7 @@ from concurrent_loader.storage.shards.format.value_codecs import (
     ImageCodec,
     IntegerCodec,
     JsonCodec,
+    MediaCodec,
     StrCodec,
 )
 from concurrent_loader.storage.stores.objects import Buffer
@@ -225,6 +227,11 @@ class Schema:
         """Names of the columns, in their order."""
         return tuple(self._by_name)
 
+    @property
+    def sample_names(self) -> tuple[str, ...]:
+        """Names of the columns that samples have unless others are asked for: all but the indexes of videos."""
+        return tuple(name for name in self._by_name if not is_hidden_column(name)) or self.names
+
     def __len__(self) -> int:
         return len(self.columns)
 
@@ -318,6 +325,7 @@ _TYPES: dict[str, _Type] = {
     for parsed in (
         _Type("bytes", ColumnKind.PAYLOAD, BytesCodec()),
         *(_Type(name, ColumnKind.PAYLOAD, ImageCodec(formats)) for name, formats in COLUMN_FORMATS.items()),
+        *(_Type(name, ColumnKind.PAYLOAD, MediaCodec(formats)) for name, formats in MEDIA_COLUMNS.items()),
         _Type("str", ColumnKind.SMALL, StrCodec()),
         _Type("json", ColumnKind.SMALL, JsonCodec()),
         *(_Type(name, ColumnKind.FIXED, _scalar_codec(dtype), dtype, ()) for name, dtype in _DTYPES.items()),
