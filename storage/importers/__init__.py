@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from concurrent_loader.storage.importers.image_folder import ImageFolder
     from concurrent_loader.storage.importers.lance_dataset import LanceDataset
     from concurrent_loader.storage.importers.lmdb_database import LMDBDatabase
+    from concurrent_loader.storage.importers.media_folder import AudioFolder, VideoFolder
     from concurrent_loader.storage.importers.parquet import ParquetFiles
     from concurrent_loader.storage.importers.protocol import (
         ImportedSample,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "ArrowFiles",
+    "AudioFolder",
     "CocoDataset",
     "DatadingsFiles",
     "HDF5Files",
@@ -49,10 +51,18 @@ __all__ = [
     "PythonGenerator",
     "SampleSource",
     "TarFiles",
+    "VideoFolder",
     "ZarrGroup",
 ]
 
 FORMATS = (
+    ImportFormat(
+        "audio-folder",
+        "media_folder",
+        "AudioFolder",
+        "Import a folder of audio files: wav, flac, mp3, opus.",
+        source="Folder, perhaps with one sub-folder per class: path or URL.",
+    ),
     ImportFormat("arrow", "arrow_files", "ArrowFiles", "Import Arrow IPC files and streams."),
     ImportFormat(
         "coco",
@@ -103,6 +113,13 @@ FORMATS = (
         is_stored=False,
     ),
     ImportFormat("tar", "tar", "TarFiles", "Import WebDataset tar files, also compressed ones (.gz, .bz2, .zst, .xz)."),
+    ImportFormat(
+        "video-folder",
+        "media_folder",
+        "VideoFolder",
+        "Import a folder of videos (mp4, webm), with an index of their groups of pictures.",
+        source="Folder, perhaps with one sub-folder per class: path or URL.",
+    ),
     ImportFormat(
         "zarr",
         "zarr_group",

@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from concurrent_loader.storage.images import COLUMN_FORMATS
+from concurrent_loader.storage.media import MEDIA_COLUMNS
 from concurrent_loader.storage.shards.format.schema import Column
 
 __all__ = ["convert", "parse_npy", "to_json"]
 
 _NPY_MAGIC = b"\x93NUMPY"
 _BYTES = (bytes, bytearray, memoryview)
+_BYTE_TYPES = frozenset({"bytes", *COLUMN_FORMATS, *MEDIA_COLUMNS})
 
 
 def convert(value: Any, column: Column) -> object:
@@ -30,7 +32,7 @@ def convert(value: Any, column: Column) -> object:
     """
     if isinstance(value, str | bytes | bytearray | memoryview):
         return _from_text(value, column)
-    if column.type == "bytes" or column.type in COLUMN_FORMATS:
+    if column.type in _BYTE_TYPES:
         return _to_bytes(value)
     if column.type == "str" and isinstance(value, int | float | np.generic):
         return str(value.item() if isinstance(value, np.generic) else value)
@@ -40,7 +42,7 @@ def convert(value: Any, column: Column) -> object:
 
 
 def _from_text(value: str | bytes | bytearray | memoryview, column: Column) -> object:
-    if column.type == "bytes" or column.type in COLUMN_FORMATS:
+    if column.type in _BYTE_TYPES:
         return value.encode() if isinstance(value, str) else value
     if column.type == "str":
         return value if isinstance(value, str) else _text(value)
