@@ -16,8 +16,8 @@ from concurrent_loader.storage.shards.format.schema import ColumnKind
 __all__ = ["check_as_tuple", "check_decode", "check_ragged", "warn_of_companions"]
 
 _FORM = (
-    "decode={column: how}, with how = 'rgb', 'gray', 'unchanged', RandomResizedCrop(224), crop.like(column, …) or a "
-    "function of the bytes"
+    "decode={column: how}, with how = 'rgb', 'gray', 'unchanged', RandomResizedCrop(224), crop.like(column, …), "
+    "Audio(…), Clips(…) or a function of the bytes"
 )
 _MASK = re.compile(r"masks?|seg|segmentations?|(label|seg|semantic|instance|panoptic)_?(map|mask)s?|depth|trimap")
 _PLACES = re.compile(r"b?box(es)?|bounding_box(es)?|keypoints?|landmarks?|polygons?")
