@@ -73,8 +73,7 @@ class NativeDataLoader(PublicNames):
         sampling: `Weighted` or `Balanced`: how often each sample comes in an epoch; default None, once.
         batching: `ByLength` or a torch (batch) sampler; default None. For both: docs/how-to/sampling.md.
         decode: Column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a crop, an `Augment`, `Audio`, `Clips`, or a callable
-            (bytes → tensor). `RandomResizedCrop` and `CenterCrop` give one size, (N, 3, H, W) uint8, and are fastest;
-            see docs/how-to/decoding.md and docs/how-to/augmentation.md. Other columns stay encoded: lists of bytes.
+            (bytes → tensor); see docs/how-to/decoding.md. Columns that it does not name stay encoded: lists of bytes.
         decoder: Library that decodes: ``"torchcodec"``, ``"torchvision"``, ``"simplejpeg"`` or ``"pillow"``; default
             ``"auto"``, the best one installed. Crops of JPEGs use the native module wherever it was built.
         max_pixels: Largest number of pixels of an image. A larger one is refused before memory is allocated for it.
