@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -43,18 +44,16 @@ class Files(Dataset[torch.Tensor]):
         return len(self.keys)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        from torchcodec.decoders import AudioDecoder, VideoDecoder
-
+        torchcodec: Any = import_module("torchcodec.decoders")
         self.client = self.client or obstore_client(self.bucket, self.options)  # type: ignore[assignment]
         data = bytes(obstore.get(self.client, self.keys[index]).bytes())  # type: ignore[arg-type]
         share = float(torch.rand(()))
         if self.kind == "video":
-            decoder = VideoDecoder(data, seek_mode="approximate", num_ffmpeg_threads=1)
+            decoder = torchcodec.VideoDecoder(data, seek_mode="approximate", num_ffmpeg_threads=1)
             frames = CLIPS.frame_numbers(decoder.metadata.num_frames, share)
-            return decoder.get_frames_at(frames.tolist()).data  # type: ignore[no-any-return]
-        sound = AudioDecoder(data, sample_rate=16000, num_channels=1)
-        start_s = share * 7.9
-        return sound.get_samples_played_in_range(start_s, start_s + 2).data[:, :31000]  # type: ignore[no-any-return]
+            return decoder.get_frames_at(frames.tolist()).data
+        sound = torchcodec.AudioDecoder(data, sample_rate=16000, num_channels=1)
+        return sound.get_samples_played_in_range(share * 7.9, share * 7.9 + 2).data[:, :31000]
 
 
 def flac(number: int) -> bytes:
