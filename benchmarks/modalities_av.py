@@ -43,7 +43,7 @@ class Files(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> Any:
         torchcodec: Any = import_module("torchcodec.decoders")
         self.client = self.client or obstore_client(self.bucket, self.options)  # type: ignore[assignment]
         data = bytes(obstore.get(self.client, self.keys[index]).bytes())  # type: ignore[arg-type]
