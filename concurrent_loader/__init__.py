@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from concurrent_loader.loader import ConcurrentDataLoader
     from concurrent_loader.map_style.loader import DropInDataLoader
+    from concurrent_loader.media import Audio, Clips
     from concurrent_loader.native_loader import NativeDataLoader
     from concurrent_loader.order.batching import ByLength
     from concurrent_loader.order.packing import Packed
@@ -99,11 +100,13 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessDenied",
     "AlreadyExists",
+    "Audio",
     "Augment",
     "Balanced",
     "Batch",
     "ByLength",
     "CenterCrop",
+    "Clips",
     "CollateError",
     "ColorJitter",
     "CommitConflict",
@@ -207,6 +210,7 @@ _EXPORTS = {
     "concurrent_loader.batch.collate": ("collate",),
     "concurrent_loader.batch.packed_tokens": ("PackedTokens",),
     "concurrent_loader.batch.ragged": ("Pad",),
+    "concurrent_loader.media": ("Audio", "Clips"),
     "concurrent_loader.datasets.mixture": ("Mixture",),
     "concurrent_loader.datasets.object_dataset": ("ObjectDataset",),
     "concurrent_loader.datasets.shard_dataset": ("ShardDataset",),

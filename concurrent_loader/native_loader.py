@@ -28,6 +28,7 @@ from concurrent_loader.loader_arguments import (
     positive,
 )
 from concurrent_loader.loader_iterator import LoaderIterator, receive_batches
+from concurrent_loader.media import PartOf
 from concurrent_loader.order.options import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions
 from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.protocol import Plan
@@ -71,9 +72,8 @@ class NativeDataLoader(PublicNames):
         seed: Seed of the order and of random augmentation; default 0.
         sampling: `Weighted` or `Balanced`: how often each sample comes in an epoch; default None, once.
         batching: `ByLength`, `Packed` or a torch (batch) sampler; default None. See docs/how-to/sampling.md, text.md.
-        decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a crop, an `Augment`, or a callable (bytes →
-            tensor). `RandomResizedCrop` and `CenterCrop` give one size, (N, 3, H, W) uint8, and are fastest; see
-            docs/how-to/decoding.md and docs/how-to/augmentation.md. Other columns stay encoded: lists of bytes.
+        decode: Column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a crop, an `Augment`, `Audio`, `Clips`, or a callable
+            (bytes → tensor); see docs/how-to/decoding.md. Columns that it does not name stay encoded: lists of bytes.
         decoder: Library that decodes: ``"torchcodec"``, ``"torchvision"``, ``"simplejpeg"`` or ``"pillow"``; default
             ``"auto"``, the best one installed. Crops of JPEGs use the native module wherever it was built.
         max_pixels: Largest number of pixels of an image. A larger one is refused before memory is allocated for it.
@@ -142,7 +142,7 @@ class NativeDataLoader(PublicNames):
         seed: int = 0,
         sampling: Sampling | None = None,
         batching: Batching | None = None,
-        decode: Mapping[str, str | Decoder | Crop | Linked] | None = None,
+        decode: Mapping[str, str | Decoder | Crop | Linked | PartOf] | None = None,
         decoder: Backend = "auto",
         max_pixels: int = DEFAULT_MAX_PIXELS,
         on_error: OnError = "raise",

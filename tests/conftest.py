@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import importlib.util
 import multiprocessing
 import os
 import secrets
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -233,3 +235,14 @@ def one_ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with (tmp_path_factory.getbasetemp().parent / "ray.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture(scope="session")
+def media() -> Any:
+    """The functions of media_files.py, which make small audio and video files once per session."""
+    spec = importlib.util.spec_from_file_location("media_files", Path(__file__).with_name("media_files.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

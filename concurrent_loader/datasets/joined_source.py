@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from concurrent_loader.datasets.protocol import OpenUnit
+from concurrent_loader.datasets.clip_columns import clip_column
+from concurrent_loader.datasets.protocol import GroupChooser, OpenUnit
 from concurrent_loader.datasets.selection import Selection
 from concurrent_loader.datasets.shard_source import ShardSource
 from concurrent_loader.order.epoch_plan import EpochPlan
@@ -40,6 +41,8 @@ class JoinedSource:
         self._sources = list(parts.values())
         self._first = self._sources[0]
         self._cache = reader.cache
+        self._reader = reader
+        self._parts, self._places = parts, places
         self._shards = JoinedShards(parts, places)
 
     @property
@@ -64,6 +67,13 @@ class JoinedSource:
             return None
         ends = [end for _, end in times if end is not None]
         return min(start for start, _ in times), max(ends) if len(ends) == len(times) else None
+
+    def choose_groups(self, choosers: Sequence[Mapping[str, GroupChooser]]) -> None:
+        for name, choose in choosers[0].items():
+            column = clip_column(self._reader, name, choose)
+            if column is not None:
+                place = self._places[name]
+                self._parts[place.part].fetch_clips({place.name: column})
 
     async def set_schedule(self, plan: EpochPlan, world_size: int, *, shared: bool = False) -> None:
         await self._cache.set_schedule(

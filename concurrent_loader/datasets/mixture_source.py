@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from concurrent_loader.datasets.protocol import LoadableDataset, OpenUnit
+from concurrent_loader.datasets.protocol import GroupChooser, LoadableDataset, OpenUnit
 from concurrent_loader.order.mixture_plan import MixturePlan
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.storage.errors import StoreClosed
@@ -37,6 +37,11 @@ class MixtureSource:
     @property
     def max_concurrent(self) -> None:
         return None  # with a common limit, the units of one dataset would wait for another's request slots
+
+    def choose_groups(self, choosers: Sequence[Mapping[str, GroupChooser]]) -> None:
+        each = choosers if len(choosers) == len(self._sources) else [choosers[0]] * len(self._sources)
+        for source, own in zip(self._sources, each, strict=True):
+            source.choose_groups([own])
 
     async def set_schedule(self, plan: Any, world_size: int, *, shared: bool = False) -> None:
         self._plan, self._world_size, self._shared = plan, world_size, shared

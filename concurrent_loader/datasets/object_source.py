@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from concurrent_loader.datasets.protocol import FetchTimes, OpenUnit
+from concurrent_loader.datasets.protocol import FetchTimes, GroupChooser, OpenUnit
 from concurrent_loader.datasets.selection import Selection
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.storage.cache import ObjectEntry, ShardCache
@@ -120,6 +120,9 @@ class ObjectSource:
 
     def set_step(self, step: int) -> None:
         """Does nothing; see `set_schedule`."""
+
+    def choose_groups(self, choosers: Sequence[Mapping[str, GroupChooser]]) -> None:
+        """Does nothing: raw objects have no index beside them, so videos are fetched whole."""
 
     async def acquire(self, unit: int) -> OpenUnit:
         listing = self._listing

@@ -7,7 +7,7 @@ that come next. A `Source` fetches units on the dataset's event loop, and transl
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -19,12 +19,16 @@ from concurrent_loader.order.protocol import BatchIndex, Plan
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.storage.loop_thread import LoopThread
+from concurrent_loader.storage.media import ClipIndex
 from concurrent_loader.storage.shards.format.schema import Schema
 from concurrent_loader.storage.sizes import Size
 
-__all__ = ["FetchTimes", "LoadableDataset", "OpenUnit", "Source", "StoredDataset"]
+__all__ = ["FetchTimes", "GroupChooser", "LoadableDataset", "OpenUnit", "Source", "StoredDataset"]
 
 Indices = npt.NDArray[np.int64]
+
+GroupChooser = Callable[[int, ClipIndex], tuple[int, int]]
+"""Function of a sample's number and a video's index: the first and the last group of pictures to fetch."""
 
 
 class OpenUnit(Protocol):
@@ -85,6 +89,13 @@ class Source(Protocol):
 
     def set_step(self, step: int) -> None:
         """Gives the cache the current step of the epoch."""
+
+    def choose_groups(self, choosers: Sequence[Mapping[str, GroupChooser]]) -> None:
+        """Makes `acquire` fetch a part of each video that has an index. Called at most once, before everything else.
+
+        Args:
+            choosers: Column of videos → function that chooses the part; one mapping for each of the dataset's parts.
+        """
 
     async def acquire(self, unit: int) -> OpenUnit:
         """Fetches a unit, and keeps it open until `release`."""

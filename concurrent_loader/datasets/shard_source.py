@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from concurrent_loader.datasets.protocol import FetchTimes, OpenUnit
+from concurrent_loader.datasets.clip_columns import ClipColumn, clip_column
+from concurrent_loader.datasets.protocol import FetchTimes, GroupChooser, OpenUnit
 from concurrent_loader.datasets.selection import Selection
 from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.listed_plan import ListedPlan
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.storage.cache import OpenShard, UseSchedule
 from concurrent_loader.storage.errors import StorageError
+from concurrent_loader.storage.media import EncodedClip
 from concurrent_loader.storage.shards.format.index import ShardIndex
 from concurrent_loader.storage.shards.format.schema import ColumnKind
 from concurrent_loader.storage.shards.manifest.manifest import ShardEntry
@@ -45,6 +47,7 @@ class ShardSource:
         self._fetch_times = FetchTimes()
         self._bounds = reader.first_samples if selection is None else selection.bounds(reader.first_samples)
         self._payload = [name for name in columns if reader.schema[name].kind is ColumnKind.PAYLOAD]
+        self._clips: dict[str, ClipColumn] = {}
 
     @property
     def max_concurrent(self) -> None:
@@ -69,6 +72,14 @@ class ShardSource:
     def fetch_times(self, unit: int) -> tuple[float, float | None] | None:
         return self._fetch_times.get(unit) or self._cache.fetched(self._reader.entry(unit))
 
+    def choose_groups(self, choosers: Sequence[Mapping[str, GroupChooser]]) -> None:
+        columns = {name: clip_column(self._reader, name, choose) for name, choose in choosers[0].items()}
+        self.fetch_clips({name: column for name, column in columns.items() if column is not None})
+
+    def fetch_clips(self, columns: Mapping[str, ClipColumn]) -> None:
+        """Makes `acquire` fetch the clips of some columns in place of whole videos."""
+        self._clips |= columns
+
     async def set_schedule(self, plan: EpochPlan | ListedPlan, world_size: int, *, shared: bool = False) -> None:
         await self._cache.set_schedule(lambda: self.schedule(plan, world_size, shared=shared))
 
@@ -79,7 +90,7 @@ class ShardSource:
         if self._is_sparse(unit):
             with self._fetch_times.of(unit):
                 return await SparseShard.read(
-                    self._reader, unit, self._rows(unit) if self._payload else _NO_ROWS, self._payload
+                    self._reader, unit, self._rows(unit) if self._payload else _NO_ROWS, self._payload, self._clips
                 )
         return await self._cache.acquire(self._reader.entry(unit))
 
@@ -112,7 +123,7 @@ class ShardSource:
         entry = self._reader.entry(unit)
         if not self._payload:  # the shard's tail has all other columns
             return 2 * (entry.size - entry.tail_start) <= entry.size
-        return is_sparse(entry, self.num_samples(unit))
+        return bool(self._clips) or is_sparse(entry, self.num_samples(unit))
 
     def schedule(self, plan: EpochPlan | ListedPlan, world_size: int, *, shared: bool) -> UseSchedule:
         """Returns when shards are used, in this epoch and in the next one with the same settings."""
@@ -148,18 +159,25 @@ class SparseShard:
     Args:
         index: Index of the shard.
         key: Key of the shard.
-        payload: Bytes of each (column, row).
+        payload: Bytes, or clip, of each (column, row).
     """
 
     cached = False  # a damaged local copy has been fetched again before
 
-    def __init__(self, index: ShardIndex, key: str, payload: dict[tuple[str, int], bytes]) -> None:
+    def __init__(self, index: ShardIndex, key: str, payload: dict[tuple[str, int], bytes | EncodedClip]) -> None:
         self.key = key
         self._index = index
         self._payload = payload
 
     @classmethod
-    async def read(cls, reader: DatasetReader, shard: int, rows: Indices, wanted: Sequence[str]) -> Self:
+    async def read(
+        cls,
+        reader: DatasetReader,
+        shard: int,
+        rows: Indices,
+        wanted: Sequence[str],
+        clips: Mapping[str, ClipColumn] | None = None,
+    ) -> Self:
         """Fetches the index and samples of a shard, or reads cached ones from the local drive.
 
         Args:
@@ -167,20 +185,23 @@ class SparseShard:
             shard: Position of the shard in the manifest.
             rows: (n,) int64, rows of the samples in the shard.
             wanted: Payload columns. If empty, only the index is fetched.
+            clips: Columns of which only clips are fetched; none by default.
 
         Raises:
             StorageError: A request failed, or bytes are damaged; the error names shard and sample.
         """
         entry = reader.entry(shard)
         index = await reader.index(shard)
-        payload: dict[tuple[str, int], bytes] = {}
+        payload: dict[tuple[str, int], bytes | EncodedClip] = {}
+        clips = clips or {}
+        whole = [name for name in wanted if name not in clips]
 
         async def fetch(row: int) -> None:
-            spans = [index.payload_range(row, name) for name in wanted]
+            spans = [index.payload_range(row, name) for name in whole]
             start, end = min(span.start for span in spans), max(span.end for span in spans)
 
             def check(data: memoryview) -> None:
-                for name, span in zip(wanted, spans, strict=True):
+                for name, span in zip(whole, spans, strict=True):
                     value = data[span.start - start : span.end - start]
                     index.check_value(name, row, value)
                     payload[name, row] = bytes(value)
@@ -191,17 +212,24 @@ class SparseShard:
                 error.locate(shard=entry.key, sample=reader.live.sample(shard, row))
                 raise
 
+        async def fetch_clips(name: str) -> None:
+            payload.update(
+                {(name, row): clip for row, clip in (await clips[name].fetch(reader, shard, rows, name)).items()}
+            )
+
         if wanted:
             try:
                 async with asyncio.TaskGroup() as group:
-                    for row in rows.tolist():
+                    for row in rows.tolist() if whole else ():
                         group.create_task(fetch(row))
+                    for name in clips:
+                        group.create_task(fetch_clips(name))
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from errors.exceptions[0].__cause__
         return cls(index, entry.key, payload)
 
-    def payload(self, column: str, rows: Indices) -> list[bytes | None]:
-        """Returns the stored bytes of a payload column for some rows; None for nulls."""
+    def payload(self, column: str, rows: Indices) -> list[Any]:
+        """Returns the stored bytes of a payload column for some rows, or the clips; None for nulls."""
         valid = self._index.valid(column)
         return [self._payload[column, row] if valid is None or valid[row] else None for row in rows.tolist()]
 

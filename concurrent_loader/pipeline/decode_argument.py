@@ -17,8 +17,8 @@ from concurrent_loader.storage.shards.format.schema import ColumnKind
 __all__ = ["check_as_tuple", "check_decode", "check_packed", "check_ragged", "warn_of_companions"]
 
 _FORM = (
-    "decode={column: how}, with how = 'rgb', 'gray', 'unchanged', RandomResizedCrop(224), crop.like(column, …) or a "
-    "function of the bytes"
+    "decode={column: how}, with how = 'rgb', 'gray', 'unchanged', RandomResizedCrop(224), crop.like(column, …), "
+    "Audio(…), Clips(…) or a function of the bytes"
 )
 
 

@@ -94,6 +94,9 @@ class Pipeline:
         self._config = config
         self._source = config.source
         self._plan = config.plan
+        choosers = config.processing.choosers(config.plan.epoch)
+        if any(choosers):
+            self._source.choose_groups(choosers)
         self._processing = config.processing
         self._deliver = deliver
         self._task: asyncio.Task[None] | None = None

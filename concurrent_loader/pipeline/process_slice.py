@@ -12,6 +12,7 @@ from concurrent_loader.batch.buffers import BatchBuffers, BatchSlotWrites
 from concurrent_loader.batch.decode_failures import FailedImage, FailedSample, missing_image
 from concurrent_loader.device import DeferredDecoder
 from concurrent_loader.errors import DecodeError
+from concurrent_loader.media import PartDecoder
 from concurrent_loader.pipeline.linked_columns import LinkedColumn, LinkedReader, as_tv_images
 from concurrent_loader.pipeline.sample_processing import SAMPLES, SampleProcessing, transform_sample
 from concurrent_loader.pipeline.slices import Slice
@@ -78,7 +79,7 @@ def _read_column(processing: SampleProcessing, part: Slice, name: str, linked: L
         decoders: Sequence[Callable[[bytes | memoryview], Any]]
         if isinstance(decoder, DeferredDecoder):
             decoders = decoder.decoders(part.epoch, part.samples, part.keys())
-        elif isinstance(decoder, CroppingDecoder):
+        elif isinstance(decoder, CroppingDecoder | PartDecoder):
             decoders = decoder.decoders(part.epoch, part.samples)
         else:
             decoders = [decoder] * len(encoded)

@@ -11,10 +11,11 @@ from concurrent_loader.batch.buffers import BatchBuffers
 from concurrent_loader.batch.decode_failures import OnError
 from concurrent_loader.batch.ragged import Ragged, RaggedOption, ragged_columns
 from concurrent_loader.batch.shared_memory import SharedBlocks
-from concurrent_loader.datasets.protocol import LoadableDataset
+from concurrent_loader.datasets.protocol import GroupChooser, LoadableDataset
 from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder, make_decoder
 from concurrent_loader.device import DeferredDecoder
 from concurrent_loader.errors import LoaderError, TransformError
+from concurrent_loader.media import PartDecoder, PartOf
 from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.pipeline.decode_argument import check_decode, check_packed, check_ragged
@@ -37,6 +38,8 @@ __all__ = [
 
 SAMPLES, BATCH = range(2)  # what a thread is about to make; see `SampleProcessing.before`
 
+ColumnDecoder = Decoder | CroppingDecoder | DeferredDecoder | LinkedColumn | PartDecoder
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessingOptions:
@@ -45,7 +48,7 @@ class ProcessingOptions:
     Options can be pickled if the user's functions can, so that workers get the same ones.
 
     Attributes:
-        decode: Image column → how to decode it, as passed to the loader.
+        decode: Column of images, audio or videos → how to decode it, as passed to the loader.
         decoder: Name of the library that decodes.
         max_pixels: Number of pixels from which on an image is refused before memory is allocated for it.
         on_error: What to do with a sample whose image cannot be decoded: ``"raise"``, ``"skip"`` or ``"replace"``.
@@ -59,7 +62,7 @@ class ProcessingOptions:
         packed: How documents are packed into rows; None if each sample is a row.
     """
 
-    decode: Mapping[str, str | Decoder | Crop | Linked] = field(default_factory=dict)
+    decode: Mapping[str, str | Decoder | Crop | Linked | PartOf] = field(default_factory=dict)
     decoder: Backend = "auto"
     max_pixels: int = DEFAULT_MAX_PIXELS
     on_error: OnError = "raise"
@@ -86,7 +89,7 @@ class SampleProcessing:
         schema: Schema of the dataset.
         columns: Columns of a batch.
         decoders: Decoder of each encoded column: a plain function, a crop that depends on the sample, a decoder that
-            defers the work to the device, or a link to an image.
+            defers the work to the device, a part of audio or video, or a link to an image.
         transform: Function from sample dict, and perhaps `SampleContext`, to sample dict, or None.
         collate_fn: Function from a list of samples to a batch, or None for `concurrent_loader.collate`.
         batch_transform: Function from batch to batch, or None.
@@ -108,7 +111,7 @@ class SampleProcessing:
 
     schema: Schema
     columns: tuple[str, ...]
-    decoders: Mapping[str, Decoder | CroppingDecoder | DeferredDecoder | LinkedColumn] = field(default_factory=dict)
+    decoders: Mapping[str, ColumnDecoder] = field(default_factory=dict)
     transform: Callable[..., Any] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     batch_transform: Callable[[Any], Any] | None = None
@@ -143,6 +146,17 @@ class SampleProcessing:
         return replace(
             self, schema=child.schema, columns=child.columns, decoders=child.decoders, blanks=child.blanks, children=()
         )
+
+    def choosers(self, epoch: int) -> list[dict[str, GroupChooser]]:
+        """Returns the functions that choose the parts of videos to fetch, for each of the dataset's parts."""
+        return [
+            {
+                name: decoder.chooser(epoch)
+                for name, decoder in each.decoders.items()
+                if isinstance(decoder, PartDecoder) and decoder.part.is_clip
+            }
+            for each in self.children or (self,)
+        ]
 
     def make_buffers(self, num_samples: int) -> BatchBuffers:
         """Makes the image buffers of a batch. The caller closes them."""
@@ -203,20 +217,20 @@ def make_sample_processing(
     return processings[0] if len(processings) == 1 else replace(processings[0], children=tuple(processings))
 
 
-def _decoders(
-    part: LoadableDataset, options: ProcessingOptions
-) -> dict[str, Decoder | CroppingDecoder | DeferredDecoder | LinkedColumn]:
+def _decoders(part: LoadableDataset, options: ProcessingOptions) -> dict[str, ColumnDecoder]:
     codecs = () if options.by_sample else options.device_codecs
     decoding: dict[str, Any] = {"backend": options.decoder, "max_pixels": options.max_pixels}
-    decoders: dict[str, Decoder | CroppingDecoder | DeferredDecoder | LinkedColumn] = {}
+    decoders: dict[str, ColumnDecoder] = {}
     decoders |= link_columns(part, options.decode, seed=options.seed, **decoding)
     for name, how in options.decode.items():
         if name not in part.columns or isinstance(how, Linked):
             continue  # a column of another dataset of the mixture, or a linked one
         column = part.schema[name]
         if column.kind is not ColumnKind.PAYLOAD:
-            raise ConfigurationError("decode works on image and bytes columns only", column=name, got=column.type)
-        if codecs and isinstance(how, str | Crop):
+            raise ConfigurationError("decode works on columns of files and bytes only", column=name, got=column.type)
+        if isinstance(how, PartOf):
+            decoders[name] = PartDecoder(how, column.base_type, seed=options.seed, max_pixels=options.max_pixels)
+        elif codecs and isinstance(how, str | Crop):
             decoders[name] = DeferredDecoder(name, how, column.base_type, seed=options.seed, codecs=codecs, **decoding)
         elif isinstance(how, Crop):
             decoders[name] = CroppingDecoder(how, column.base_type, seed=options.seed, **decoding)
@@ -225,7 +239,7 @@ def _decoders(
     return decoders
 
 
-def _blank_shape(how: str | Decoder | Crop | Linked) -> tuple[int, ...] | None:
+def _blank_shape(how: str | Decoder | Crop | Linked | PartOf) -> tuple[int, ...] | None:
     """Returns the shape of a blank image: the crop's shape, or one pixel for whole images."""
     if isinstance(how, Linked):
         return how.crop.size if how.is_mask else None

@@ -156,7 +156,7 @@ def _check_metadata(column: ExportColumn) -> None:
             f"Hugging Face datasets reads {column.name} in metadata.jsonl as the path of a file; rename the column by "
             f"--columns {column.source}=NEWNAME"
         )
-    if column.type == "bytes":
+    if column.is_file:
         raise ConfigurationError(
             f"metadata.jsonl cannot hold the bytes of column {column.name}; choose columns by --columns (columns=)"
         )

@@ -70,7 +70,7 @@ class Parquet:
         arrow = self._arrow
         if column.is_image:
             return arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
-        if column.type == "bytes":
+        if column.is_file:
             return arrow.binary()
         if column.dtype is None:
             return arrow.string()
@@ -200,7 +200,7 @@ def _feature(column: ExportColumn) -> dict[str, Any]:
     if column.classes is not None:
         return {"names": list(column.classes), "_type": "ClassLabel"}
     if column.dtype is None:
-        return {"dtype": "binary" if column.type == "bytes" else "string", "_type": "Value"}
+        return {"dtype": "binary" if column.is_file else "string", "_type": "Value"}
     feature: dict[str, Any] = {"dtype": column.dtype.name, "_type": "Value"}
     if column.shape is None:
         shape = {"feature": {"dtype": "int64", "_type": "Value"}, "_type": "List"}

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from concurrent_loader.storage.images import COLUMN_FORMATS
+from concurrent_loader.storage.media import MEDIA_COLUMNS
 
 __all__ = ["ExportColumn", "ExportFormat", "ExportSpec", "FileWriter", "WrittenFile"]
 
@@ -41,6 +42,11 @@ class ExportColumn:
     classes: tuple[str, ...] | None = None
     is_lossless: bool = False
     optional: bool = False
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the values are bytes that this project does not decode here: ``bytes``, audio and videos."""
+        return self.type == "bytes" or self.type in MEDIA_COLUMNS
 
     @property
     def is_image(self) -> bool:

@@ -31,7 +31,7 @@ def export_columns(manifest: Manifest, columns: Sequence[str] | Mapping[str, str
 
     Args:
         manifest: Snapshot to export.
-        columns: Names of columns, or a mapping of names to new names; all columns by default.
+        columns: Names of columns, or a mapping of names to new names; by default all but the indexes of videos.
 
     Raises:
         SchemaError: A column does not exist, or a new name is not a name of a column.
@@ -41,7 +41,7 @@ def export_columns(manifest: Manifest, columns: Sequence[str] | Mapping[str, str
     if isinstance(columns, str):
         raise ConfigurationError("columns must be a list of names, or a dict of names and new names", got=columns)
     if columns is None:
-        columns = schema.names
+        columns = schema.sample_names
     names = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
     if len(set(names.values())) < len(names):
         raise ConfigurationError("two columns would get the same name", got=list(names.values()))

@@ -18,6 +18,7 @@ import numpy as np
 from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.exporters.protocol import ExportColumn, ExportSpec, FileWriter, WrittenFile
 from concurrent_loader.storage.exporters.sample_names import check_sample_key, image_suffix, without_image_suffix
+from concurrent_loader.storage.media import find_media_format
 
 __all__ = ["WebDataset"]
 
@@ -121,8 +122,9 @@ def _encoded(column: ExportColumn, value: Any) -> tuple[str, bytes]:
     """Returns the ending that WebDataset decodes the value by, and the bytes of the member."""
     if column.is_image:
         return image_suffix(value).removeprefix("."), value
-    if column.type == "bytes":
-        return "bin", value
+    if column.is_file:
+        found = None if column.type == "bytes" else find_media_format(value)
+        return "bin" if found is None else found.suffixes[0], value
     if column.type == "str":
         return "txt", value.encode()
     if column.type == "json":

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from concurrent_loader.storage.importers.image_folder import ImageFolder
     from concurrent_loader.storage.importers.lance_dataset import LanceDataset
     from concurrent_loader.storage.importers.lmdb_database import LMDBDatabase
+    from concurrent_loader.storage.importers.media_folder import AudioFolder, VideoFolder
     from concurrent_loader.storage.importers.parquet import ParquetFiles
     from concurrent_loader.storage.importers.protocol import (
         ImportedSample,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "ArrowFiles",
+    "AudioFolder",
     "CocoDataset",
     "DatadingsFiles",
     "HDF5Files",
@@ -55,10 +57,18 @@ __all__ = [
     "TFRecordFiles",
     "TarFiles",
     "TextFiles",
+    "VideoFolder",
     "ZarrGroup",
 ]
 
 FORMATS = (
+    ImportFormat(
+        "audio-folder",
+        "media_folder",
+        "AudioFolder",
+        "Import a folder of audio files: wav, flac, mp3, opus.",
+        source="Folder, perhaps with one sub-folder per class: path or URL.",
+    ),
     ImportFormat("arrow", "arrow_files", "ArrowFiles", "Import Arrow IPC files and streams."),
     ImportFormat(
         "coco",
@@ -135,6 +145,13 @@ FORMATS = (
             ImportOption("per", "Part of a plain text that is a document: file (default), line or paragraph."),
             ImportOption("tokenizer", "Function from a text to its tokens, MODULE:FUNCTION. Default: keep the text."),
         ),
+    ),
+    ImportFormat(
+        "video-folder",
+        "media_folder",
+        "VideoFolder",
+        "Import a folder of videos (mp4, webm), with an index of their groups of pictures.",
+        source="Folder, perhaps with one sub-folder per class: path or URL.",
     ),
     ImportFormat(
         "zarr",

@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from concurrent_loader.storage.images import COLUMN_FORMATS
+from concurrent_loader.storage.media import MEDIA_COLUMNS
 from concurrent_loader.storage.shards.format.schema import Column
 
 __all__ = ["convert", "parse_npy", "to_json"]
 
 _NPY_MAGIC = b"\x93NUMPY"
 _BYTES = (bytes, bytearray, memoryview)
+_BYTE_TYPES = frozenset({"bytes", *COLUMN_FORMATS, *MEDIA_COLUMNS})
 
 
 def convert(value: Any, column: Column) -> object:
@@ -31,7 +33,7 @@ def convert(value: Any, column: Column) -> object:
     type_ = column.base_type
     if isinstance(value, str | bytes | bytearray | memoryview):
         return _from_text(value, column)
-    if type_ == "bytes" or type_ in COLUMN_FORMATS:
+    if type_ in _BYTE_TYPES:
         return _to_bytes(value)
     if type_ == "str" and isinstance(value, int | float | np.generic):
         return str(value.item() if isinstance(value, np.generic) else value)
@@ -42,7 +44,7 @@ def convert(value: Any, column: Column) -> object:
 
 def _from_text(value: str | bytes | bytearray | memoryview, column: Column) -> object:
     type_ = column.base_type
-    if type_ == "bytes" or type_ in COLUMN_FORMATS:
+    if type_ in _BYTE_TYPES:
         return value.encode() if isinstance(value, str) else value
     if type_ == "str":
         return value if isinstance(value, str) else _text(value)

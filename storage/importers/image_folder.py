@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import xxhash
@@ -28,7 +28,7 @@ from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.storage.stores.store import Store
 
-__all__ = ["ImageFolder"]
+__all__ = ["ImageFolder", "extension_of"]
 
 _JPEG = frozenset({"jpg", "jpeg"})
 _IMAGES = _JPEG | {"png", "webp"}
@@ -71,6 +71,9 @@ class ImageFolder:
         {'label': ['cat', 'dog']}
     """
 
+    _FORMAT: ClassVar[str] = "image-folder"
+    _COLUMN: ClassVar[str] = "image"
+
     def __init__(
         self,
         store: Store,
@@ -107,7 +110,7 @@ class ImageFolder:
         self._files: list[_File] = []
         self._problems: list[ImportProblem] = []
         self._labels: dict[str, int] = {}
-        self._column = Column("image", "image")
+        self._column = Column(self._COLUMN, self._COLUMN)
 
     @property
     def url(self) -> str:
@@ -122,20 +125,18 @@ class ImageFolder:
             ConfigurationError: An image is not in a class folder.
         """
         found, problems = await self._engine.call_with_retries(self._list, "")
-        self._files = [file for file in found if self._is_image(file.key)]
+        self._files = [file for file in found if self._is_wanted(file.key)]
         self._problems = [
             ImportProblem(name=problem.key or "", reason=problem.what) for problem in problems if self._counts(problem)
         ]
         if not self._files and not self._problems:
             raise self._nothing_found([file.key for file in found])
-        self._column = Column("image", self._choose_type(onto))
-        columns = {"image": self._column.type, "label": "int64", "path": "str"}
+        self._column = Column(self._COLUMN, self._choose_type(onto))
+        columns = self._choose_columns(onto)
         metadata: dict[str, Any] = {}
         if self._with_classes:
             names = self._number_classes(onto)
             metadata["classes"] = {"label": names}
-        else:
-            del columns["label"]
         if self._shuffle_seed is not None:
             self._files.sort(key=self._place)
         return ImportScan(
@@ -211,13 +212,13 @@ class ImageFolder:
         ]
         return files, [problem for problem in problems if not is_hidden(problem.key or "")]
 
-    def _is_image(self, key: str) -> bool:
-        return "." in key.rpartition("/")[2] and _extension(key) in self._extensions
+    def _is_wanted(self, key: str) -> bool:
+        return "." in key.rpartition("/")[2] and extension_of(key) in self._extensions
 
     def _counts(self, problem: StorageError) -> bool:
-        """Returns whether an unlistable entry may be an image or a folder of images, judging by its name."""
+        """Returns whether an unlistable entry may be a file to import or a folder of them, judging by its name."""
         key = problem.key or ""
-        return isinstance(problem, NotFound) or key.endswith("/") or self._is_image(key)
+        return isinstance(problem, NotFound) or key.endswith("/") or self._is_wanted(key)
 
     def _nothing_found(self, keys: list[str]) -> NotFound:
         endings = ", ".join(sorted(self._extensions))
@@ -232,7 +233,7 @@ class ImageFolder:
             return NotFound(f"nothing to import: {why}", url=self.url)
         if any(key.startswith("manifests/") and key.endswith(".clm") for key in keys):
             return NotFound("nothing to import: this is a dataset of shards already", url=self.url)
-        others = Counter(_extension(key) for key in keys if "." in key.rpartition("/")[2])
+        others = Counter(extension_of(key) for key in keys if "." in key.rpartition("/")[2])
         seen = ", ".join(printable(name) for name, _ in others.most_common(5)) or "none"
         return NotFound(
             f"nothing to import: none of {len(keys)} files ends in {endings}; their endings: {seen}", url=self.url
@@ -245,7 +246,7 @@ class ImageFolder:
         hashed = xxhash.xxh3_128(repr(how).encode())
         for file in self._files:
             hashed.update(repr((file.key, file.size, file.version)).encode())
-        return f"image-folder:{hashed.hexdigest()}"
+        return f"{self._FORMAT}:{hashed.hexdigest()}"
 
     def _choose_type(self, onto: Manifest | None) -> str:
         if self._encode is not None:
@@ -254,7 +255,11 @@ class ImageFolder:
             return self._image_type
         if onto is not None and onto.schema.get("image") in ("jpeg", "image"):
             return onto.schema["image"]
-        return "jpeg" if all(_extension(file.key) in _JPEG for file in self._files) else "image"
+        return "jpeg" if all(extension_of(file.key) in _JPEG for file in self._files) else "image"
+
+    def _choose_columns(self, onto: Manifest | None) -> dict[str, str]:
+        labels = {"label": "int64"} if self._with_classes else {}
+        return {self._COLUMN: self._column.type, **labels, "path": "str"}
 
     def _number_classes(self, onto: Manifest | None) -> list[str]:
         strays = [file.key for file in self._files if "/" not in file.key]
@@ -279,21 +284,23 @@ class ImageFolder:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _sample_of(self, file: _File, data: bytes) -> ImportedSample | ImportProblem:
-        made = self._made(data)
-        if isinstance(made, str):
-            return ImportProblem(name=file.key, reason=made)
-        values: dict[str, object] = {"image": made, "path": file.key}
+        values = self._values(data)
+        if isinstance(values, str):
+            return ImportProblem(name=file.key, reason=values)
+        values["path"] = file.key
         if self._with_classes:
             values["label"] = self._labels[file.key.partition("/")[0]]
         encoded_from = {} if self._encode is None else {"image": file.size}
         return ImportedSample(name=file.key, values=values, num_bytes=file.size, encoded_from=encoded_from)
 
-    def _made(self, data: bytes) -> bytes | str:
-        """Returns the value to store; or, as text, the reason why the file was rejected."""
+    def _values(self, data: bytes) -> dict[str, object] | str:
+        """Returns the values to store; or, as text, the reason why the file was rejected."""
         if self._encode is not None:
-            return to_lossless(data, encoding=self._encode, verify=self._verify == "decode")
-        return image_fault(data, column=self._column, verify=self._verify) or data
+            made = to_lossless(data, encoding=self._encode, verify=self._verify == "decode")
+            return made if isinstance(made, str) else {"image": made}
+        return image_fault(data, column=self._column, verify=self._verify) or {"image": data}
 
 
-def _extension(key: str) -> str:
+def extension_of(key: str) -> str:
+    """Returns the ending of a file's name in lower case, without the dot."""
     return key.rpartition("/")[2].rpartition(".")[2].lower()

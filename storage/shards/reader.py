@@ -85,7 +85,7 @@ class DatasetReader:
 
         Args:
             sample: Number of the sample, from 0, in the order of writing.
-            columns: Names of the columns to read; all by default.
+            columns: Names of the columns to read; by default all but the indexes of videos.
 
         Returns:
             Decoded values by column name.
@@ -219,13 +219,13 @@ class DatasetReader:
         return index
 
     def check_columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        """Returns the requested columns in the requested order; all columns for None.
+        """Returns the requested columns in the requested order; for None all but the indexes of videos.
 
         Raises:
             SchemaError: A column does not exist.
         """
         if columns is None:
-            return self.schema.names
+            return self.schema.sample_names
         for name in columns:
             if name not in self.schema.names:
                 raise SchemaError("no such column", column=name, expected=list(self.schema.names))

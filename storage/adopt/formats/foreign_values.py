@@ -14,6 +14,7 @@ import numpy as np
 from concurrent_loader.storage.adopt.protocol import ForeignColumn
 from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.images import COLUMN_FORMATS, find_format
+from concurrent_loader.storage.media import MEDIA_COLUMNS
 from concurrent_loader.storage.shards.format.foreign_headers import ArrayHeader
 from concurrent_loader.storage.shards.format.schema import MAX_COLUMNS, MAX_FIXED_VALUE_BYTES, Column, ColumnKind
 from concurrent_loader.storage.shards.format.value_codecs import MAX_SMALL_VALUE_BYTES
@@ -45,7 +46,7 @@ MAX_INDEX_BYTES = 256 << 20
 
 IMPORT_INSTEAD = "import the data instead: concurrent-loader ingest python MODULE:FUNCTION"
 
-BYTE_TYPES = frozenset({"bytes", "str", "json", *COLUMN_FORMATS})
+BYTE_TYPES = frozenset({"bytes", "str", "json", *COLUMN_FORMATS, *MEDIA_COLUMNS})
 """Types that a value of plain bytes may have."""
 
 _Index = TypeVar("_Index")

@@ -1,9 +1,10 @@
 """The columns of a dataset: their types, and where a shard stores the values of each type.
 
 Types are strings, which users and manifests write: ``bytes``, ``str``, ``json``, ``jpeg``, ``png``, ``webp``,
-``avif``, ``gif``, ``image`` (any of the five), ``image/lossless`` (docs/how-to/lossless.md), ``bool``, ``int8`` …
-``uint64``, ``float16``, ``float32``, ``float64``, arrays of one shape ``float32[3,4]``, arrays of any shape
-``float32[...]``. With ``?`` at its end, a type is *optional*: its values may be None.
+``avif``, ``gif``, ``image`` (any of the five), ``image/lossless`` (docs/how-to/lossless.md), ``wav``, ``flac``,
+``mp3``, ``opus``, ``audio`` (any of the four), ``mp4``, ``webm``, ``video`` (either), ``bool``, ``int8`` … ``uint64``,
+``float16``, ``float32``, ``float64``, arrays of one shape ``float32[3,4]``, arrays of any shape ``float32[...]``. With
+``?`` at its end, a type is *optional*: its values may be None.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 from concurrent_loader.storage.errors import FormatError, SchemaError
 from concurrent_loader.storage.images import COLUMN_FORMATS, FORMATS
+from concurrent_loader.storage.media import MEDIA_COLUMNS, MEDIA_FORMATS, is_hidden_column
 from concurrent_loader.storage.shards.format.array_codecs import MAX_DIMS, FixedArrayCodec, RaggedArrayCodec
 from concurrent_loader.storage.shards.format.foreign_codecs import foreign_codec
 from concurrent_loader.storage.shards.format.value_codecs import (
@@ -30,6 +32,7 @@ from concurrent_loader.storage.shards.format.value_codecs import (
     ImageCodec,
     IntegerCodec,
     JsonCodec,
+    MediaCodec,
     StrCodec,
 )
 from concurrent_loader.storage.stores.objects import Buffer
@@ -154,6 +157,8 @@ class Column:
             return np.zeros((0,) if self.shape is None else self.shape, self.dtype)
         if self.type in COLUMN_FORMATS:
             return FORMATS[COLUMN_FORMATS[self.type][0]].start
+        if self.type in MEDIA_COLUMNS:
+            return MEDIA_FORMATS[MEDIA_COLUMNS[self.type][0]].start
         return "" if self.type == "str" else b""
 
     def encode(self, value: object) -> bytes:
@@ -252,6 +257,11 @@ class Schema:
         """Names of the columns, in their order."""
         return tuple(self._by_name)
 
+    @property
+    def sample_names(self) -> tuple[str, ...]:
+        """Names of the columns that samples have unless others are asked for: all but the indexes of videos."""
+        return tuple(name for name in self._by_name if not is_hidden_column(name)) or self.names
+
     def __len__(self) -> int:
         return len(self.columns)
 
@@ -348,6 +358,7 @@ _TYPES: dict[str, _Type] = {
     for parsed in (
         _Type("bytes", ColumnKind.PAYLOAD, BytesCodec()),
         *(_Type(name, ColumnKind.PAYLOAD, ImageCodec(formats)) for name, formats in COLUMN_FORMATS.items()),
+        *(_Type(name, ColumnKind.PAYLOAD, MediaCodec(formats)) for name, formats in MEDIA_COLUMNS.items()),
         _Type("str", ColumnKind.SMALL, StrCodec()),
         _Type("json", ColumnKind.SMALL, JsonCodec()),
         *(_Type(name, ColumnKind.FIXED, _scalar_codec(dtype), dtype, ()) for name, dtype in _DTYPES.items()),

@@ -13,13 +13,14 @@ import reprlib
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
 from concurrent_loader.storage.errors import FormatError, SchemaError
-from concurrent_loader.storage.images import find_format
+from concurrent_loader.storage.images import ImageFormat, find_format
+from concurrent_loader.storage.media import MediaFormat, find_media_format
 from concurrent_loader.storage.stores.objects import Buffer
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "ImageCodec",
     "IntegerCodec",
     "JsonCodec",
+    "MediaCodec",
     "StrCodec",
     "max_exact_integer",
     "value_error",
@@ -103,22 +105,41 @@ class ImageCodec(BytesCodec):
         formats: Names of the allowed formats, from `concurrent_loader.storage.images.FORMATS`.
     """
 
+    _NOUN: ClassVar[str] = "image"
+
     def __init__(self, formats: tuple[str, ...]) -> None:
         self._formats = formats
 
     def pieces(self, value: object) -> tuple[Buffer]:
-        """Returns the image's bytes unchanged, without a copy."""
+        """Returns the file's bytes unchanged, without a copy."""
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise value_error(f"an image column accepts the bytes of an encoded image{_image_advice(value)}", value)
+            advice = _image_advice(value)
+            raise value_error(f"this column accepts the bytes of an encoded {self._NOUN}{advice}", value)
         (data,) = super().pieces(value)
-        found = find_format(data)
+        found = self._find(data)
         if found is None or found.name not in self._formats:
             raise SchemaError(
-                "the value does not begin like an image of this type",
+                f"the value does not begin like an {self._NOUN} of this type",
                 expected="|".join(self._formats),
                 got=found.name if found else f"{bytes(data[:12])!r}, {len(data)} bytes",
             )
         return (data,)
+
+    def _find(self, data: Buffer) -> ImageFormat | MediaFormat | None:
+        return find_format(data)
+
+
+class MediaCodec(ImageCodec):
+    """Stores an audio or video file unchanged, after checking that its first bytes match the column's type.
+
+    Args:
+        formats: Names of the allowed formats, from `concurrent_loader.storage.media.MEDIA_FORMATS`.
+    """
+
+    _NOUN = "audio or video file"
+
+    def _find(self, data: Buffer) -> MediaFormat | None:
+        return find_media_format(data)
 
 
 def _image_advice(value: object) -> str:
