@@ -100,5 +100,5 @@ def test_a_broken_picture_is_named(tmp_path, make_jpeg):
 
 
 def test_only_images_can_be_cropped(images):
-    with pytest.raises(ConfigurationError, match="image and bytes columns"):
+    with pytest.raises(ConfigurationError, match="columns of files and bytes"):
         ConcurrentDataLoader(images, 8, decode={"label": CROP})

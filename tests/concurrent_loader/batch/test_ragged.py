@@ -173,7 +173,7 @@ def test_what_cannot_be_arranged_is_an_error_that_names_the_column(values: list[
 
 
 def test_a_column_that_is_there_already_is_not_replaced() -> None:
-    with pytest.raises(CollateError, match="adds the column 'x_lengths'"):
+    with pytest.raises(CollateError, match="has the column 'x_lengths' beside 'x', but the samples have it"):
         collate([{"x": torch.zeros(2), "x_lengths": 3}], ragged={"x": "pad"})
 
 
