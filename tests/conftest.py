@@ -108,6 +108,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     return result
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Freezes what a module's tests leave, such as imported modules, so that tests that collect garbage stay quick."""
+    result = yield
+    if getattr(item, "module", None) is not getattr(nextitem, "module", None):
+        gc.collect()
+        gc.freeze()
+    return result
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Builds the programs that the collected tests need now: later it would be on the clock of the first of them."""
     needed = {name for item in session.items for name in getattr(item, "fixturenames", ())}
