@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.ma  # now: numpy imports it in the thread that uses it first, and a fork meanwhile keeps its lock locked
 import numpy.typing as npt
 
 from concurrent_loader.storage.errors import FormatError

@@ -128,6 +128,18 @@ def under_load(client):
     dataset.close()
 
 
+def imports_nothing(client):
+    """Modules that threads import while the process forks stay locked in the child, for ever."""
+    dataset = open_dataset(client)
+    assert dataset[0]["label"] == 0
+    loader = ConcurrentDataLoader(dataset, batch_size=7, shuffle=True, num_threads=2)
+    before = set(sys.modules)
+    for _ in loader:
+        pass
+    assert set(sys.modules) == before, set(sys.modules) - before
+    dataset.close()
+
+
 def main(scenario, client):
     faulthandler.register(signal.SIGUSR1)  # tells what each thread is at, in forked children as well
     name, _, method = scenario.partition(":")
@@ -137,6 +149,8 @@ def main(scenario, client):
         in_the_middle(client)
     elif name == "load":
         under_load(client)
+    elif name == "imports":
+        imports_nothing(client)
     elif name == "torch":
         by_torch(client, method)
     else:

@@ -113,6 +113,10 @@ def test_forks_while_threads_work(place, client):
     run(place, "load", client)
 
 
+def test_an_epoch_imports_nothing(place):
+    run(place, "imports", "local")
+
+
 @pytest.mark.s3
 @pytest.mark.parametrize(
     ("client", "method"), [("auto", "spawn"), *seldom(("auto", "forkserver"), ("fsspec", "spawn"))]
