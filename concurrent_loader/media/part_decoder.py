@@ -26,7 +26,7 @@ MAX_BYTES = 2 << 30  # of one decoded part
 
 
 class PartOf(ABC):
-    """Says which part of a file is decoded. `Audio` and `Clips` are the parts of this package.
+    """Chooses the part of a file that is decoded. `Audio` and `Clips` are the parts of this package.
 
     Attributes:
         column_types: Types of the columns whose values it decodes.
