@@ -87,7 +87,7 @@ def open_bucket(data_dir: Path, *, latency_ms: int) -> Iterator[Bucket]:
 def put_all(
     url: str,
     options: Mapping[str, str],
-    values: Mapping[str, bytes | Path],
+    values: Mapping[str, bytes] | Mapping[str, Path],
     *,
     on_object: Callable[[], object] = lambda: None,
 ) -> int:

@@ -36,7 +36,7 @@ from torchvision.transforms import v2
 
 from benchmarks.bucket import open_bucket
 from benchmarks.command import bar, program
-from benchmarks.filling import ingest, photos_in
+from benchmarks.filling import photos_in, write_shards
 from benchmarks.machine import cpu_of_tree_s, num_cores
 from benchmarks.photos import CLASSES, PhotoFolder, replicate_photos
 from benchmarks.training import MEAN, STD, decode_rgb
@@ -291,7 +291,7 @@ def measure_training(photos: PhotoFolder, load: Load, device: torch.device, cons
         open_bucket(Path(folder) / "s3", latency_ms=load.latency_ms) as bucket,
     ):
         url = f"s3://{bucket.name}/photos"
-        ingest(photos, url, bucket.direct)
+        write_shards(photos, url, bucket.direct)
         timed(_synthetic(load, 20 * load.train_batch, device))  # algorithms are chosen, memory is allocated
         with bar(console, "Epochs", 3 * load.num_rounds) as progress:
             for number in range(load.num_rounds):

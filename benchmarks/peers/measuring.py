@@ -26,6 +26,7 @@ from benchmarks.peers.cells import Cell, Load
 from benchmarks.peers.figures import Run, check, headline, image_digest, is_slow, make_row, without_paths
 from benchmarks.peers.job import Job, Outcome, paths
 from benchmarks.peers.processes import EnvironmentFailed, python_of, requirements_file, run_job
+from benchmarks.peers.turns import empty_folder
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
 from benchmarks.program import ROOT
 from concurrent_loader.storage.testing import LocalS3, local_s3
@@ -112,20 +113,16 @@ class Measuring:
         made = self._images[kind] = _Images(photos, order, digests, {})
         for prefix in sorted({prefix_of(peer) for peer in self._peers if peer.place == "objects"}):
             self._tell(f"{kind}: {len(found):,} objects below {prefix}")
-            put_objects(server, f"{kind}/{prefix}", found)
+            put_objects(f"s3://{BUCKET}/{kind}/{prefix}", server.storage_options(), found)
         for peer in self._able(kind):
             if peer.place == "objects" or peer.reads_files:
                 continue
             self._tell(f"{kind}: {peer.name} writes its format")
-            folder = self._run / "write"
-            folder.mkdir(parents=True)
-            job = structs.replace(
-                self._job(peer, Cell(kind, 0, 1), server), task="write", folder=str(folder), order=order
-            )
-            with self._told(peer, kind):
+            job = self._job(peer, Cell(kind, 0, 1), server)
+            with self._told(peer, kind), empty_folder(self._run / "write") as folder:
+                job = structs.replace(job, task="write", folder=folder, order=order)
                 run_job(self._pythons[peer.name], job, deadline_s=_WRITE_S)
-                made.keys[peer.name] = put_files(server, f"{kind}/{prefix_of(peer)}", folder)
-            shutil.rmtree(folder, ignore_errors=True)
+                made.keys[peer.name] = put_files(server, f"{kind}/{prefix_of(peer)}", Path(folder))
 
     # -- measuring -----------------------------------------------------------------------------------------------------
 
@@ -313,7 +310,7 @@ class Measuring:
             num_workers=cell.workers,
             resident_bytes=images.photos.num_bytes * 11 // 10 if self._load.resident else 0,
         )
-        return led_to(job, server)
+        return led_to(job, server.storage_options())
 
     def _put_at_hand(self, peer: Peer, kind: str) -> None:
         """Reads what a peer's turn reads into the page cache: neither the server's drive nor the local one is measured.
@@ -334,13 +331,8 @@ class Measuring:
         if not peer.caches:
             yield None
             return
-        folder = self._run / "cache"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        try:
-            yield str(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with empty_folder(self._run / "cache") as folder:
+            yield folder
 
     @contextlib.contextmanager
     def _told(self, peer: Peer, kind: str, *, chances: int = 1) -> Iterator[None]:

@@ -34,12 +34,10 @@ def test_the_demo_trains_from_all_four_sides_and_is_stopped_by_ctrl_c(tmp_path: 
     assert demo.returncode == 0, told
     for side in ("image folder", "raw objects", "shards, cold cache", "shards, warm cache"):
         assert side in told
-    assert "$ concurrent-loader ingest image-folder " in told
-    assert "32 of the 96 objects" in told
+    assert "concurrent-loader ingest image-folder " in told
+    assert "the first 64 of them" in told
     assert "measured:" in told
-    report = tmp_path / "report.html"
-    assert str(report.resolve()) in told.replace("\n", "")
-    assert "shards, warm cache" in report.read_text(encoding="utf-8")
+    assert "of the local drive's speed with a cold cache" in told
 
     # Again, on what is there already; interrupted while it trains.
     with start_demo(tmp_path) as demo:
@@ -49,8 +47,7 @@ def test_the_demo_trains_from_all_four_sides_and_is_stopped_by_ctrl_c(tmp_path: 
             line = demo.stdout.readline()
             assert line, again
             again += line
-        assert again.count("from an earlier run") == 2
-        started = psutil.Process(demo.pid).children(recursive=True)
+            started = psutil.Process(demo.pid).children(recursive=True)
         demo.send_signal(signal.SIGINT)
         told, _ = demo.communicate(timeout=30)
     assert demo.returncode == 130
@@ -63,7 +60,6 @@ def test_the_demo_trains_from_all_four_sides_and_is_stopped_by_ctrl_c(tmp_path: 
 def test_the_command_line_has_defaults_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
     options = parse_options([])
     assert (options.images, options.latency, options.data) == (1600, 30, Path(".demo"))
-    assert options.command == "python -m benchmarks.demo"
     with pytest.raises(SystemExit):
         parse_options(["--images", "0"])
     assert "--images" in capsys.readouterr().err
