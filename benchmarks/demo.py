@@ -17,9 +17,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bucket import open_bucket
+from benchmarks.bucket import open_bucket, photos_in, write_shards
 from benchmarks.command import bar, ends_with_one_line
-from benchmarks.filling import photos_in, write_shards
 from benchmarks.machine import Bystanders
 from benchmarks.peers.bucket import led_to, put_objects
 from benchmarks.peers.figures import image_digest

@@ -34,9 +34,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.models import resnet50
 from torchvision.transforms import v2
 
-from benchmarks.bucket import open_bucket
+from benchmarks.bucket import open_bucket, photos_in, write_shards
 from benchmarks.command import bar, program
-from benchmarks.filling import photos_in, write_shards
 from benchmarks.machine import cpu_of_tree_s, num_cores
 from benchmarks.photos import CLASSES, PhotoFolder, replicate_photos
 from benchmarks.training import MEAN, STD, decode_rgb

@@ -21,10 +21,9 @@ from typing import Any
 from msgspec import structs
 from rich.console import Console
 
-from benchmarks.bucket import Bucket, open_bucket
+from benchmarks.bucket import Bucket, open_bucket, photos_in, write_shards
 from benchmarks.command import Bar, bar, command_line, publish
 from benchmarks.figures import with_spread
-from benchmarks.filling import photos_in, write_shards
 from benchmarks.machine import Bystanders
 from benchmarks.peers.bucket import led_to
 from benchmarks.peers.figures import check, image_digest

@@ -22,8 +22,20 @@ from jinja2 import ChainableUndefined, Environment, FileSystemLoader, StrictUnde
 
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.program import ROOT
-from benchmarks.report_peers import by_cell, peer_rows
-from benchmarks.report_text import DASH, Figures, grid, number, percent, pivot, ranged, seconds, size, table
+from benchmarks.report_text import (
+    DASH,
+    Figures,
+    by_cell,
+    grid,
+    number,
+    peer_rows,
+    percent,
+    pivot,
+    ranged,
+    seconds,
+    size,
+    table,
+)
 
 RESULTS = ROOT / "benchmarks" / "results"
 _README = ROOT / "README.md"

@@ -14,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
-from benchmarks.report_peers import peer_rows
-from benchmarks.report_text import number
+from benchmarks.report_text import number, peer_rows
 
 Figures = Mapping[str, Any]
 _OURS, _OURS_PALE, _OURS_DARK = "#0072B2", "#56B4E9", "#003A5D"

@@ -13,7 +13,7 @@ proportion.
   local drive, shuffled in a window that holds nearly all of them, no cache: ``num_shards, num_samples, sample_bytes,
   open_s, first_batch_s, samples_s, mb_s, cpu_s_per_1000, gets, rss_added_mb``.
 - ``nodes``, 1 to 64, counted in the plans of an epoch of a dataset like ImageNet, nothing being sent; with the default
-  number of groups and with one per node: the keys of `benchmarks.simulated_nodes.simulate_nodes`.
+  number of groups and with one per node: the keys of `benchmarks.scale_points.simulate_nodes`.
 - ``sample_bytes``, 100 B to 10 MB, written and read like ``shards``, with the same keys.
 
 Times are medians over the rounds (``spread`` of a row has the extremes), after one round that is not counted; the page
@@ -38,8 +38,7 @@ from rich.console import Console
 from benchmarks.command import bar, program
 from benchmarks.figures import four_digits
 from benchmarks.fresh_process import in_fresh_process
-from benchmarks.scale_points import Point, measure_opening, measure_reading
-from benchmarks.simulated_nodes import simulate_nodes
+from benchmarks.scale_points import Point, measure_opening, measure_reading, simulate_nodes
 from benchmarks.synthetic import synthetic_manifest, write_manifest, write_noise
 
 _POINT_S = 1200.0  # a point that takes longer has hung

@@ -42,8 +42,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from benchmarks.command import command_line, ends_with_one_line
-from benchmarks.peers.catalog import PEERS, find
-from benchmarks.peers.cells import FULL, QUICK, Cell, Load
+from benchmarks.peers.catalog import FULL, PEERS, QUICK, Cell, Load, find
 from benchmarks.peers.figures import with_earlier
 from benchmarks.peers.measuring import Measuring
 from benchmarks.report_page import section

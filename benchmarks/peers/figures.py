@@ -14,8 +14,7 @@ import numpy as np
 import xxhash
 
 from benchmarks.figures import four_digits, with_spread
-from benchmarks.peers.catalog import OURS, PEERS, Peer
-from benchmarks.peers.cells import Cell
+from benchmarks.peers.catalog import OURS, PEERS, Cell, Peer
 from benchmarks.peers.job import Outcome
 from benchmarks.shuffle_quality import class_distances
 

@@ -6,7 +6,7 @@ Only what the peers' environments have is imported here: msgspec, torch and torc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +85,7 @@ class Outcome(msgspec.Struct, kw_only=True, frozen=True):
     rss_added_mb: float = 0.0  # by which the process without workers grew since the imports, at its highest
     lesson: Lesson | None = None  # of a network that was trained
     fetched: Fetched | None = None  # what the peer itself has counted
+    spans: list[tuple[float, float]] = []  # when each batch or item was begun and there, where that is known
 
     @property
     def samples_s(self) -> float:
@@ -132,6 +133,8 @@ def collate(samples: list[tuple[Tensor | bytes, int]]) -> tuple[Tensor | list[Te
 
 class Loader:
     """A peer's loader, ready to be iterated: yields images (files, or a tensor) and their numbers, batch by batch."""
+
+    spans: Sequence[tuple[float, float]] = ()
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

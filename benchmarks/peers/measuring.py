@@ -21,8 +21,7 @@ from benchmarks.bucket import BANDWIDTH_MB_S, far_away
 from benchmarks.harness import CommandError
 from benchmarks.machine import Bystanders, describe_machine, read_into_page_cache, versions
 from benchmarks.peers.bucket import BUCKET, counted, led_to, prefix_of, put_files, put_objects, signed_urls
-from benchmarks.peers.catalog import OURS, Peer
-from benchmarks.peers.cells import Cell, Load
+from benchmarks.peers.catalog import OURS, Cell, Load, Peer
 from benchmarks.peers.figures import Run, check, headline, image_digest, is_slow, make_row, without_paths
 from benchmarks.peers.job import Job, Outcome, paths
 from benchmarks.peers.processes import EnvironmentFailed, python_of, requirements_file, run_job

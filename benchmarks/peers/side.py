@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import gc
 import importlib
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -43,6 +45,7 @@ def read(program: Any, job: Job) -> Outcome:
         complete = taken.take(loader, began)
         state = loader.state() if job.num_batches is not None else None
         cpu_after_s, peak_rss = cpu_of_tree_s(), peak_rss_bytes()
+        spans = list(loader.spans)
         peak_rss_mb, fetched = (peak_rss + workers_rss()) / 1e6, loader.fetched()
     finally:
         loader.close()
@@ -53,7 +56,7 @@ def read(program: Any, job: Job) -> Outcome:
         batch_sizes=taken.batch_sizes,
         digest="" if job.decoded else f"{taken.digest:032x}",
         build_s=build_s,
-        first_batch_s=taken.times[0],
+        first_batch_s=taken.first_batch_s(),
         half_s=taken.half_s(),
         epoch_s=taken.times[-1],
         # Closing costs, too; but of processes that nobody waits for, nothing is left to be read afterwards.
@@ -65,6 +68,7 @@ def read(program: Any, job: Job) -> Outcome:
         rss_added_mb=(peak_rss - rss_before) / 1e6,
         lesson=taken.trainer.lesson() if taken.trainer else None,
         fetched=fetched,
+        spans=spans,
     )
 
 
@@ -106,14 +110,17 @@ class _Taken:
             raise RuntimeError("nothing was delivered")
         return True
 
+    def first_batch_s(self) -> float:
+        """Returns when as many images had come as a batch has, even if they came one by one."""
+        return self._when(min(self._job.batch_size, len(self.numbers)))
+
     def half_s(self) -> float:
         """Returns when half of what came had come."""
-        num_samples = 0
-        for time_s, size in zip(self.times, self.batch_sizes, strict=True):
-            num_samples += size
-            if 2 * num_samples >= len(self.numbers):
-                return time_s
-        raise AssertionError("half of something is no more than all of it")
+        return self._when(len(self.numbers) / 2)
+
+    def _when(self, num_samples: float) -> float:
+        place = bisect_left(list(accumulate(self.batch_sizes)), num_samples)
+        return self.times[place]
 
     def _look_at(self, images: Sequence[bytes | memoryview] | Tensor, numbers: Sequence[int]) -> None:
         if len(images) != len(numbers):

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from benchmarks.adopt import CONTESTS, _Side, _write_tars, row
-from benchmarks.peers.catalog import find
+from benchmarks.adopt import _Side, _write_tars, figures_of, row
 from benchmarks.peers.job import Job, Outcome
 from benchmarks.peers.turns import median_ratio, take_turns
 
@@ -54,8 +53,13 @@ def test_sides_take_turns_and_a_warm_epoch_follows_a_cold_one_that_ended(tmp_pat
     }  # fmt: skip
 
 
-def test_each_rival_takes_part_in_the_peers_benchmark() -> None:
-    assert all(find(rival).environment for rival, _, _ in CONTESTS.values())
+def test_ratios_are_in_place_over_native() -> None:
+    native = _Side("native", "python", JOB, True, {"cold": rounds(100, 100), "warm": rounds(100)})
+    found = figures_of(native, _Side("in_place", "python", JOB, True, {"cold": rounds(90, 80)}))
+    assert (found["tar_vs_native"], found["warm_vs_native"]) == (0.85, None)
+    assert [(each["side"], each["epoch"]) for each in found["rows"]] == [
+        ("native", "cold"), ("native", "warm"), ("in_place", "cold"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("size", "num_tars"), [(1, 3), (8, 2), (100, 1)])
@@ -66,12 +70,7 @@ def test_tar_files_of_a_size(tmp_path: Path, size: int, num_tars: int) -> None:
         (photos / f"{number}.jpg").write_bytes(b"%d" % number * 4)
     folder = tmp_path / "tars"
     folder.mkdir()
-    _write_tars(
-        Job(
-            peer="webdataset_tars", task="write", photos=str(tmp_path / "photos"), order=[2, 0, 1], folder=str(folder),
-            options={"tar_bytes": size},
-        )
-    )  # fmt: skip
+    _write_tars(Job(peer="ours", photos=str(tmp_path / "photos"), order=[2, 0, 1], folder=str(folder)), size)
     names = []
     for path in sorted(folder.iterdir()):
         with tarfile.open(path) as tar:

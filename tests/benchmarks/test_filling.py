@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.filling import put_objects, write_shards
+from benchmarks.bucket import put_objects, write_shards
 from benchmarks.photos import CLASSES, make_photos
 from concurrent_loader import ShardDataset
 

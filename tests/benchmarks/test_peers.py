@@ -13,8 +13,7 @@ from rich.console import Console
 
 from benchmarks.harness import CommandError
 from benchmarks.peers.__main__ import main
-from benchmarks.peers.catalog import OURS, PEERS, find
-from benchmarks.peers.cells import FULL, QUICK, Cell
+from benchmarks.peers.catalog import FULL, OURS, PEERS, QUICK, Cell, find
 from benchmarks.peers.figures import (
     Run,
     check,

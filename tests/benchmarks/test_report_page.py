@@ -20,9 +20,8 @@ from benchmarks.report_page import (
     with_part,
     write,
 )
-from benchmarks.report_peers import by_cell, peer_rows
 from benchmarks.report_plots import PLOTS
-from benchmarks.report_text import number, table
+from benchmarks.report_text import by_cell, number, peer_rows, table
 
 COMMITTED = Results(RESULTS)
 
