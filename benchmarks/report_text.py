@@ -166,3 +166,8 @@ def by_cell(rows: Sequence[Figures]) -> list[list[str]]:
             f"{mine['first_batch_s'] / first['first_batch_s']:.2f}",
         ])  # fmt: skip
     return found
+
+
+FILTERS = {
+    maker.__name__: maker for maker in (number, percent, ranged, seconds, size, grid, table, pivot, peer_rows, by_cell)
+}

@@ -124,7 +124,7 @@ def test_where_cold_epochs_are_cut_short_one_whole_epoch_fills_the_cache_for_all
 
     monkeypatch.setattr("benchmarks.peers.measuring.run_job", run_job)
     measuring = Measuring(FULL, [peer], tmp_path, Console(quiet=True))
-    photos = PhotoFolder(tmp_path, count=8, seed=0, num_bytes=64, digest="")
+    photos = PhotoFolder(tmp_path, count=8, num_bytes=64, digest="")
     measuring._images["raw"] = _Images(photos, list(range(8)), DIGESTS, {})
     measuring._pythons[peer.name] = sys.executable
     measuring._measure(CELL, FakeServer())
@@ -270,7 +270,7 @@ def test_the_headline_compares_with_the_best_within_a_round() -> None:
 def test_who_fails_in_one_cell_leaves_what_is_known_of_others(tmp_path: Path) -> None:
     measured = FULL.cells()[0]
     measuring = Measuring(replace(FULL, only=(measured,)), [find("mosaicml")], tmp_path, Console(quiet=True))
-    photos = PhotoFolder(tmp_path, count=8, seed=0, num_bytes=64, digest="")
+    photos = PhotoFolder(tmp_path, count=8, num_bytes=64, digest="")
     measuring._images["raw"] = _Images(photos, list(range(8)), DIGESTS, {})
     with measuring._told(find("mosaicml"), "raw"):
         raise CommandError("IndexError")
