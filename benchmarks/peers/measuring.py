@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -334,34 +335,35 @@ class Measuring:
             yield folder
 
     @contextlib.contextmanager
-    def _told(self, peer: Peer, kind: str, *, chances: int = 1) -> Iterator[None]:
-        """Leaves out a peer that fails so often, with its error in the report; ours must not fail."""
+    def _caught(self, peer: Peer, kind: str, then: Callable[[str], object]) -> Iterator[None]:
+        """Tells what a peer fails at, and goes on; ours must not fail."""
         try:
             yield
         except (CommandError, OSError) as error:
             if peer.name == OURS:
                 raise
-            stumbles = self._stumbles[peer.name, kind]
-            stumbles.append(self._said(error))
-            if len(stumbles) >= chances:
-                self._fail(peer, kind, error)
-            else:
-                self._tell(f"{peer.name} ({kind}) fails in one turn:\n{error}", style="red")
+            self._tell(f"{peer.name} ({kind}) fails:\n{error}", style="red")
+            then(self._said(error))
 
-    @contextlib.contextmanager
-    def _noted(self, peer: Peer, kind: str, epoch: str, key: str) -> Iterator[None]:
+    def _told(self, peer: Peer, kind: str, *, chances: int = 1) -> AbstractContextManager[None]:
+        """Leaves out a peer that fails so often, with its error in the report."""
+
+        def then(error: str) -> None:
+            stumbles = self._stumbles[peer.name, kind]
+            stumbles.append(error)
+            if len(stumbles) >= chances:
+                self._errors[peer.name, kind] = error
+
+        return self._caught(peer, kind, then)
+
+    def _noted(self, peer: Peer, kind: str, epoch: str, key: str) -> AbstractContextManager[None]:
         """Notes in its row that a peer failed at something beside the measuring; it stays."""
-        try:
-            yield
-        except (CommandError, OSError) as error:
-            if peer.name == OURS:
-                raise
-            self._extras[peer.name, kind, epoch][key] = f"failed: {self._said(error)}"
-            self._tell(f"{peer.name} ({kind}): {error}", style="red")
+        extra = self._extras[peer.name, kind, epoch]
+        return self._caught(peer, kind, lambda error: extra.update({key: f"failed: {error}"}))
 
     def _fail(self, peer: Peer, kind: str, error: Exception) -> None:
         self._errors[peer.name, kind] = self._said(error)
-        self._tell(f"{peer.name} ({kind}) fails and is left out:\n{error}", style="red")
+        self._tell(f"{peer.name} ({kind}) is left out:\n{error}", style="red")
 
     def _said(self, error: Exception) -> str:
         return without_paths(str(error), str(self._data), str(ROOT), tempfile.gettempdir())
