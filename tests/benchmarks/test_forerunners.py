@@ -48,7 +48,8 @@ def measured(job: Job) -> Outcome:
 @pytest.mark.processes
 @pytest.mark.parametrize("case", [Case("local", "loader", "vanilla"), Case("local", "training", "shards")], ids=str)
 def test_a_layer_brings_every_image_from_the_local_drive(local: Job, digests: list[int], case: Case) -> None:
-    epoch = check(local, measured(layer_job(case, QUICK, local, FAR)), digests)
+    job = layer_job(case, QUICK, local, FAR)
+    epoch = check(job, measured(job), digests)
     assert 0 < epoch.first_batch_s <= epoch.epoch_s
     assert len(epoch.spans) == (0 if case.side == "shards" else 3)
     assert epoch.cpu_s > 0
