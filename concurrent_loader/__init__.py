@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from concurrent_loader.batch.batch import Batch
     from concurrent_loader.batch.collate import collate
+    from concurrent_loader.batch.packed_tokens import PackedTokens
     from concurrent_loader.batch.ragged import Pad
     from concurrent_loader.datasets.mixture import Mixture
     from concurrent_loader.datasets.object_dataset import ObjectDataset
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from concurrent_loader.map_style.loader import DropInDataLoader
     from concurrent_loader.native_loader import NativeDataLoader
     from concurrent_loader.order.batching import ByLength
+    from concurrent_loader.order.packing import Packed
     from concurrent_loader.order.sampling import Balanced, Weighted
     from concurrent_loader.pipeline.sample_context import SampleContext
     from concurrent_loader.stats.loader_stats import LoaderStats
@@ -137,6 +139,8 @@ __all__ = [
     "NotFound",
     "ObjectChanged",
     "ObjectDataset",
+    "Packed",
+    "PackedTokens",
     "Pad",
     "ProtocolViolation",
     "RandomGrayscale",
@@ -201,6 +205,7 @@ _EXPORTS = {
     ),
     "concurrent_loader.batch.batch": ("Batch",),
     "concurrent_loader.batch.collate": ("collate",),
+    "concurrent_loader.batch.packed_tokens": ("PackedTokens",),
     "concurrent_loader.batch.ragged": ("Pad",),
     "concurrent_loader.datasets.mixture": ("Mixture",),
     "concurrent_loader.datasets.object_dataset": ("ObjectDataset",),
@@ -224,6 +229,7 @@ _EXPORTS = {
     "concurrent_loader.native_loader": ("NativeDataLoader",),
     "concurrent_loader.pipeline.sample_context": ("SampleContext",),
     "concurrent_loader.order.batching": ("ByLength",),
+    "concurrent_loader.order.packing": ("Packed",),
     "concurrent_loader.order.sampling": ("Balanced", "Weighted"),
     "concurrent_loader.stats.loader_stats": ("LoaderStats",),
     "concurrent_loader.storage": (

@@ -17,10 +17,12 @@ from concurrent_loader.datasets.torch_sampler import sampler_batches
 from concurrent_loader.datasets.views import Selectable
 from concurrent_loader.order.batching import ByLength
 from concurrent_loader.order.options import LastBatch
+from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.sampler_batches import SamplerBatches
 from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = [
+    "Batching",
     "check_batching",
     "check_native_dataset",
     "class_signature",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 P = ParamSpec("P")
+Batching = ByLength | Packed | Sampler[Any]
 
 _POSITIONAL = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")
 # Arguments of the drop-in that the native loader does not have → what to do instead.
@@ -75,8 +78,8 @@ _NATIVE_ONLY = {
 
 
 def check_batching(
-    batching: ByLength | Sampler[Any] | None, batch_size: int, *, is_sampled: bool
-) -> ByLength | SamplerBatches | None:
+    batching: Batching | None, batch_size: int, *, is_sampled: bool
+) -> ByLength | Packed | SamplerBatches | None:
     """Returns the batching for the plan's options.
 
     Raises:

@@ -9,7 +9,6 @@ from types import GenericAlias
 from typing import Any
 
 import torch
-from torch.utils.data import Sampler
 
 from concurrent_loader.augment import Crop, Linked
 from concurrent_loader.batch.batch import Batch, as_tuple
@@ -21,6 +20,7 @@ from concurrent_loader.device import check_pinning, device_codecs, has_stage, re
 from concurrent_loader.epoch_setter import EpochSetter
 from concurrent_loader.errors import LoaderTimeout
 from concurrent_loader.loader_arguments import (
+    Batching,
     check_batching,
     check_native_dataset,
     last_batch_policy,
@@ -28,8 +28,8 @@ from concurrent_loader.loader_arguments import (
     positive,
 )
 from concurrent_loader.loader_iterator import LoaderIterator, receive_batches
-from concurrent_loader.order.batching import ByLength
 from concurrent_loader.order.options import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions
+from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.protocol import Plan
 from concurrent_loader.order.sampling import Sampling
 from concurrent_loader.order.state import PlanState
@@ -70,7 +70,7 @@ class NativeDataLoader(PublicNames):
         shuffle: Whether each epoch has a new order; default False, the order of writing.
         seed: Seed of the order and of random augmentation; default 0.
         sampling: `Weighted` or `Balanced`: how often each sample comes in an epoch; default None, once.
-        batching: `ByLength` or a torch (batch) sampler; default None. For both: docs/how-to/sampling.md.
+        batching: `ByLength`, `Packed` or a torch (batch) sampler; default None. See docs/how-to/sampling.md, text.md.
         decode: Image column → ``"rgb"``, ``"gray"``, ``"unchanged"``, a crop, an `Augment`, or a callable (bytes →
             tensor). `RandomResizedCrop` and `CenterCrop` give one size, (N, 3, H, W) uint8, and are fastest; see
             docs/how-to/decoding.md and docs/how-to/augmentation.md. Other columns stay encoded: lists of bytes.
@@ -141,7 +141,7 @@ class NativeDataLoader(PublicNames):
         *,
         seed: int = 0,
         sampling: Sampling | None = None,
-        batching: ByLength | Sampler[Any] | None = None,
+        batching: Batching | None = None,
         decode: Mapping[str, str | Decoder | Crop | Linked] | None = None,
         decoder: Backend = "auto",
         max_pixels: int = DEFAULT_MAX_PIXELS,
@@ -194,18 +194,12 @@ class NativeDataLoader(PublicNames):
         self._as_tuple = check_as_tuple(as_tuple, dataset, ragged, (transform, collate_fn, batch_transform))
         self._error_limit = ErrorLimit(ErrorPolicy(on_error, max_errors))
         processing = ProcessingOptions(
-            decode={} if decode is None else decode,
-            decoder=decoder,
-            max_pixels=positive("max_pixels", max_pixels),
-            on_error=on_error,
-            transform=transform,
-            collate_fn=collate_fn,
-            batch_transform=batch_transform if on_cpu else None,
-            seed=seed,
-            device_codecs=tuple(device_codecs(self.device)),
-            ragged={} if ragged is None else ragged,
-            staged=has_stage(self.device),
-        )
+            decode={} if decode is None else decode, decoder=decoder, max_pixels=positive("max_pixels", max_pixels),
+            on_error=on_error, transform=transform, collate_fn=collate_fn,
+            batch_transform=batch_transform if on_cpu else None, seed=seed,
+            device_codecs=tuple(device_codecs(self.device)), ragged={} if ragged is None else ragged,
+            staged=has_stage(self.device), packed=batching if isinstance(batching, Packed) else None,
+        )  # fmt: skip
         self._processing = make_sample_processing(dataset, processing, clock=self._clock)
         self._epoch, self._step, self._started = 0, 0, False
         self._num_batches = self._num_samples = 0

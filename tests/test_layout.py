@@ -40,6 +40,7 @@ def imports(file: Path) -> set[str]:
     return found & set(MODULES)
 
 
+@pytest.mark.slow
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = {name: imports(file) - {name} for name, file in MODULES.items()}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules

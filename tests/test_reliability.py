@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
 PAGE = (TESTS.parent / "docs" / "explanation" / "reliability.md").read_text(encoding="utf-8")
 
@@ -26,6 +28,7 @@ def test_every_fault_names_a_test() -> None:
     assert [row for row in faults if row.count(" | ") != 3 or "`test_" not in row.split(" | ")[3]] == []
 
 
+@pytest.mark.slow
 def test_the_tests_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", PAGE))
     assert sorted(named - functions()) == [], "give docs/explanation/reliability.md the new names of these tests"

@@ -60,6 +60,7 @@ def data(tmp_path: Path, photos: Path) -> str:
     return url
 
 
+@pytest.mark.slow
 def test_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     numbers = itertools.count()
@@ -83,6 +84,7 @@ def test_importer(photos: Path) -> None:
     each_argument(ImageFolder, ImageFolder, lambda: {"store": open_store(photos)})
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_data_sets(photos: Path, data: str) -> None:
     each_argument(lambda **options: ShardDataset(**options).close(), ShardDataset, lambda: {"url": data})

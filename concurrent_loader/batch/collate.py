@@ -7,7 +7,7 @@ Tensors and arrays of different shapes are arranged by `concurrent_loader.batch.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from concurrent_loader.batch.ragged import (
 )
 from concurrent_loader.batch.shared_memory import empty
 from concurrent_loader.errors import CollateError
+from concurrent_loader.storage.shards.format.nulls import default_value, null_rows
+from concurrent_loader.storage.shards.format.schema import Column
 
 __all__ = ["collate", "collate_columns"]
 
@@ -37,6 +39,7 @@ def collate(
     ragged: Mapping[str, RaggedOption] | None = None,
     images: Collection[str] = (),
     staged: bool = False,
+    optional: Mapping[str, Column] | None = None,
 ) -> Batch:
     """Collates a list of samples to a batch.
 
@@ -50,6 +53,9 @@ def collate(
             docs/how-to/ragged.md. Default: none. Values of these columns may also be lists of numbers.
         images: Columns of whole images, (C, H, W). They may also differ in dtype. Default: none.
         staged: Whether ragged columns stay in one block for the device stage; False by default.
+        optional: Columns of numbers and arrays whose values may be None. Such a column gets a companion,
+            ``<name>_valid``, (N,) bool. None becomes 0, False or NaN, or an empty array if shapes may differ. Default:
+            none; then a column of numbers with a None stays a list.
 
     Returns:
         A batch with the samples' columns, on the CPU unless the samples' tensors are on a device.
@@ -61,6 +67,9 @@ def collate(
         >>> from concurrent_loader import collate
         >>> collate([{"label": 3, "name": "cat"}, {"label": 5, "name": "dog"}])
         Batch(epoch=0, step=0, {label: (2,) int64 on cpu, name: list of 2})
+        >>> from concurrent_loader.storage import Column
+        >>> collate([{"age": 3}, {"age": None}], optional={"age": Column("age", "int64?")})["age_valid"]
+        tensor([ True, False])
     """
     if not samples:
         raise CollateError("cannot collate an empty list of samples")
@@ -78,7 +87,7 @@ def collate(
                 expected=names,
                 got=list(sample),
             )
-    rules = _Rules(ragged_columns(ragged), images, staged)
+    rules = _Rules(ragged_columns(ragged), images, staged, optional or {})
     return _join({name: _collate_values(name, [sample[name] for sample in samples], rules) for name in names})
 
 
@@ -88,16 +97,18 @@ def collate_columns(
     ragged: Mapping[str, RaggedOption] | None = None,
     images: Collection[str] = (),
     staged: bool = False,
+    optional: Mapping[str, Column] | None = None,
 ) -> Batch:
     """Collates whole columns to a batch, without work per sample where possible.
 
     Args:
         columns: Values of each column. A (N, *shape) tensor is used as it is. An array becomes a tensor, without a copy
             if it is writable and in native byte order. In a sequence of N values, tensors and arrays are stacked, or a
-            list of tensors if their shapes differ; other values stay a list.
+            list of tensors if their shapes differ; other values stay a list. A masked array is an optional column.
         ragged: Arrangement of columns whose shapes differ, as for `collate`.
         images: Columns of whole images, as for `collate`.
         staged: Whether ragged columns stay in one block for the device stage; False by default.
+        optional: Columns of numbers and arrays whose values may be None, as for `collate`.
 
     Raises:
         CollateError: Columns differ in length, or a column's types or dtypes differ.
@@ -105,7 +116,7 @@ def collate_columns(
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise CollateError("columns of a batch differ in length", got=lengths)
-    rules = _Rules(ragged_columns(ragged), images, staged)
+    rules = _Rules(ragged_columns(ragged), images, staged, optional or {})
     return _join({name: _collate_column(name, values, rules) for name, values in columns.items()})
 
 
@@ -116,6 +127,7 @@ class _Rules:
     ragged: Mapping[str, Ragged]
     images: Collection[str]
     staged: bool
+    optional: Mapping[str, Column]
 
 
 def _join(columns: Mapping[str, Any]) -> Batch:
@@ -125,7 +137,7 @@ def _join(columns: Mapping[str, Any]) -> Batch:
         for each, part in (value if isinstance(value, _Arranged) else {name: value}).items():
             if each in data or (each != name and each in columns):
                 raise CollateError(
-                    f"ragged adds the column {each!r} beside {name!r}, but the samples have it, too; rename it",
+                    f"the batch has the column {each!r} beside {name!r}, but the samples have it, too; rename it",
                     column=each,
                 )
             data[each] = part
@@ -137,6 +149,11 @@ class _Arranged(dict[str, Any]):
 
 
 def _collate_column(name: str, values: torch.Tensor | npt.NDArray[Any] | Sequence[Any], rules: _Rules) -> Any:
+    if isinstance(values, np.ma.MaskedArray):
+        filled = values.filled(default_value(values.dtype))
+        return _Arranged({name: _from_array(name, filled), **_valid(name, ~null_rows(values))})
+    if name in rules.optional and not isinstance(values, torch.Tensor | np.ndarray):
+        return _collate_optional(name, values, rules)
     if name in rules.ragged:
         return _arrange_values(name, values, rules)
     if isinstance(values, torch.Tensor):
@@ -148,7 +165,40 @@ def _collate_column(name: str, values: torch.Tensor | npt.NDArray[Any] | Sequenc
     return list(values)  # a JSON column stays a list, even in a batch where all of its values are numbers
 
 
+def _collate_optional(name: str, values: Sequence[Any], rules: _Rules) -> Any:
+    """Collates a column whose nulls are filled, beside a column that says which values are not null."""
+    valid = np.array([value is not None for value in values], np.bool_)
+    if not valid.all():
+        given = next((value for value in values if value is not None), None)
+        default = _default_like(rules.optional[name], given)
+        values = [default if value is None else value for value in values]
+    plain = replace(rules, optional={})
+    made = _collate_values(name, values, plain)
+    return _Arranged({**(made if isinstance(made, _Arranged) else {name: made}), **_valid(name, valid)})
+
+
+def _default_like(column: Column, given: Any) -> Any:
+    """Returns what stands for a null: of the kind of another value of the batch, which a transform may have changed."""
+    if isinstance(given, torch.Tensor):
+        fill = float("nan") if given.is_floating_point() else 0
+        return given.new_empty([0] * given.dim()) if column.shape is None else torch.full_like(given, fill)
+    if isinstance(given, bool | int | float):
+        return type(given)(default_value(np.array(given).dtype))
+    assert column.dtype is not None
+    like = np.asarray(given) if isinstance(given, np.ndarray | np.generic) else None
+    dtype = (column.dtype if like is None else like.dtype).newbyteorder("=")
+    if column.shape is None:
+        return np.empty([0] * (1 if like is None else max(1, like.ndim)), dtype)
+    return np.full(column.shape if like is None else like.shape, default_value(dtype), dtype)[()]
+
+
+def _valid(name: str, valid: npt.NDArray[np.bool_]) -> dict[str, torch.Tensor]:
+    return {f"{name}_valid": torch.from_numpy(valid)}
+
+
 def _collate_values(name: str, values: Sequence[Any], rules: _Rules) -> Any:
+    if name in rules.optional:
+        return _collate_optional(name, values, rules)
     if name in rules.ragged:
         return _arrange_values(name, values, rules)
     kinds = set(map(type, values))

@@ -1,4 +1,4 @@
-"""Skips or replaces samples whose images failed to decode.
+"""Skips or replaces samples whose images failed to decode, or are null.
 
 ``on_error`` chooses what happens to such a sample:
 
@@ -31,6 +31,7 @@ __all__ = [
     "OnError",
     "RepairedBatch",
     "blank_image",
+    "missing_image",
     "picklable_error",
     "repaired_index",
     "source_rows",
@@ -126,6 +127,14 @@ def blank_image(failed: FailedImage) -> torch.Tensor:
     if failed.blank is None:
         raise failed.error
     return torch.zeros(failed.blank, dtype=torch.uint8)
+
+
+def missing_image() -> DecodeError:
+    """Returns the error for a null in a column that is decoded."""
+    return DecodeError(
+        "the sample has no image: leave such samples out, fill the column, or pass on_error='skip' or 'replace'",
+        got="None",
+    )
 
 
 def picklable_error(error: DecodeError) -> DecodeError:

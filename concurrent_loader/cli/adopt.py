@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     options_for,
-    store_options,
+    takes_store,
 )
 from concurrent_loader.cli.progress import progress_bar
 
@@ -25,9 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["adopt"]
 
+_HEADERS_PER_S = 32 / 0.03  # as many objects at the same time, at 30 ms to the first byte
 _MB_PER_S = 300.0  # measured on one core by benchmarks.adopt; a slower network or drive takes longer
 
 
+@takes_store
 def adopt(
     format: Annotated[str, typer.Argument(metavar="FORMAT", help="webdataset, mds, litdata, tfrecord or parquet.")],  # noqa: A002
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or URL of the data, which stays unchanged.")],
@@ -48,25 +46,31 @@ def adopt(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print columns, requests, bytes and price of the scan, and stop.")
     ] = False,
+    headers_only: Annotated[
+        bool,
+        typer.Option(
+            "--headers-only",
+            help="Read headers and labels only: for large values. Their bytes are then not verified by digest.",
+        ),
+    ] = False,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per sample, for LitData chunks of TokensLoader.")
+    ] = None,
     shard_size: Annotated[str, typer.Option(help="Target size of a virtual shard, which is one request.")] = "8MiB",
     threads: Annotated[
         int | None, typer.Option(min=1, help="Objects to scan at the same time. Default: the number of processors.")
     ] = None,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Make data of another format a dataset, without copying it.
 
-    Reads every byte of SOURCE once, for digests and positions, and writes an index. Nothing at SOURCE is changed. An
-    interrupted run continues where it stopped.
+    Reads every byte of SOURCE once, for digests and positions, and writes an index. With --headers-only it reads only
+    positions. Nothing at SOURCE is changed. An interrupted run continues where it stopped.
     """
     from concurrent_loader.storage.adopt import adopt as run_adopt
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    options = store_flags.options
     with progress_bar(in_bytes=True) as progress:
         task = progress.add_task("listing", total=None)
 
@@ -88,9 +92,11 @@ def adopt(
             append=append,
             overwrite=overwrite,
             dry_run=dry_run,
+            headers_only=headers_only,
+            block_size=block_size,
             shard_size=shard_size,
             num_threads=threads,
-            client=client,
+            client=store_flags.client,
             storage_options=options_for(index, options),
             source_options=options_for(source, options),
             on_progress=show,
@@ -98,7 +104,7 @@ def adopt(
     if as_json:
         typer.echo(json.dumps(_facts(report)))
     else:
-        _print(report, index)
+        _print(report, index, headers_only=headers_only)
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -112,6 +118,8 @@ def _facts(report: AdoptReport) -> dict[str, Any]:
     manifest = report.manifest
     return {
         **dataclasses.asdict(report.plan),
+        "dollars": report.plan.dollars,
+        "headers_dollars": report.plan.headers_dollars,
         "snapshot": manifest.snapshot if manifest is not None else None,
         "num_samples": report.num_samples,
         "num_resumed": report.num_resumed,
@@ -120,7 +128,7 @@ def _facts(report: AdoptReport) -> dict[str, Any]:
     }
 
 
-def _print(report: AdoptReport, index: str) -> None:
+def _print(report: AdoptReport, index: str, *, headers_only: bool) -> None:
     from concurrent_loader.storage.sizes import format_count, format_size
 
     _print_plan(report.plan)
@@ -130,15 +138,19 @@ def _print(report: AdoptReport, index: str) -> None:
     if not report.num_samples:
         typer.echo(f"{index} snapshot {manifest.snapshot} has all of them already; nothing was added")
         return
-    seconds = max(report.duration_s, 1e-9)
+    pace = f" ({report.plan.num_bytes / max(report.duration_s, 1e-9) / 1e6:.0f} MB/s)" if not headers_only else ""
     typer.echo(
-        f"{format_count(report.num_samples, 'sample')} adopted in {report.duration_s:.1f} s "
-        f"({report.plan.num_bytes / seconds / 1e6:.0f} MB/s); index {format_size(report.index_bytes)}\n"
+        f"{format_count(report.num_samples, 'sample')} adopted in {report.duration_s:.1f} s{pace}; "
+        f"index {format_size(report.index_bytes)}\n"
         f"{index} snapshot {manifest.snapshot}: {format_count(manifest.num_samples, 'sample')} in "
         f"{format_count(len(manifest.shards), 'virtual shard')}"
     )
     if report.num_resumed:
         typer.echo(f"{format_count(report.num_resumed, 'object')} of an earlier, interrupted run were not read again")
+    if headers_only:
+        typer.echo(
+            "the samples have no digests: their length and the ETags of the objects are checked, not their bytes"
+        )
 
 
 def _print_plan(plan: AdoptPlan) -> None:
@@ -146,10 +158,20 @@ def _print_plan(plan: AdoptPlan) -> None:
 
     columns = ", ".join(f"{name}: {type_}" for name, type_ in plan.columns.items())
     minutes = plan.num_bytes / 1e6 / _MB_PER_S / 60
-    typer.echo(
-        f"{format_count(plan.num_objects, 'object')}, {format_size(plan.num_bytes)}, "
-        f"{format_count(plan.num_requests, 'GET request')} (${plan.dollars:.4f}), about {minutes:.1f} min on one core\n"
-        f"columns: {columns or 'none'}"
-    )
+    lines = [
+        (
+            f"{format_count(plan.num_objects, 'object')}, {format_size(plan.num_bytes)}, "
+            f"{format_count(plan.num_requests, 'GET request')} (${plan.dollars:.4f}), "
+            f"about {minutes:.1f} min on one core"
+        )
+    ]
+    if plan.headers_requests is not None and plan.headers_bytes is not None:
+        minutes = plan.headers_requests / _HEADERS_PER_S / 60
+        lines.append(
+            f"with --headers-only: about {format_size(plan.headers_bytes)}, "
+            f"{format_count(plan.headers_requests, 'GET request')} (${plan.headers_dollars:.4f}), {minutes:.1f} min; "
+            "samples then have no digests"
+        )
+    typer.echo("\n".join([*lines, f"columns: {columns or 'none'}"]))
     if plan.num_ignored:
         typer.echo(f"{format_count(plan.num_ignored, 'other object')} ignored")

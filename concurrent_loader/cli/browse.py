@@ -11,7 +11,7 @@ import typer
 
 from concurrent_loader.cli.info import Url
 from concurrent_loader.cli.open_reader import open_reader
-from concurrent_loader.cli.options import Client, EndpointUrl, Profile, Region, Snapshot, StorageOption, store_options
+from concurrent_loader.cli.options import Snapshot, StoreFlags, takes_store
 
 __all__ = ["browse"]
 
@@ -27,6 +27,7 @@ class BoxFormat(StrEnum):
     CXCYWH = "cxcywh"
 
 
+@takes_store
 def browse(
     url: Url,
     *,
@@ -36,11 +37,7 @@ def browse(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random choice.")] = 0,
     boxes: Annotated[BoxFormat, typer.Option(help="Meaning of the four numbers of a box.")] = BoxFormat.AUTO,
     snapshot: Snapshot = None,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
 ) -> None:
     """Make one HTML page with thumbnails, labels, boxes, masks, counts per class and histograms.
 
@@ -51,8 +48,10 @@ def browse(
 
     if output.exists() and not overwrite:
         raise typer.BadParameter(f"{output} exists: pass --overwrite, or another file", param_hint="--output")
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    page, num_shown, fetched_bytes = asyncio.run(_page(url, num, seed, boxes.value, client, options, snapshot))
+    options = store_flags.options
+    page, num_shown, fetched_bytes = asyncio.run(
+        _page(url, num, seed, boxes.value, store_flags.client, options, snapshot)
+    )
     output.write_text(page, encoding="utf-8")
     typer.echo(f"{output}: {num_shown:,} samples, {format_size(fetched_bytes)} fetched")
 

@@ -11,15 +11,11 @@ import typer
 
 from concurrent_loader.cli.info import Url
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     client_for,
     open_for_command,
-    store_options,
+    takes_store,
 )
 from concurrent_loader.cli.progress import progress_bar
 
@@ -41,6 +37,7 @@ Token = Annotated[
 
 
 @app.command()
+@takes_store
 def add(
     url: Url,
     name: Name,
@@ -59,11 +56,7 @@ def add(
         str | None, typer.Option(help="Value of samples whose key is not in the file. Without it: an error.")
     ] = None,
     token: Token = None,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Add a column with values from a file."""
@@ -71,11 +64,11 @@ def add(
     from concurrent_loader.storage.columns import NO_DEFAULT, add_column
     from concurrent_loader.storage.shards.format.schema import Column, Schema
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    options = store_flags.options
     column = Column(name, type_)
     key_column = None
     if by is not None:
-        manifest = asyncio.run(_load(open_for_command(url, client=client, options=options)))
+        manifest = asyncio.run(_load(open_for_command(url, client=store_flags.client, options=options)))
         key_column = Schema.parse(manifest.schema)[by]
     elif key is not None or default is not None:
         raise typer.BadParameter("--key and --default need --by", param_hint="--by")
@@ -88,51 +81,47 @@ def add(
 
         made = add_column(
             url, name, type_, values, by=by, default=NO_DEFAULT if default is None else parse_text(default, column),
-            token=token, client=client_for(url, client), storage_options=options, on_progress=show,
+            token=token, client=client_for(url, store_flags.client), storage_options=options, on_progress=show,
         )  # fmt: skip
     _print(made, as_json=as_json)
 
 
 @app.command()
+@takes_store
 def rename(
     url: Url,
     name: Name,
     new_name: Annotated[str, typer.Argument(metavar="NEWNAME", help="New name of the column.")],
     *,
     token: Token = None,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Rename a column."""
     from concurrent_loader.storage.columns import rename_column
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    made = rename_column(url, name, new_name, token=token, client=client_for(url, client), storage_options=options)
+    options = store_flags.options
+    made = rename_column(
+        url, name, new_name, token=token, client=client_for(url, store_flags.client), storage_options=options
+    )
     _print(made, as_json=as_json)
 
 
 @app.command()
+@takes_store
 def drop(
     url: Url,
     name: Name,
     *,
     token: Token = None,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Drop a column. Older snapshots keep it."""
     from concurrent_loader.storage.columns import drop_column
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    made = drop_column(url, name, token=token, client=client_for(url, client), storage_options=options)
+    options = store_flags.options
+    made = drop_column(url, name, token=token, client=client_for(url, store_flags.client), storage_options=options)
     _print(made, as_json=as_json)
 
 

@@ -9,20 +9,17 @@ import typer
 
 from concurrent_loader.cli.ingest_run import print_import
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     client_for,
     options_for,
-    store_options,
+    takes_store,
 )
 
 __all__ = ["commit"]
 
 
+@takes_store
 def commit(
     dst: Annotated[str, typer.Argument(metavar="DST", help="URL of the dataset.")],
     *,
@@ -30,11 +27,7 @@ def commit(
         str | None, typer.Option(help="Name of the import, if the dataset has several unfinished ones.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the unfinished imports, and commit nothing.")] = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Commit an import whose parts `concurrent-loader ingest … --part K/N` has written.
@@ -43,10 +36,8 @@ def commit(
     """
     from concurrent_loader.storage.importers.parts_commit import commit_parts, unfinished_imports
 
-    options = options_for(
-        dst, store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    )
-    where = client_for(dst, client)
+    options = options_for(dst, store_flags.options)
+    where = client_for(dst, store_flags.client)
     if not list_:
         report = commit_parts(dst, plan, client=where, storage_options=options)
         print_import(report, dst, noun="sample", as_json=as_json)

@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     client_for,
     options_for,
-    store_options,
+    takes_store,
 )
 from concurrent_loader.cli.progress import progress_bar
 
@@ -27,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["compact"]
 
 
+@takes_store
 def compact(
     url: Annotated[str, typer.Argument(metavar="URL", help="URL of the dataset.")],
     *,
@@ -34,11 +31,7 @@ def compact(
         float, typer.Option(min=0, max=1, help="Share of live samples below which a shard is written again.")
     ] = 0.5,
     shard_size: Annotated[str, typer.Option(help="Upper bound of a new shard.")] = "8MiB",
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Write shards that are mostly deleted again, in a new snapshot.
@@ -48,7 +41,7 @@ def compact(
     from concurrent_loader.storage.shards.editing.compact import compact as run_compact
     from concurrent_loader.storage.sizes import format_count, format_size
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    options = store_flags.options
     with progress_bar(in_bytes=True) as progress:
         task = progress.add_task("compacting", total=None)
 
@@ -56,7 +49,7 @@ def compact(
             progress.update(task, completed=now.num_bytes, total=now.num_bytes_total)
 
         report = run_compact(
-            url, below=below, shard_size=shard_size, client=client_for(url, client),
+            url, below=below, shard_size=shard_size, client=client_for(url, store_flags.client),
             storage_options=options_for(url, options), on_progress=show,
         )  # fmt: skip
     if as_json:

@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
     Snapshot,
-    StorageOption,
+    StoreFlags,
     client_for,
     parse_snapshot,
-    store_options,
+    takes_store,
 )
 from concurrent_loader.cli.progress import progress_bar
 
@@ -27,16 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["convert"]
 
 
+@takes_store
 def convert(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="URL of the adopted dataset.")],
     dst: Annotated[str, typer.Argument(metavar="DST", help="URL of the dataset to make.")],
     *,
     snapshot: Snapshot = None,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Copy an adopted dataset into shards of the project's own format.
@@ -46,8 +39,8 @@ def convert(
     from concurrent_loader.storage.adopt import convert as run_convert
     from concurrent_loader.storage.sizes import format_count, format_size
 
-    client_for(dst, client)
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    client_for(dst, store_flags.client)
+    options = store_flags.options
     with progress_bar(in_bytes=True) as progress:
         task = progress.add_task("converting", total=None)
 
@@ -55,7 +48,12 @@ def convert(
             progress.update(task, completed=now.num_bytes, total=now.num_bytes_total)
 
         manifest = run_convert(
-            index, dst, snapshot=parse_snapshot(snapshot), client=client, storage_options=options, on_progress=show
+            index,
+            dst,
+            snapshot=parse_snapshot(snapshot),
+            client=store_flags.client,
+            storage_options=options,
+            on_progress=show,
         )
     if as_json:
         facts = {"num_samples": manifest.num_samples, "num_bytes": manifest.num_bytes, "digest": manifest.digest}

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     InFlight,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     client_for,
     open_for_command,
     options_for,
     store_options,
+    takes_store,
 )
 from concurrent_loader.cli.progress import progress_bar
 
@@ -35,16 +32,13 @@ __all__ = ["copy_command"]
 _DESTINATION = "Destination, if it differs from the source"
 
 
+@takes_store
 def copy_command(
     src: Annotated[str, typer.Argument(metavar="SRC", help="URL of the dataset.")],
     dst: Annotated[str, typer.Argument(metavar="DST", help="URL of the copy: empty, or an earlier copy.")],
     *,
     in_flight: InFlight = 16,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     dst_endpoint_url: Annotated[
         str | None, typer.Option(help="URL of the S3 server of the destination.", rich_help_panel=_DESTINATION)
     ] = None,
@@ -70,12 +64,12 @@ def copy_command(
     """
     from concurrent_loader.storage.stores.backends.open_store import open_store
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    options = store_flags.options
     own = store_options(
         endpoint_url=dst_endpoint_url, region=dst_region, profile=dst_profile, storage_option=dst_storage_option
     )
-    source = open_for_command(src, client=client, options=options)
-    target = open_store(dst, client=client_for(dst, client), **options_for(dst, {**options, **own}))
+    source = open_for_command(src, client=store_flags.client, options=options)
+    target = open_store(dst, client=client_for(dst, store_flags.client), **options_for(dst, {**options, **own}))
     with progress_bar(in_bytes=True) as progress:
         task = progress.add_task("copying", total=None)
 

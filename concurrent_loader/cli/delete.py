@@ -10,15 +10,11 @@ from typing import Annotated
 import typer
 
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     client_for,
     options_for,
-    store_options,
+    takes_store,
 )
 
 __all__ = ["delete", "parse_ids"]
@@ -26,6 +22,7 @@ __all__ = ["delete", "parse_ids"]
 _MAX_IDS = 100_000_000
 
 
+@takes_store
 def delete(
     url: Annotated[str, typer.Argument(metavar="URL", help="URL of the dataset.")],
     *,
@@ -44,11 +41,7 @@ def delete(
         str | None, typer.Option(help="Name of the commit; a repeated call with the same name does nothing.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the samples.")] = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Commit a snapshot without some samples.
@@ -59,10 +52,10 @@ def delete(
     from concurrent_loader.storage.shards.editing.delete import delete as run_delete
     from concurrent_loader.storage.sizes import format_count
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    options = store_flags.options
     report = run_delete(
         url, where=where, ids=None if ids is None else parse_ids(ids), snapshot=snapshot, token=token, dry_run=dry_run,
-        client=client_for(url, client), storage_options=options_for(url, options),
+        client=client_for(url, store_flags.client), storage_options=options_for(url, options),
     )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report)))

@@ -11,15 +11,11 @@ import typer
 
 from concurrent_loader.cli.info import Url
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     open_for_command,
     parse_snapshot,
-    store_options,
+    takes_store,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["diff"]
 
 
+@takes_store
 def diff(
     url: Url,
     first: Annotated[str, typer.Argument(metavar="FIRST", help="Number, tag or time of the snapshot to compare with.")],
@@ -37,16 +34,12 @@ def diff(
         str | None, typer.Argument(metavar="SECOND", help="Number, tag or time. Default: the newest snapshot.")
     ] = None,
     *,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Show what changed between two snapshots: samples, shards, columns and metadata."""
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    store = open_for_command(url, client=client, options=options)
+    options = store_flags.options
+    store = open_for_command(url, client=store_flags.client, options=options)
     found = asyncio.run(_diff(store, parse_snapshot(first), parse_snapshot(second)))
     if as_json:
         typer.echo(json.dumps({"url": store.url, **dataclasses.asdict(found)}))

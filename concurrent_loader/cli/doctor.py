@@ -12,15 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     client_for,
     options_for,
-    store_options,
+    takes_store,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +38,7 @@ class Identity(StrEnum):
     WRITER = "writer"
 
 
+@takes_store
 def doctor(
     url: Annotated[
         str | None, typer.Argument(metavar="URL", help="URL of a dataset, or of the place for a new one.")
@@ -71,11 +68,7 @@ def doctor(
     deadline: Annotated[
         float, typer.Option(min=0.1, help="Deadline of each request and each measurement, in seconds.")
     ] = 10.0,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Check store, credentials, cache disk and decoder, and print what to fix.
@@ -88,7 +81,7 @@ def doctor(
     from concurrent_loader.storage.sizes import parse_size
 
     target = _target(url, terraform, identity)
-    given = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    given = store_flags.options
     folder = cache_dir or (Path(target.cache_dir) if target.cache_dir is not None else None)
     check_options = CheckOptions(
         put=put,
@@ -104,7 +97,7 @@ def doctor(
             target.url,
             options_for(target.url, {**target.storage_options, **given}),
             check_options,
-            client=client_for(target.url, client),
+            client=client_for(target.url, store_flags.client),
             on_finding=show,
         )
     )

@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     InFlight,
     Json,
-    Profile,
-    Region,
     Snapshot,
-    StorageOption,
+    StoreFlags,
     client_for,
     options_for,
     parse_snapshot,
     store_options,
+    takes_store,
 )
 from concurrent_loader.cli.progress import progress_bar
 
@@ -43,6 +40,7 @@ class Format(StrEnum):
     MDS = "mds"
 
 
+@takes_store
 def export(
     url: Annotated[str, typer.Argument(metavar="DATASET", help="URL of the dataset.")],
     format_: Annotated[
@@ -68,11 +66,7 @@ def export(
         str | None,
         typer.Option(help="Local folder for files until they are uploaded. Default: the system's temporary folder."),
     ] = None,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     dst_endpoint_url: Annotated[
         str | None, typer.Option(help="URL of the S3 server of the destination.", rich_help_panel=_DESTINATION)
     ] = None,
@@ -98,7 +92,7 @@ def export(
     """
     from concurrent_loader.storage.exporters.export import export as run_export
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    options = store_flags.options
     own = store_options(
         endpoint_url=dst_endpoint_url, region=dst_region, profile=dst_profile, storage_option=dst_storage_option
     )
@@ -119,9 +113,9 @@ def export(
             workers=workers,
             in_flight=in_flight,
             scratch_dir=scratch_dir,
-            client=client_for(url, client),
+            client=client_for(url, store_flags.client),
             storage_options=options_for(url, options),
-            dst_client=client_for(dst, client),
+            dst_client=client_for(dst, store_flags.client),
             dst_storage_options=options_for(dst, {**options, **own}),
             on_progress=show,
         )

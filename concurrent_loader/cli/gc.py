@@ -11,15 +11,11 @@ import typer
 
 from concurrent_loader.cli.info import Url
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     open_for_command,
     parse_duration,
-    store_options,
+    takes_store,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["gc"]
 
 
+@takes_store
 def gc(
     url: Url,
     *,
@@ -47,11 +44,7 @@ def gc(
         ),
     ] = "7d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted; delete nothing.")] = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Delete old snapshots, and objects of failed jobs and deleted snapshots.
@@ -61,8 +54,8 @@ def gc(
     """
     older = None if older_than is None else parse_duration(older_than, name="--older-than")
     wait = parse_duration(grace, name="--grace")
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    store = open_for_command(url, client=client, options=options)
+    options = store_flags.options
+    store = open_for_command(url, client=store_flags.client, options=options)
     report = asyncio.run(_collect(store, keep, older, wait, dry_run=dry_run))
     if as_json:
         typer.echo(json.dumps({"url": store.url, **dataclasses.asdict(report)}))

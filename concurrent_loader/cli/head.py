@@ -10,7 +10,7 @@ import typer
 
 from concurrent_loader.cli.info import Url
 from concurrent_loader.cli.open_reader import open_reader
-from concurrent_loader.cli.options import Client, EndpointUrl, Profile, Region, Snapshot, StorageOption, store_options
+from concurrent_loader.cli.options import Snapshot, StoreFlags, takes_store
 
 if TYPE_CHECKING:
     from concurrent_loader.storage.shards.format.schema import Schema
@@ -23,6 +23,7 @@ _SHOW_VALUE_BYTES = 64 << 20
 Columns = Annotated[list[str] | None, typer.Option("--column", help="Column to show. May be repeated. Default: all.")]
 
 
+@takes_store
 def head(
     url: Url,
     *,
@@ -30,19 +31,15 @@ def head(
     start: Annotated[int, typer.Option(min=0, help="Number of the first sample.")] = 0,
     column: Columns = None,
     snapshot: Snapshot = None,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
 ) -> None:
     """Show the first samples of a dataset, one line per column.
 
     Values above 4 MiB are not fetched; their size is shown instead.
     """
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    options = store_flags.options
     total, schema, metadata, samples = asyncio.run(
-        _read(url, range(start, start + num), column, _HEAD_VALUE_BYTES, client, options, snapshot)
+        _read(url, range(start, start + num), column, _HEAD_VALUE_BYTES, store_flags.client, options, snapshot)
     )
     if not samples:
         raise typer.BadParameter(f"the dataset has only {total:,} samples", param_hint="--start")
@@ -53,25 +50,22 @@ def head(
     typer.echo(f"… {left:,} more of {total:,} samples" if left else f"{total:,} samples")
 
 
+@takes_store
 def show(
     url: Url,
     sample_id: Annotated[int, typer.Argument(metavar="ID", min=0, help="Number of the sample, from 0.")],
     *,
     column: Columns = None,
     snapshot: Snapshot = None,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
 ) -> None:
     """Show one sample in full: whole strings, indented JSON, arrays of up to 1,000 numbers.
 
     Values above 64 MiB are not fetched; their size is shown instead.
     """
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    options = store_flags.options
     total, schema, metadata, samples = asyncio.run(
-        _read(url, range(sample_id, sample_id + 1), column, _SHOW_VALUE_BYTES, client, options, snapshot)
+        _read(url, range(sample_id, sample_id + 1), column, _SHOW_VALUE_BYTES, store_flags.client, options, snapshot)
     )
     if not samples:
         raise typer.BadParameter(

@@ -12,14 +12,10 @@ import typer
 from concurrent_loader.cli.info_text import info_lines
 from concurrent_loader.cli.open_reader import open_reader
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
     Snapshot,
-    StorageOption,
-    store_options,
+    StoreFlags,
+    takes_store,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +30,7 @@ _COUNTS = ("source_bytes", "stored_bytes")
 _MAX_LABEL_BYTES = 32 << 20  # labels that are fetched without being asked for
 
 
+@takes_store
 def info(
     url: Url,
     *,
@@ -42,16 +39,12 @@ def info(
         bool | None,
         typer.Option(help="Count the samples of each class. Default: if the labels take at most 32 MiB."),
     ] = None,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Show the columns, counts, sizes, classes, statistics and snapshots of a dataset."""
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    facts = asyncio.run(_facts(url, snapshot, counts, client, options))
+    options = store_flags.options
+    facts = asyncio.run(_facts(url, snapshot, counts, store_flags.client, options))
     if as_json:
         typer.echo(json.dumps(facts))
     else:
@@ -114,6 +107,7 @@ def _describe(url: str, manifest: Manifest, snapshots: list[int]) -> dict[str, A
         "payload_bytes": int(manifest.table.payload_bytes.sum()),
         "num_shards": len(sizes),
         "shard_bytes": {"min": min(sizes), "mean": sum(sizes) // len(sizes), "max": max(sizes)} if sizes else None,
+        "num_undigested": int((manifest.table.num_chunks == 0).sum()),
         "num_bundles": len(manifest.bundles),
         "bundle_bytes": sum(bundle.size for bundle in manifest.bundles),
         "num_column_sets": len(manifest.column_sets),

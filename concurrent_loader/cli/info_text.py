@@ -37,6 +37,11 @@ def info_lines(facts: dict[str, Any], width: int) -> list[str]:
         f"shards     {facts['num_shards']:,}{spread}",
         f"bundles    {facts['num_bundles']:,}, {format_size(facts['bundle_bytes'])}",
     ]
+    if facts["num_undigested"]:
+        shards = format_count(facts["num_undigested"], "shard")
+        lines.append(
+            f"digests    none for the payload of {shards}: only headers were adopted, so bytes are not verified"
+        )
     if facts["num_column_sets"]:
         added = format_count(facts["num_column_sets"], "column set")
         lines.append(f"added      {added}, {format_size(facts['column_set_bytes'])}")
@@ -79,7 +84,9 @@ def _wrapped(line: str, width: int) -> list[str]:
 def _column_lines(columns: Mapping[str, str], statistics: Mapping[str, Any]) -> Iterator[str]:
     widest, types = max(map(len, columns)), max(map(len, columns.values()))
     for name, kind in columns.items():
-        yield f"  {name:<{widest}}  {kind:<{types}}  {_about(statistics.get(name, {}))}".rstrip()
+        facts = statistics.get(name, {})
+        about = ", ".join(filter(None, [_about(facts), f"{facts['num_null']:,} null" if "num_null" in facts else ""]))
+        yield f"  {name:<{widest}}  {kind:<{types}}  {about}".rstrip()
 
 
 def _about(found: Mapping[str, Any]) -> str:

@@ -30,17 +30,14 @@ from concurrent_loader.cli.ingest_options import (
 )
 from concurrent_loader.cli.ingest_run import run_import
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     InFlight,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     client_for,
     open_for_command,
     options_for,
     store_options,
+    takes_store,
 )
 
 __all__ = ["app"]
@@ -76,6 +73,7 @@ def ingest() -> None:
 
 
 @app.command("image-folder")
+@takes_store
 def image_folder(
     src: Annotated[str, typer.Argument(metavar="SRC", help="Folder or URL with one subfolder per class.")],
     dst: Dst,
@@ -110,11 +108,7 @@ def image_folder(
     address: Address = None,
     part: Part = None,
     resume: Resume = True,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     src_endpoint_url: SrcEndpointUrl = None,
     src_region: SrcRegion = None,
     src_profile: SrcProfile = None,
@@ -127,12 +121,12 @@ def image_folder(
     """
     from concurrent_loader.storage.importers import ImageFolder
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    options = store_flags.options
     own = store_options(
         endpoint_url=src_endpoint_url, region=src_region, profile=src_profile, storage_option=src_storage_option
     )
     importer = ImageFolder(
-        open_for_command(src, client=client, options={**options, **own}),
+        open_for_command(src, client=store_flags.client, options={**options, **own}),
         classes=classes,
         shuffle_seed=seed if shuffle else None,
         image_type=image_type.value if image_type else None,
@@ -144,7 +138,7 @@ def image_folder(
         importer, dst, noun="image", as_json=as_json, on_error=on_error.value, append=append, overwrite=overwrite,
         shard_size=shard_size, uploads_in_flight=uploads_in_flight, token=token, again=again,
         workers=workers, engine=engine, address=address, part=part, resume=resume,
-        client=client_for(dst, client), storage_options=options_for(dst, options),
+        client=client_for(dst, store_flags.client), storage_options=options_for(dst, options),
     )  # fmt: skip
 
 

@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     open_for_command,
-    store_options,
+    takes_store,
 )
 from concurrent_loader.cli.snapshots import format_time
 
@@ -28,19 +24,16 @@ if TYPE_CHECKING:
 __all__ = ["list_command"]
 
 
+@takes_store
 def list_command(
     url: Annotated[str, typer.Argument(metavar="URL", help="URL of a bucket, prefix or folder.")],
     *,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """List the datasets below a URL with their samples, sizes, snapshots and columns."""
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    store = open_for_command(url, client=client, options=options)
+    options = store_flags.options
+    store = open_for_command(url, client=store_flags.client, options=options)
     found = asyncio.run(_list(store))
     if as_json:
         typer.echo(json.dumps({"url": store.url, "datasets": [_facts(info) for info in found]}))

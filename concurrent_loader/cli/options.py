@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -21,12 +24,14 @@ __all__ = [
     "Region",
     "Snapshot",
     "StorageOption",
+    "StoreFlags",
     "client_for",
     "open_for_command",
     "options_for",
     "parse_duration",
     "parse_snapshot",
     "store_options",
+    "takes_store",
 ]
 
 _STORE = "Object store"
@@ -83,6 +88,52 @@ def store_options(
         name = name.replace("-", "_")
         options[name] = value if name.rpartition("_")[2] in _TEXT else _parse_value(value)
     return options
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFlags:
+    """The options of a command for the object store.
+
+    Attributes:
+        options: Options of `concurrent_loader.storage.open_store`.
+        client: Name of the client library.
+    """
+
+    options: dict[str, Any]
+    client: str
+
+
+_STORE_FLAGS: dict[str, tuple[Any, Any]] = {
+    "endpoint_url": (EndpointUrl, None),
+    "region": (Region, None),
+    "profile": (Profile, None),
+    "storage_option": (StorageOption, None),
+    "client": (Client, "auto"),
+}
+
+
+def takes_store(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of the object store in place of its parameter ``store_flags``."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for each in inspect.signature(command).parameters.values():
+        if each.name != "store_flags":
+            parameters.append(each.replace(annotation=hints[each.name]))
+            continue
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
+            for name, (hint, default) in _STORE_FLAGS.items()
+        ]
+
+    def run(**arguments: Any) -> None:
+        flags = {name: arguments.pop(name, default) for name, (_, default) in _STORE_FLAGS.items()}
+        client = flags.pop("client")
+        command(**arguments, store_flags=StoreFlags(store_options(**flags), client))
+
+    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads both
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
 
 
 def options_for(url: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     client_for,
     options_for,
-    store_options,
+    takes_store,
 )
 from concurrent_loader.cli.progress import progress_bar
 
@@ -30,15 +26,12 @@ __all__ = ["purge"]
 _NOT_PROVED = 1
 
 
+@takes_store
 def purge(
     url: Annotated[str, typer.Argument(metavar="URL", help="URL of the dataset.")],
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do it. Without this, only say what would be removed.")] = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Remove the bytes of deleted samples from all snapshots, and prove it. This cannot be undone.
@@ -47,7 +40,7 @@ def purge(
     """
     from concurrent_loader.storage.shards.editing.purge import purge as run_purge
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
+    options = store_flags.options
     with progress_bar(in_bytes=True) as progress:
         task = progress.add_task("purging", total=None)
 
@@ -55,7 +48,7 @@ def purge(
             progress.update(task, completed=now.num_bytes, total=now.num_bytes_total)
 
         report = run_purge(
-            url, dry_run=not yes, client=client_for(url, client), storage_options=options_for(url, options),
+            url, dry_run=not yes, client=client_for(url, store_flags.client), storage_options=options_for(url, options),
             on_progress=show,
         )  # fmt: skip
     typer.echo(
@@ -93,7 +86,7 @@ def _lines(report: PurgeReport) -> list[str]:
         sample = "a deleted sample" if copy.sample is None else f"sample {copy.sample}"
         lines.append(f"copy         snapshot {copy.snapshot}, {sample}, column {copy.column}, {copy.shard}")
     lines += [f"not removed  {key}" for key in report.left]
-    lines += [f"no shard     {key}" for key in report.unreadable]
+    lines += [f"not scanned  {key}" for key in report.unreadable]
     if report.num_unreferenced:
         count = format_count(report.num_unreferenced, "bundle or tail", "bundles and tails")
         lines.append(f"unknown      {count} of no snapshot were not scanned; delete them with garbage collection")

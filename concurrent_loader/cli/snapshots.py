@@ -11,14 +11,10 @@ import typer
 
 from concurrent_loader.cli.info import Url
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     Json,
-    Profile,
-    Region,
-    StorageOption,
+    StoreFlags,
     open_for_command,
-    store_options,
+    takes_store,
 )
 
 if TYPE_CHECKING:
@@ -30,19 +26,16 @@ if TYPE_CHECKING:
 __all__ = ["format_time", "snapshots"]
 
 
+@takes_store
 def snapshots(
     url: Url,
     *,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """List the snapshots of a dataset with times, sizes and tags."""
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    store = open_for_command(url, client=client, options=options)
+    options = store_flags.options
+    store = open_for_command(url, client=store_flags.client, options=options)
     found = asyncio.run(_describe(store))
     if as_json:
         typer.echo(json.dumps({"url": store.url, "snapshots": [_facts(info) for info in found]}))

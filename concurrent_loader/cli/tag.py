@@ -9,15 +9,11 @@ import typer
 
 from concurrent_loader.cli.info import Url
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
-    Profile,
-    Region,
     Snapshot,
-    StorageOption,
+    StoreFlags,
     open_for_command,
     parse_snapshot,
-    store_options,
+    takes_store,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["tag"]
 
 
+@takes_store
 def tag(
     url: Url,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, '.', '_' and '-'; not a number.")],
@@ -34,17 +31,13 @@ def tag(
     snapshot: Snapshot = None,
     move: Annotated[bool, typer.Option("--move", help="Move a tag that names another snapshot.")] = False,
     delete: Annotated[bool, typer.Option("--delete", help="Delete the tag; its snapshot stays.")] = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
 ) -> None:
     """Name a snapshot. Garbage collection keeps snapshots that have a tag."""
     if delete and (snapshot is not None or move):
         raise typer.BadParameter("--delete goes with neither --snapshot nor --move", param_hint="--delete")
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    store = open_for_command(url, client=client, options=options)
+    options = store_flags.options
+    store = open_for_command(url, client=store_flags.client, options=options)
     number = asyncio.run(_tag(store, name, parse_snapshot(snapshot), move=move, delete=delete))
     typer.echo(f"tag {name} deleted" if number is None else f"tag {name}: snapshot {number}")
 

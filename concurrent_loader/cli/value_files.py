@@ -135,6 +135,9 @@ def _parquet_rows(path: Path, names: list[str]) -> Iterator[dict[str, Any]]:
 
 def _parser(column: Column) -> Callable[[str], Any]:
     """Returns the function from a text of a CSV file to a value."""
+    if column.optional:
+        parse = _parser(Column(column.name, column.base_type))
+        return lambda text: parse(text) if text else None
     if column.type == "str":
         return str
     if column.type == "json" or (column.dtype is not None and column.shape != ()):

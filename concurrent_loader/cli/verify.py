@@ -11,17 +11,13 @@ import typer
 
 from concurrent_loader.cli.info import Url
 from concurrent_loader.cli.options import (
-    Client,
-    EndpointUrl,
     InFlight,
     Json,
-    Profile,
-    Region,
     Snapshot,
-    StorageOption,
+    StoreFlags,
     open_for_command,
     parse_snapshot,
-    store_options,
+    takes_store,
 )
 from concurrent_loader.cli.progress import progress_bar
 
@@ -39,26 +35,25 @@ __all__ = ["verify"]
 _CORRUPT = 1
 
 
+@takes_store
 def verify(
     url: Url,
     *,
     snapshot: Snapshot = None,
     in_flight: InFlight = 16,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    storage_option: StorageOption = None,
-    client: Client = "auto",
+    store_flags: StoreFlags,
     as_json: Json = False,
 ) -> None:
     """Read every shard in full and verify all digests.
+
+    Data that was adopted with --headers-only has no digests of its payload; the output says so.
 
     Exit status: 0 all data is intact, 1 data is corrupt (each problem is listed), 2 the check failed.
     """
     from concurrent_loader.storage.sizes import format_count
 
-    options = store_options(endpoint_url=endpoint_url, region=region, profile=profile, storage_option=storage_option)
-    store = open_for_command(url, client=client, options=options)
+    options = store_flags.options
+    store = open_for_command(url, client=store_flags.client, options=options)
     with progress_bar(in_bytes=True) as progress:
         task = progress.add_task("verifying", total=None)
 
@@ -72,7 +67,7 @@ def verify(
                 parse_snapshot(snapshot),
                 in_flight,
                 show,
-                lambda source: _open_source(store.url, source, client, options),
+                lambda source: _open_source(store.url, source, store_flags.client, options),
             )
         )
     _print(report, store.url, as_json=as_json)
@@ -120,3 +115,8 @@ def _print(report: VerifyReport, url: str, *, as_json: bool) -> None:
         f"{format_count(report.num_bundles, 'bundle')}, {format_count(report.num_samples, 'sample')}, "
         f"{format_size(report.num_bytes)}"
     )
+    if report.num_undigested:
+        typer.echo(
+            f"not verified by digest: the payload of {format_count(report.num_undigested, 'virtual shard')}, of which "
+            "only headers were adopted; it is there, with its length. `concurrent-loader convert` computes digests"
+        )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar, get_args
 
+from concurrent_loader.datasets.length_batches import plan_packed
 from concurrent_loader.datasets.mixture_source import MixtureSource
 from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.datasets.views import DatasetView, Selectable, WholeDataset
 from concurrent_loader.order.apportion import check_weights, largest_remainder
+from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.mixture_plan import MixturePlan, Per, Stop
 from concurrent_loader.order.options import PlanOptions
+from concurrent_loader.order.packed_plan import PackedPlan
+from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.shuffle import derive_key
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import ConfigurationError
@@ -45,7 +49,9 @@ class Mixture(PublicNames):
 
     Args:
         datasets: `ShardDataset`, `ObjectDataset`, or views of them. The caller closes them.
-        weights: Relative weights of the datasets. Default: their numbers of samples.
+        weights: Relative weights of the datasets. Default: their numbers of samples. With ``per="batch"`` and a number
+            as ``stop``, also a schedule: step of the epoch → weights from that step on, ``{0: [9, 1], 5000: [1, 1]}``.
+            There a weight may be 0.
         per: ``"batch"``, the default, takes each batch from one dataset, with that dataset's columns. Each dataset's
             share of an epoch's batches is its weight, evenly spread. ``"sample"`` puts a fixed number of samples of
             each dataset into every global batch, by weight with largest remainder, evenly spread. Batches then have the
@@ -70,7 +76,7 @@ class Mixture(PublicNames):
     def __init__(
         self,
         datasets: Sequence[Selectable],
-        weights: Sequence[float] | None = None,
+        weights: Sequence[float] | Mapping[int, Sequence[float]] | None = None,
         *,
         per: Per = "batch",
         stop: Stop = "shortest",
@@ -85,11 +91,13 @@ class Mixture(PublicNames):
                 )
         if weights is None:
             weights = [len(child) for child in self._children]
-        if len(weights) != len(self._children):
+        rows: list[Sequence[float]] = list(weights.values()) if isinstance(weights, Mapping) else [weights]
+        if any(len(row) != len(self._children) for row in rows):
             raise ConfigurationError(
                 "a mixture needs one weight per dataset", expected=len(self._children), got=weights
             )
-        self._shares = check_weights(weights)
+        self._phases = _check_schedule(weights, per, stop) if isinstance(weights, Mapping) else ()
+        self._shares = self._phases[0][1] if self._phases else check_weights(rows[0])
         if per not in ("batch", "sample"):
             raise ConfigurationError("per must be 'batch' or 'sample'", got=per)
         if stop not in ("shortest", "longest") and (isinstance(stop, bool) or not isinstance(stop, int) or stop < 1):
@@ -107,7 +115,7 @@ class Mixture(PublicNames):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Share of each dataset; they add up to 1."""
+        """Share of each dataset, at the beginning of an epoch if weights change; they add up to 1."""
         return self._shares
 
     @property
@@ -192,10 +200,16 @@ class Mixture(PublicNames):
 
         Raises:
             ConfigurationError: A dataset would have no sample in a batch, or no batch in an epoch; or the options have
-                ``sampling`` or ``batching``.
+                ``sampling`` or ``batching`` other than `Packed`.
         """
-        if options.sampling is not None or options.batching is not None:
+        packed = options.batching
+        if options.sampling is not None or not isinstance(packed, Packed | None):
             raise ConfigurationError("sampling= and batching= need one dataset; a Mixture draws by its own weights")
+        if packed is not None and (self._per != "batch" or packed.packing != "split"):
+            raise ConfigurationError(
+                "Packed needs a Mixture with per='batch', and packing='split', so that all epochs have as many rows",
+                got=(self._per, packed.packing),
+            )
         sizes = [options.global_batch_size] * len(self._children)
         if self._per == "sample":
             sizes = largest_remainder(self._shares, options.global_batch_size)
@@ -204,20 +218,36 @@ class Mixture(PublicNames):
                     "a dataset of the mixture would have no sample in a batch; give it more weight, or make batches "
                     "larger", got=sizes,
                 )  # fmt: skip
+        children: list[EpochPlan | PackedPlan] = []
+        for number, (child, size) in enumerate(zip(self._children, sizes, strict=True)):
+            own = replace(options, global_batch_size=size, seed=derive_key("mixture", options.seed, number))
+            children.append(
+                child.sample_plan(own, epoch=0)
+                if packed is None
+                else plan_packed(child, own, packed.part(number), epoch=0)
+            )
         return MixturePlan(
-            children=tuple(
-                child.sample_plan(
-                    replace(options, global_batch_size=size, seed=derive_key("mixture", options.seed, number)), epoch=0
-                )
-                for number, (child, size) in enumerate(zip(self._children, sizes, strict=True))
-            ),
+            children=tuple(children),
             shares=self._shares,
             per=self._per,
             stop=self._stop,
             epoch=epoch,
             seed=options.seed,
             shuffle=options.shuffle,
+            phases=self._phases,
         )
+
+
+def _check_schedule(
+    weights: Mapping[int, Sequence[float]], per: object, stop: object
+) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    """Returns the phases of weights that change at given steps: (first step, shares) each."""
+    steps = list(weights)
+    if per != "batch" or isinstance(stop, bool) or not isinstance(stop, int):
+        raise ConfigurationError("weights that change need per='batch', and a number of steps as stop", got=(per, stop))
+    if not steps or steps[0] != 0 or steps != sorted(set(steps)) or steps[-1] >= stop:
+        raise ConfigurationError("steps of weights must ascend from 0, and lie before stop", expected=stop, got=steps)
+    return tuple((step, check_weights(each, with_zero=True)) for step, each in weights.items())
 
 
 def _common(children: Sequence[Selectable]) -> Schema:
@@ -229,13 +259,14 @@ def _common(children: Sequence[Selectable]) -> Schema:
         )
     types: dict[str, str] = {}
     for name in names:
-        found = {child.schema[name].type for child in children}
+        found = {child.schema[name].base_type for child in children}
+        optional = any(child.schema[name].optional for child in children)
         if len(found) > 1 and not found <= _IMAGE_TYPES:
             raise ConfigurationError(
                 "a column's type differs between the datasets; leave it out with select_columns, or mix them "
                 "per='batch'", column=name, got=sorted(found),
             )  # fmt: skip
-        types[name] = found.pop() if len(found) == 1 else "image"
+        types[name] = (found.pop() if len(found) == 1 else "image") + ("?" if optional else "")
     return Schema.parse(types)
 
 

@@ -38,8 +38,8 @@ class OpenUnit(Protocol):
     def cached(self) -> bool:
         """Whether the bytes come from a local file, which may be damaged, and which `Source.replace` fetches again."""
 
-    def payload(self, column: str, rows: Indices) -> Sequence[bytes | memoryview]:
-        """Returns the verified bytes of a payload column for some rows."""
+    def payload(self, column: str, rows: Indices) -> Sequence[bytes | memoryview | None]:
+        """Returns the verified bytes of a payload column for some rows; None for nulls."""
 
     def values(self, column: str, rows: Indices) -> npt.NDArray[Any] | Sequence[Any]:
         """Returns the values of a column for some rows: an array for numbers, otherwise a list."""

@@ -10,13 +10,14 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from concurrent_loader.datasets.length_batches import plan_by_length, plan_by_sampler
+from concurrent_loader.datasets.length_batches import plan_by_length, plan_by_sampler, plan_packed
 from concurrent_loader.datasets.protocol import Source
 from concurrent_loader.decode.registry import Decoder, make_decoder
 from concurrent_loader.errors import DecodeError
-from concurrent_loader.order.batch_list_plan import BatchListPlan
 from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.order.listed_plan import ListedPlan
 from concurrent_loader.order.options import PlanOptions, parse_window
+from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.sampler_batches import SamplerBatches
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import ConfigurationError
@@ -94,7 +95,10 @@ class ReadableDataset(PublicNames, ABC):
 
     @abstractmethod
     def column(self, name: str) -> Values:
-        """Returns one column of all samples: an array (len, *shape) for numbers, a list for str and json."""
+        """Returns one column of all samples: an array (len, *shape) for numbers, a list for str and json.
+
+        Of an optional column, the array is a ``numpy.ma.MaskedArray`` whose nulls are masked, and the list has None.
+        """
 
     @abstractmethod
     def lengths(self, name: str) -> Indices:
@@ -126,10 +130,12 @@ class ReadableDataset(PublicNames, ABC):
         """Datasets whose columns batches have: this one alone."""
         return (self,)
 
-    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan | BatchListPlan:
+    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan | ListedPlan:
         """Returns the order of an epoch; see `concurrent_loader.order.epoch_plan.EpochPlan`."""
         if isinstance(options.batching, SamplerBatches):
             return plan_by_sampler(self, options, options.batching, epoch)
+        if isinstance(options.batching, Packed):
+            return plan_packed(self, options, options.batching, epoch)
         if options.batching is not None:
             return plan_by_length(self, options, options.batching, epoch)
         return self.sample_plan(options, epoch)
@@ -179,7 +185,7 @@ class ReadableDataset(PublicNames, ABC):
 
         Returns:
             Values by column. An image is a tensor (C, H, W), uint8 and upright; see
-            `concurrent_loader.decode.make_decoder`.
+            `concurrent_loader.decode.make_decoder`. A null is None.
 
         Raises:
             IndexError: The sample does not exist.
@@ -199,12 +205,12 @@ class ReadableDataset(PublicNames, ABC):
                 raise ConfigurationError(
                     "decode names a column that samples do not have", expected=list(self.columns), got=name
                 )
-        images = {name: "rgb" for name in self.columns if self.schema[name].type in COLUMN_FORMATS}
-        decoders = {name: make_decoder(how, self.schema[name].type) for name, how in {**images, **wanted}.items()}
+        images = {name: "rgb" for name in self.columns if self.schema[name].base_type in COLUMN_FORMATS}
+        decoders = {name: make_decoder(how, self.schema[name].base_type) for name, how in {**images, **wanted}.items()}
         values = self[index]
         for name, decoder in decoders.items():
             try:
-                values[name] = decoder(values[name])
+                values[name] = None if values[name] is None else decoder(values[name])
             except DecodeError as error:
                 error.locate(sample=self._check_index(index), column=name)
                 raise

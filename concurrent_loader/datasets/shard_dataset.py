@@ -106,6 +106,8 @@ class ShardDataset(BucketDataset):
     def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
         """Returns one column of all samples: an array (len, *shape) for numbers, a list for str and json.
 
+        Of an optional column, the array is a ``numpy.ma.MaskedArray`` whose nulls are masked, and the list has None.
+
         Raises:
             SchemaError: The column does not exist, or holds payload (bytes, images, ragged arrays).
         """

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from concurrent_loader.datasets.protocol import FetchTimes, OpenUnit
 from concurrent_loader.datasets.selection import Selection
-from concurrent_loader.order.batch_list_plan import BatchListPlan
 from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.order.listed_plan import ListedPlan
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.storage.cache import OpenShard, UseSchedule
 from concurrent_loader.storage.errors import StorageError
@@ -69,7 +69,7 @@ class ShardSource:
     def fetch_times(self, unit: int) -> tuple[float, float | None] | None:
         return self._fetch_times.get(unit) or self._cache.fetched(self._reader.entry(unit))
 
-    async def set_schedule(self, plan: EpochPlan | BatchListPlan, world_size: int, *, shared: bool = False) -> None:
+    async def set_schedule(self, plan: EpochPlan | ListedPlan, world_size: int, *, shared: bool = False) -> None:
         await self._cache.set_schedule(lambda: self.schedule(plan, world_size, shared=shared))
 
     def set_step(self, step: int) -> None:
@@ -114,7 +114,7 @@ class ShardSource:
             return 2 * (entry.size - entry.tail_start) <= entry.size
         return is_sparse(entry, self.num_samples(unit))
 
-    def schedule(self, plan: EpochPlan | BatchListPlan, world_size: int, *, shared: bool) -> UseSchedule:
+    def schedule(self, plan: EpochPlan | ListedPlan, world_size: int, *, shared: bool) -> UseSchedule:
         """Returns when shards are used, in this epoch and in the next one with the same settings."""
         now, then = (each.shard_usage(world_size) for each in (plan, replace(plan, epoch=(plan.epoch + 1) % 2**64)))
         # Shards without selected samples are left out of the schedule, because another view may be reading them.
@@ -200,13 +200,14 @@ class SparseShard:
                 raise errors.exceptions[0] from errors.exceptions[0].__cause__
         return cls(index, entry.key, payload)
 
-    def payload(self, column: str, rows: Indices) -> list[bytes]:
-        """Returns the stored bytes of a payload column for some rows."""
-        return [self._payload[column, row] for row in rows.tolist()]
+    def payload(self, column: str, rows: Indices) -> list[bytes | None]:
+        """Returns the stored bytes of a payload column for some rows; None for nulls."""
+        valid = self._index.valid(column)
+        return [self._payload[column, row] if valid is None or valid[row] else None for row in rows.tolist()]
 
     def values(self, column: str, rows: Indices) -> npt.NDArray[Any] | list[Any]:
         """Returns the values of a column for some rows; see `concurrent_loader.storage.cache.OpenShard.values`."""
         spec = self._index.schema[column]
         if spec.kind is ColumnKind.PAYLOAD:
-            return [spec.decode(data) for data in self.payload(column, rows)]
+            return [None if data is None else spec.decode(data) for data in self.payload(column, rows)]
         return self._index.values(column, rows)

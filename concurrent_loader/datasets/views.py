@@ -15,15 +15,16 @@ import xxhash
 from concurrent_loader.datasets.protocol import Source
 from concurrent_loader.datasets.readable import ReadableDataset
 from concurrent_loader.datasets.selection import Selection, random_split
-from concurrent_loader.order.batch_list_plan import BatchListPlan
 from concurrent_loader.order.batching import ByLength
 from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.order.listed_plan import ListedPlan
 from concurrent_loader.order.options import PlanOptions
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.storage.loop_thread import LoopThread
 from concurrent_loader.storage.shards.editing.where import Where
+from concurrent_loader.storage.shards.format.nulls import plain_values
 from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
 from concurrent_loader.storage.sizes import Size
 
@@ -55,7 +56,7 @@ class Selectable(ReadableDataset):
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
-    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan | BatchListPlan:
+    def plan(self, options: PlanOptions, epoch: int) -> EpochPlan | ListedPlan:
         """Returns the order of an epoch; see `concurrent_loader.order.epoch_plan.EpochPlan`."""
         if options.sampling is None:
             return super().plan(options, epoch)
@@ -162,7 +163,7 @@ class Selectable(ReadableDataset):
                 raise SchemaError("a filter can use small columns, but no payload column", column=name)
         values = {name: self.column(name) for name in columns}
         if vectorized:
-            mask = np.asarray(predicate(dict(values)))
+            mask = np.asarray(np.ma.filled(predicate(dict(values)), False))
             if mask.dtype != np.bool_ or mask.shape != (len(self),):
                 raise ConfigurationError(
                     "a vectorized predicate must return one bool per sample",
@@ -384,5 +385,5 @@ class DatasetView(Selectable):
 
 
 def _by_sample(values: Values) -> Iterable[Any]:
-    # Python numbers, as in `dataset[i]`.
-    return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
+    found: Iterable[Any] = plain_values(values)
+    return found

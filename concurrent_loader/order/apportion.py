@@ -10,20 +10,21 @@ from concurrent_loader.storage.errors import ConfigurationError
 __all__ = ["apportion", "check_weights", "largest_remainder"]
 
 
-def check_weights(weights: Sequence[float], *, name: str = "weights") -> tuple[float, ...]:
+def check_weights(weights: Sequence[float], *, name: str = "weights", with_zero: bool = False) -> tuple[float, ...]:
     """Returns weights as shares that add up to 1.
 
     Args:
         weights: Positive numbers, at least one.
         name: Name of the argument for the error, ``"weights"`` by default.
+        with_zero: Whether a weight may be 0 if not all are, False by default.
 
     Raises:
         ConfigurationError: ``weights`` is empty, or a weight is not a positive number.
     """
     given = tuple(float(weight) for weight in weights)
-    if not given or not all(math.isfinite(weight) and weight > 0 for weight in given):
-        raise ConfigurationError(f"{name} must be positive numbers", got=list(weights))
     total = math.fsum(given)
+    if not all(math.isfinite(weight) and (weight >= 0 if with_zero else weight > 0) for weight in given) or not total:
+        raise ConfigurationError(f"{name} must be positive numbers", got=list(weights))
     return tuple(weight / total for weight in given)
 
 

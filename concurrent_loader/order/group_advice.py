@@ -48,7 +48,8 @@ def advice(plan: Plan, world_size: int, *, is_cached: bool) -> str | None:
 def _orders_by_rank(plan: Plan) -> list[EpochPlan]:
     """Returns the orders whose batches are divided among the ranks."""
     if isinstance(plan, MixturePlan):
-        return [child for child in plan.children if child.global_batch_size == plan.global_batch_size]
+        children = [child for child in plan.children if isinstance(child, EpochPlan)]
+        return [child for child in children if child.global_batch_size == plan.global_batch_size]
     return [plan] if isinstance(plan, EpochPlan) else []
 
 

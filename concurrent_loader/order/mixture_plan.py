@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -21,14 +22,16 @@ import xxhash
 
 from concurrent_loader.order.apportion import largest_remainder
 from concurrent_loader.order.epoch_plan import EpochPlan
+from concurrent_loader.order.packed_plan import PackedPlan
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.order.shuffle import derive_key
-from concurrent_loader.order.turns import TurnOrder
+from concurrent_loader.order.turns import PhasedTurns, TurnOrder
 from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = ["MixturePlan", "MixtureUnit", "Per", "Stop"]
 
 Indices = npt.NDArray[np.int64]
+ChildPlan = EpochPlan | PackedPlan
 Per = Literal["batch", "sample"]
 Stop = Literal["shortest", "longest"] | int
 
@@ -58,7 +61,8 @@ class MixturePlan:
 
     Args:
         children: Order of each dataset in its epoch 0. Its global batch size is the number of samples that the dataset
-            contributes to a global batch: all of them (``per="batch"``) or a part (``per="sample"``).
+            contributes to a global batch: all of them (``per="batch"``) or a part (``per="sample"``). Every epoch has
+            as many steps as epoch 0. Packed rows need ``per="batch"``.
         shares: Share of each dataset; they add up to 1.
         per: ``"batch"`` takes each batch from one dataset. ``"sample"`` mixes samples of all datasets in each batch.
         stop: End of an epoch: ``"shortest"`` ends it before any dataset would begin again, ``"longest"`` when every
@@ -66,6 +70,8 @@ class MixturePlan:
         epoch: Number of the epoch, from 0.
         seed: Seed of the order of datasets.
         shuffle: Whether datasets take turns at random. Otherwise they take turns evenly.
+        phases: (first step, shares) for shares that change during an epoch, from step 0 on, ascending; only with
+            ``per="batch"`` and a number as ``stop``. Default: none, ``shares`` for the whole epoch.
 
     Raises:
         ConfigurationError: A dataset has too few samples or too small a share, or the epoch is too long.
@@ -73,13 +79,14 @@ class MixturePlan:
     Thread-safety: All methods may be called from any thread.
     """
 
-    children: tuple[EpochPlan, ...]
+    children: tuple[ChildPlan, ...]
     shares: tuple[float, ...]
     per: Per
     stop: Stop
     epoch: int
     seed: int
     shuffle: bool
+    phases: tuple[tuple[int, tuple[float, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         for child, steps in enumerate(self._child_steps):
@@ -110,12 +117,22 @@ class MixturePlan:
         if self.per == "sample":
             num_steps = {"shortest": min(steps), "longest": max(steps)}.get(str(self.stop), self.stop)
             return (int(num_steps),) * len(steps)
+        if self.phases:
+            return tuple(map(sum, zip(*self._phase_turns, strict=True)))
         if isinstance(self.stop, int):
             return tuple(largest_remainder(self.shares, self.stop))
         scales = [steps_ / share for steps_, share in zip(steps, self.shares, strict=True)]
         if self.stop == "shortest":
             return tuple(math.floor(min(scales) * share + 1e-6) for share in self.shares)
         return tuple(math.ceil(max(scales) * share - 1e-6) for share in self.shares)
+
+    @cached_property
+    def _phase_turns(self) -> list[list[int]]:
+        """Number of turns of each dataset, for each phase."""
+        assert isinstance(self.stop, int)
+        first_steps = [first for first, _ in self.phases]
+        lengths = [end - first for first, end in pairwise([*first_steps, self.stop])]
+        return [largest_remainder(shares, length) for (_, shares), length in zip(self.phases, lengths, strict=True)]
 
     @property
     def max_steps(self) -> int:
@@ -141,12 +158,14 @@ class MixturePlan:
     @cached_property
     def fingerprint(self) -> int:
         """Identifies the datasets and everything else that their turns depend on, except seed and batch size."""
-        facts = {
+        facts: dict[str, object] = {
             "children": [(each.fingerprint, each.num_groups, each.window, each.max_steps) for each in self.children],
             "per": self.per,
             "shares": [share.hex() for share in self.shares],
             "stop": self.stop,
         }
+        if self.phases:
+            facts["phases"] = [(first, [share.hex() for share in shares]) for first, shares in self.phases]
         return xxhash.xxh3_64_intdigest(json.dumps(facts, sort_keys=True).encode()) >> 1
 
     def num_steps(self, rank: int = 0, world_size: int = 1) -> int:
@@ -183,7 +202,7 @@ class MixturePlan:
         own: Indices = within - self._unit_starts[np.searchsorted(self._unit_starts, within, side="right") - 1]
         return own
 
-    def child_plan(self, child: int, epoch: int) -> EpochPlan:
+    def child_plan(self, child: int, epoch: int) -> ChildPlan:
         """Returns a dataset's order in one of its epochs."""
         plan = self._plans.get((child, epoch))
         if plan is None:
@@ -193,7 +212,7 @@ class MixturePlan:
         return plan
 
     @cached_property
-    def _plans(self) -> dict[tuple[int, int], EpochPlan]:
+    def _plans(self) -> dict[tuple[int, int], ChildPlan]:
         return {}
 
     def position(self, child: int, step: int) -> tuple[int, int]:
@@ -208,11 +227,18 @@ class MixturePlan:
     # -- whose turn it is ------------------------------------------------------------------------------------------
 
     @cached_property
-    def _order(self) -> TurnOrder:
+    def _order(self) -> TurnOrder | PhasedTurns:
+        if not self.phases:
+            return self._turn_order(self.turns)
+        orders = [self._turn_order(turns, number) for number, turns in enumerate(self._phase_turns)]
+        return PhasedTurns(self._phase_turns, orders)
+
+    def _turn_order(self, turns: Sequence[int], *phase: int) -> TurnOrder:
         if not self.shuffle:
-            return TurnOrder(self.turns)
-        keys = [derive_key("turns", self.seed, self.epoch, child) for child in range(len(self.children))]
-        return TurnOrder(self.turns, keys)
+            return TurnOrder(turns)
+        return TurnOrder(
+            turns, [derive_key("turns", self.seed, self.epoch, child, *phase) for child in range(len(turns))]
+        )
 
     def _children_at(self, step: int) -> Sequence[int]:
         if self.per == "sample":
@@ -229,17 +255,24 @@ class MixturePlan:
         return self._iterate(start_step, rank, world_size)
 
     def _iterate(self, start_step: int, rank: int, world_size: int) -> Iterator[BatchIndex]:
-        streams = [self._stream(child, *self.position(child, start_step)) for child in range(len(self.children))]
+        streams = [
+            self._stream(child, *self.position(child, start_step), rank, world_size)
+            for child in range(len(self.children))
+        ]
         for step in range(start_step, self.max_steps):
             parts = [(child, next(streams[child])) for child in self._children_at(step)]
             yield self._merge(step, parts, rank, world_size)
 
-    def _stream(self, child: int, epoch: int, step: int) -> Iterator[BatchIndex]:
-        """Yields a dataset's global batches from a position on, without end, with the mixture's unit numbers."""
+    def _stream(self, child: int, epoch: int, step: int, rank: int, world_size: int) -> Iterator[BatchIndex]:
+        """Yields a dataset's batches from a position on, without end, with the mixture's unit numbers.
+
+        They are global batches; of packed rows, which are not mixed within a batch, the rank's part.
+        """
+        part = (rank, world_size) if isinstance(self.children[child], PackedPlan) else (0, 1)
         first_epoch = self.epoch * self.turns[child] // self._child_steps[child]
         while True:
             shift = (epoch - first_epoch) * self._unit_starts[-1] + self._unit_starts[child]
-            for index in self.child_plan(child, epoch).batches(step):
+            for index in self.child_plan(child, epoch).batches(step, *part):
                 yield replace(index, shard=index.shard + shift)
             epoch, step = epoch + 1, 0
 
@@ -248,6 +281,9 @@ class MixturePlan:
 
         In a short batch with fewer samples than ranks, a rank without a sample gets one padding sample.
         """
+        child, index = parts[0]
+        if index.pieces is not None:
+            return replace(index, step=step, source=np.full(len(index), child))
         sizes = tuple(len(index) for _, index in parts)
         num = sum(sizes)
         spread = _interleave(sizes)[rank * num // world_size : (rank + 1) * num // world_size]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from concurrent_loader.order.batching import ByLength
 from concurrent_loader.order.last_batch import LastBatch
+from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.sampler_batches import SamplerBatches
 from concurrent_loader.order.sampling import Sampling
 from concurrent_loader.storage.errors import ConfigurationError
@@ -46,16 +47,17 @@ class PlanOptions:
     shuffle_window: Size
     last_batch: LastBatch
     sampling: Sampling | None = None
-    batching: ByLength | SamplerBatches | None = None
+    batching: ByLength | Packed | SamplerBatches | None = None
 
     def __post_init__(self) -> None:
         if self.sampling is not None and not isinstance(self.sampling, Sampling):
             raise ConfigurationError(
                 "sampling must be an object such as Weighted('weight') or Balanced('label')", got=repr(self.sampling)
             )
-        if self.batching is not None and not isinstance(self.batching, ByLength | SamplerBatches):
+        if self.batching is not None and not isinstance(self.batching, ByLength | Packed | SamplerBatches):
             raise ConfigurationError(
-                "batching must be a torch sampler, or an object such as ByLength('tokens')", got=repr(self.batching)
+                "batching must be a torch sampler, or an object such as ByLength('tokens') or Packed('tokens')",
+                got=repr(self.batching),
             )
 
 

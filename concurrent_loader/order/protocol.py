@@ -9,9 +9,26 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchIndex", "Plan"]
+__all__ = ["BatchIndex", "Pieces", "Plan"]
 
 Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """The parts of documents that are packed into rows of tokens, row by row.
+
+    Attributes:
+        row: (n,) int64, row of the batch that each part belongs to, ascending.
+        start: (n,) int64, first token of each part in its document.
+        stop: (n,) int64, token after the last one; a document ends with its end-of-text token, if there is one.
+        num_rows: Number of rows; those without a token are padding.
+    """
+
+    row: Indices
+    start: Indices
+    stop: Indices
+    num_rows: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +42,7 @@ class BatchIndex:
         sample: (n,) int64, numbers of the samples in the dataset.
         num_padded: Number of padding samples at the end.
         source: (n,) int64, number of each sample's dataset in a mixture; None without a mixture.
+        pieces: Parts of the samples that are packed into rows; None for whole samples.
     """
 
     step: int
@@ -33,6 +51,7 @@ class BatchIndex:
     sample: Indices
     num_padded: int = 0
     source: Indices | None = None
+    pieces: Pieces | None = None
 
     def __len__(self) -> int:
         return len(self.sample)

@@ -145,7 +145,7 @@ class Balanced(Sampling):
         self.column = column
 
     def draw(self, read: ReadColumn, num_samples: int, *, seed: int, epoch: int) -> Indices:
-        values = np.asarray(read(self.column))
+        values = _without_nulls(read(self.column))
         if values.ndim != 1 or values.dtype.kind not in "iubU":
             raise ConfigurationError(
                 "Balanced needs a column of integers, bools or strings, one per sample", got=self.column
@@ -223,8 +223,26 @@ def draw_counts(expected: Floats, order: Indices, num: int, key: int) -> Indices
     return counts
 
 
+def _without_nulls(values: Any) -> Any:
+    """Returns the values of a column as an array.
+
+    Raises:
+        ConfigurationError: A value is null.
+    """
+    if isinstance(values, list):
+        num_nulls = sum(each is None for each in values)
+    else:
+        num_nulls = int(np.count_nonzero(np.ma.getmaskarray(values)))
+    if num_nulls:
+        raise ConfigurationError(
+            "samples without a value in the column cannot be drawn by it; leave them out, such as by "
+            "dataset.filter('label is not None')", got=f"{num_nulls} nulls",
+        )  # fmt: skip
+    return np.asarray(values)
+
+
 def _numbers(values: Any) -> Floats:
-    array = np.asarray(values)
+    array = _without_nulls(values)
     if array.ndim != 1 or array.dtype.kind not in "iufb":
         raise ConfigurationError(
             "weights must be a row of numbers, one per sample, or the name of a column of numbers",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 from concurrent_loader.order.shuffle import hash_items
 
-__all__ = ["TurnOrder"]
+__all__ = ["PhasedTurns", "TurnOrder"]
 
 _BLOCK_STEPS = 1 << 14  # sorted at once, in about a millisecond
 _BLOCKS_KEPT = 8
@@ -47,7 +49,7 @@ class TurnOrder:
     of a block, not on the length of the epoch.
 
     Args:
-        turns: Number of turns of each dataset, at least 1.
+        turns: Number of turns of each dataset.
         keys: Key of the hash that gives each dataset's u; None: u is ½.
         block_steps: Number of steps computed at once, about.
 
@@ -131,3 +133,39 @@ class TurnOrder:
             offset = (hash_items(self._keys[child], start, stop) >> np.uint64(11)).astype(np.float64) / 2**53
         places: npt.NDArray[np.float64] = (np.arange(start, stop) + offset) / self._turns[child]
         return places
+
+
+class PhasedTurns:
+    """The turns of an epoch whose weights change at given steps: the orders of its phases, one after the other.
+
+    Args:
+        turns: Number of turns of each dataset, for each phase.
+        orders: Order of each phase.
+
+    Thread-safety: All methods may be called from any thread.
+    """
+
+    def __init__(self, turns: Sequence[Sequence[int]], orders: Sequence[TurnOrder]) -> None:
+        self._orders = tuple(orders)
+        self._first_steps = [0, *accumulate(map(sum, turns))]
+        self._before = [[0, *accumulate(phase[child] for phase in turns)] for child in range(len(turns[0]))]
+
+    def whose(self, step: int) -> int:
+        """Returns the dataset whose turn it is at a step."""
+        phase, within = self._find(step)
+        return self._orders[phase].whose(within)
+
+    def turns_before(self, child: int, step: int) -> int:
+        """Returns the number of turns of a dataset before a step, which may be the end of the epoch."""
+        phase, within = self._find(step)
+        return self._before[child][phase] + self._orders[phase].turns_before(child, within)
+
+    def step_of(self, child: int, turn: int) -> int:
+        """Returns the step of a dataset's turn."""
+        before = self._before[child]
+        phase = bisect_right(before, turn) - 1
+        return self._first_steps[phase] + self._orders[phase].step_of(child, turn - before[phase])
+
+    def _find(self, step: int) -> tuple[int, int]:
+        phase = min(bisect_right(self._first_steps, step), len(self._orders)) - 1
+        return phase, step - self._first_steps[phase]

@@ -24,11 +24,13 @@ from concurrent_loader.batch.decode_failures import (
     repaired_index,
     source_rows,
 )
+from concurrent_loader.batch.packed_tokens import pack
 from concurrent_loader.batch.shared_memory import SharedBlocks
 from concurrent_loader.device import DeferredDecoder, StagedColumn
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.pipeline.sample_processing import BATCH, SampleProcessing, transform_batch, transform_sample
 from concurrent_loader.pipeline.slices import Slice
+from concurrent_loader.storage.shards.format.nulls import joined
 
 __all__ = ["BatchAssembler"]
 
@@ -187,10 +189,11 @@ def _collate(
                 for name, each in processing.decoders.items()
                 if isinstance(each, DeferredDecoder)
             }
-            plain = {name: values for name, values in columns.items() if name not in deferred}
+            packed = _pack(processing, index, columns)
+            plain = {name: values for name, values in columns.items() if name not in deferred and name not in packed}
             data = collate_columns(plain, **processing.collate_options)
-            if deferred:
-                data = _in_order(columns, {**data, **deferred})
+            if deferred or packed:
+                data = _in_order(columns, {**data, **deferred, **packed})
         return Batch(
             data,
             epoch=epoch,
@@ -207,6 +210,17 @@ def _defer(processing: SampleProcessing, decoder: DeferredDecoder, images: Seque
     return column if processing.ship is None else column.packed()
 
 
+def _pack(processing: SampleProcessing, index: BatchIndex, columns: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns the rows of packed documents; nothing if each sample is a row of the batch."""
+    how = processing.packed
+    if how is None or index.pieces is None:
+        return {}
+    num_tokens = int((index.pieces.stop - index.pieces.start).sum())
+    processing.clock.add("tokens", num_tokens)
+    processing.clock.add("padding tokens", index.pieces.num_rows * how.length - num_tokens)
+    return pack(columns[how.column], index.sample, index.pieces, how)
+
+
 def _in_order(names: Iterable[str], columns: Mapping[str, Any]) -> Batch:
     """Returns the columns in the order of the names; further ones, which ragged columns added, are last."""
     return Batch({name: columns[name] for name in [*names, *columns]})
@@ -216,6 +230,6 @@ def _gather(values: Sequence[Any], back: npt.NDArray[np.intp]) -> Any:
     if values and isinstance(values[0], BatchSlotWrites):
         return gather_images(values, back)
     if values and isinstance(values[0], np.ndarray):
-        return np.concatenate(values)[back]
+        return joined(values, optional=False)[back]
     flat = [value for run in values for value in run]
     return [flat[at] for at in back.tolist()]

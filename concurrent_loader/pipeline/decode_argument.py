@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,17 +9,17 @@ from typing import Any
 from concurrent_loader.augment import Crop, Linked
 from concurrent_loader.batch.ragged import Ragged, companions, ragged_columns
 from concurrent_loader.datasets.protocol import LoadableDataset
+from concurrent_loader.order.packing import Packed
 from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.images.column_names import guess_content
 from concurrent_loader.storage.shards.format.schema import ColumnKind
 
-__all__ = ["check_as_tuple", "check_decode", "check_ragged", "warn_of_companions"]
+__all__ = ["check_as_tuple", "check_decode", "check_packed", "check_ragged", "warn_of_companions"]
 
 _FORM = (
     "decode={column: how}, with how = 'rgb', 'gray', 'unchanged', RandomResizedCrop(224), crop.like(column, …) or a "
     "function of the bytes"
 )
-_MASK = re.compile(r"masks?|seg|segmentations?|(label|seg|semantic|instance|panoptic)_?(map|mask)s?|depth|trimap")
-_PLACES = re.compile(r"b?box(es)?|bounding_box(es)?|keypoints?|landmarks?|polygons?")
 
 
 def check_decode(decode: object) -> None:
@@ -75,7 +74,36 @@ def check_ragged(
             )
         for part in dataset.parts:
             if name in part.columns:
-                _check_ragged_type(name, part.schema[name].kind, part.schema[name].type, decode.get(name))
+                _check_ragged_type(name, part.schema[name].kind, part.schema[name].base_type, decode.get(name))
+
+
+def check_packed(
+    packed: Packed, dataset: LoadableDataset, ragged: Mapping[str, Ragged], functions: Mapping[str, object]
+) -> None:
+    """Checks that a loader's arguments leave documents as the plan expects them.
+
+    Args:
+        packed: The loader's packing.
+        dataset: Dataset of the loader.
+        ragged: The ``ragged`` argument.
+        functions: Arguments that process single samples, by name.
+
+    Raises:
+        ConfigurationError: The column is not loaded, or another argument would change its values.
+    """
+    given = [name for name, value in functions.items() if value]
+    if given:
+        raise ConfigurationError(
+            f"{given[0]} works on whole samples, but Packed cuts them into rows of known lengths; leave it out, and "
+            "store tokens (concurrent-loader ingest text --tokenizer)"
+        )
+    known = list(dict.fromkeys(name for part in dataset.parts for name in part.columns))
+    seq_lens = f"{packed.column}_seq_lens"
+    if packed.column not in known or packed.column in ragged or seq_lens in known:
+        raise ConfigurationError(
+            f"Packed needs its column among those of the dataset, and not in ragged=, and adds the column {seq_lens!r}",
+            column=packed.column, got=known,
+        )  # fmt: skip
 
 
 def check_as_tuple(
@@ -134,10 +162,10 @@ def warn_of_companions(dataset: LoadableDataset, decode: Mapping[str, Any]) -> N
     """
     cropped = [name for name, how in decode.items() if isinstance(how, Crop)]
     columns = dict.fromkeys(name for part in dataset.parts for name in part.columns)
-    blurred = [name for name in cropped if _has(name, _MASK)]
+    blurred = [name for name in cropped if guess_content(name) in ("mask", "depth")]
     images = [name for name in cropped if name not in blurred]
     linked = [name for name, how in decode.items() if isinstance(how, Linked)]
-    left = [name for name in columns if name not in (*cropped, *linked) and (_has(name, _MASK) or _has(name, _PLACES))]
+    left = [name for name in columns if name not in (*cropped, *linked) and guess_content(name) is not None]
     if blurred:
         warnings.warn(
             f"decode crops the column {', '.join(map(repr, blurred))}, which looks like a mask: a crop interpolates "
@@ -151,9 +179,3 @@ def warn_of_companions(dataset: LoadableDataset, decode: Mapping[str, Any]) -> N
             "dataset.select_columns",
             stacklevel=3,
         )
-
-
-def _has(name: str, words: re.Pattern[str]) -> bool:
-    """Returns whether a name, or a part of it between underscores, matches a pattern."""
-    lower = re.sub(r"[\s.-]", "_", name.lower())
-    return words.fullmatch(lower) is not None or any(words.fullmatch(part) for part in lower.split("_"))

@@ -16,14 +16,14 @@ import torch
 
 from concurrent_loader.augment import Augment, Crop, Linked, uniforms
 from concurrent_loader.augment.geometry import Placement, crop_nearest, move_boxes, move_keypoints
-from concurrent_loader.batch.decode_failures import FailedImage
+from concurrent_loader.batch.decode_failures import FailedImage, missing_image
 from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.decode import parse_header
 from concurrent_loader.decode.labels import make_label_decoder
 from concurrent_loader.errors import DecodeError
 from concurrent_loader.pipeline.slices import Slice
 from concurrent_loader.storage.errors import ConfigurationError
-from concurrent_loader.storage.shards.format.schema import ColumnKind
+from concurrent_loader.storage.shards.format.schema import Column, ColumnKind
 
 __all__ = ["LinkedColumn", "LinkedReader", "as_tv_images", "link_columns"]
 
@@ -75,20 +75,25 @@ def link_columns(
             raise ConfigurationError(
                 f"like was called on another crop than that of {image!r}", column=name, expected=crop, got=how.crop
             )
-        _check_type(part, name, how, boxes is not None)
-        decode_mask = make_label_decoder(part.schema[name].type, **decoding) if how.is_mask else None
+        column = part.schema[name]
+        _check_type(column, name, how, boxes is not None)
+        decode_mask = make_label_decoder(column.base_type, **decoding) if how.is_mask else None
         links[name] = LinkedColumn(how, image, crop, boxes, decode_mask, seed)
     return links
 
 
-def _check_type(part: LoadableDataset, name: str, how: Linked, follows_boxes: bool) -> None:
-    column = part.schema[name]
+def _check_type(column: Column, name: str, how: Linked, follows_boxes: bool) -> None:
     if how.is_mask:
         if column.kind is not ColumnKind.PAYLOAD:
             raise ConfigurationError("only a column of images can be a mask", column=name, got=column.type)
         if follows_boxes:
             raise ConfigurationError("a mask follows its image, not boxes: write like(image)", column=name)
         return
+    if column.optional:
+        raise ConfigurationError(
+            "boxes, keypoints and rows of boxes that follow an image cannot be null; store an empty array for an image "
+            "without any", column=name, got=column.type,
+        )  # fmt: skip
     if not follows_boxes and how.boxes is None and not how.keypoints:
         raise ConfigurationError(
             "say what the column holds: like(image, interpolation='nearest') for masks, boxes='xyxy' or keypoints=True",
@@ -154,6 +159,8 @@ class LinkedReader:
             found: list[Placement | DecodeError] = []
             for at, (data, row) in enumerate(zip(part.payload(link.image), rows.tolist(), strict=True)):
                 try:
+                    if data is None:
+                        raise missing_image()
                     found.append(_placement(data, crop, row))
                 except DecodeError as error:
                     error.locate(column=link.image, **part.locate(at))
@@ -164,10 +171,12 @@ class LinkedReader:
         return self._places[link.image]
 
     def _mask(
-        self, name: str, link: LinkedColumn, at: int, data: bytes | memoryview, place: Placement | DecodeError
+        self, name: str, link: LinkedColumn, at: int, data: bytes | memoryview | None, place: Placement | DecodeError
     ) -> Any:
         if isinstance(place, DecodeError):  # the sample is left out because of its image
             return FailedImage(place, link.crop.size)
+        if data is None:
+            raise missing_image()
         assert link.decode_mask is not None
         labels = link.decode_mask(data)
         if labels.shape[-2:] != (place.height, place.width):

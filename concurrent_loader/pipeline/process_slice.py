@@ -9,12 +9,13 @@ import numpy as np
 
 from concurrent_loader.augment import CroppingDecoder
 from concurrent_loader.batch.buffers import BatchBuffers, BatchSlotWrites
-from concurrent_loader.batch.decode_failures import FailedImage, FailedSample
+from concurrent_loader.batch.decode_failures import FailedImage, FailedSample, missing_image
 from concurrent_loader.device import DeferredDecoder
 from concurrent_loader.errors import DecodeError
 from concurrent_loader.pipeline.linked_columns import LinkedColumn, LinkedReader, as_tv_images
 from concurrent_loader.pipeline.sample_processing import SAMPLES, SampleProcessing, transform_sample
 from concurrent_loader.pipeline.slices import Slice
+from concurrent_loader.storage.shards.format.nulls import masked, with_none
 
 __all__ = ["process_slice"]
 
@@ -27,7 +28,8 @@ def process_slice(processing: SampleProcessing, part: Slice) -> dict[str, Any] |
 
     Raises:
         StorageError: Bytes are missing or damaged.
-        DecodeError: An image cannot be decoded; the error names the sample. Only with ``on_error="raise"``.
+        DecodeError: An image cannot be decoded, or is null; the error names the sample. Only with
+            ``on_error="raise"``.
         TransformError: The transform failed, ``from`` the cause; the error names the sample.
     """
     if processing.before is not None:
@@ -66,7 +68,9 @@ def _read_column(processing: SampleProcessing, part: Slice, name: str, linked: L
             return linked.read(name)
     with processing.clock.measure("read"):
         if decoder is None:
-            return part.values(name)
+            values = part.values(name)
+            is_masked = isinstance(values, np.ndarray) and processing.schema[name].optional
+            return masked(values) if is_masked else values
         encoded = part.payload(name)
     with processing.clock.measure("decode"):
         if isinstance(decoder, CroppingDecoder) and part.buffers is not None and not processing.by_sample:
@@ -87,7 +91,7 @@ def _read_column(processing: SampleProcessing, part: Slice, name: str, linked: L
 def _decode_in_place(
     processing: SampleProcessing,
     decoder: CroppingDecoder,
-    encoded: Sequence[bytes | memoryview],
+    encoded: Sequence[bytes | memoryview | None],
     name: str,
     part: Slice,
     buffers: BatchBuffers,
@@ -106,13 +110,15 @@ def _decode_in_place(
 def _decode(
     processing: SampleProcessing,
     decoder: Callable[[bytes | memoryview], Any],
-    data: bytes | memoryview,
+    data: bytes | memoryview | None,
     column: str,
     part: Slice,
     place: int,
 ) -> Any:
     """Decodes an image. A failure is raised, or returned as a `FailedImage`, as ``on_error`` says."""
     try:
+        if data is None:
+            raise missing_image()
         return decoder(data)
     except DecodeError as error:
         error.locate(column=column, **part.locate(place))
@@ -123,6 +129,7 @@ def _decode(
 
 def _by_sample(values: Any) -> Any:
     # numpy scalars, not Python numbers: float32 stays float32 when the batch is collated.
+    values = with_none(values)
     return list(values) if isinstance(values, np.ndarray) else [_writable(value) for value in values]
 
 

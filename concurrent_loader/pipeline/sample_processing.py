@@ -15,8 +15,9 @@ from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.decode import DEFAULT_MAX_PIXELS, Backend, Decoder, make_decoder
 from concurrent_loader.device import DeferredDecoder
 from concurrent_loader.errors import LoaderError, TransformError
+from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.protocol import BatchIndex
-from concurrent_loader.pipeline.decode_argument import check_decode, check_ragged
+from concurrent_loader.pipeline.decode_argument import check_decode, check_packed, check_ragged
 from concurrent_loader.pipeline.linked_columns import LinkedColumn, link_columns
 from concurrent_loader.pipeline.sample_context import SampleContext, takes_context
 from concurrent_loader.pipeline.slices import Slice
@@ -55,6 +56,7 @@ class ProcessingOptions:
         device_codecs: Names of the encodings that the loader's device decodes. Images in them stay encoded.
         ragged: Column → arrangement of values of different shapes, as passed to the loader.
         staged: Whether the device stage makes the batches, so that ragged columns travel in one block.
+        packed: How documents are packed into rows; None if each sample is a row.
     """
 
     decode: Mapping[str, str | Decoder | Crop | Linked] = field(default_factory=dict)
@@ -68,6 +70,7 @@ class ProcessingOptions:
     device_codecs: tuple[str, ...] = ()
     ragged: Mapping[str, RaggedOption] = field(default_factory=dict)
     staged: bool = False
+    packed: Packed | None = None
 
     @property
     def by_sample(self) -> bool:
@@ -96,6 +99,7 @@ class SampleProcessing:
         staged: Whether ragged columns stay in one block for the device stage.
         seed: Seed of the loader.
         takes_context: Whether the transform gets a `SampleContext`, too.
+        packed: How documents are packed into rows; None if each sample is a row.
         before: Callback in the decode thread before a step's samples or batch are made. It gets the step and `SAMPLES`
             or `BATCH`. A worker process sets its random streams there.
         ship: Callback in the decode thread that replaces the batch to deliver. It gets a function that makes the batch,
@@ -119,11 +123,17 @@ class SampleProcessing:
     staged: bool = False
     seed: int = 0
     takes_context: bool = False
+    packed: Packed | None = None
 
     @property
     def collate_options(self) -> dict[str, Any]:
         """Arguments of `concurrent_loader.collate`."""
-        return {"ragged": self.ragged, "images": self.images, "staged": self.staged}
+        optional = {
+            column.name: column
+            for column in self.schema
+            if column.optional and column.dtype is not None and column.name not in self.decoders
+        }
+        return {"ragged": self.ragged, "images": self.images, "staged": self.staged, "optional": optional}
 
     def of(self, index: BatchIndex) -> SampleProcessing:
         """Returns the processing of one batch: that of its child of a mixture, or this one."""
@@ -157,6 +167,9 @@ def make_sample_processing(
     check_decode(options.decode)
     ragged = ragged_columns(options.ragged)
     check_ragged(ragged, dataset, options.decode, has_transform=options.transform is not None)
+    if options.packed is not None:
+        own = {"decode": options.decode, "transform": options.transform, "collate_fn": options.collate_fn}
+        check_packed(options.packed, dataset, ragged, own)
     if ragged and options.collate_fn is not None:
         raise ConfigurationError(
             "ragged is for the loader's own collate; call collate(samples, ragged=…) in the collate_fn"
@@ -182,6 +195,7 @@ def make_sample_processing(
             staged=options.staged,
             seed=options.seed,
             takes_context=takes_context(options.transform),
+            packed=options.packed,
             blanks={name: shape for name, how in options.decode.items() if (shape := _blank_shape(how)) is not None},
         )
         for part in dataset.parts
@@ -203,11 +217,11 @@ def _decoders(
         if column.kind is not ColumnKind.PAYLOAD:
             raise ConfigurationError("decode works on image and bytes columns only", column=name, got=column.type)
         if codecs and isinstance(how, str | Crop):
-            decoders[name] = DeferredDecoder(name, how, column.type, seed=options.seed, codecs=codecs, **decoding)
+            decoders[name] = DeferredDecoder(name, how, column.base_type, seed=options.seed, codecs=codecs, **decoding)
         elif isinstance(how, Crop):
-            decoders[name] = CroppingDecoder(how, column.type, seed=options.seed, **decoding)
+            decoders[name] = CroppingDecoder(how, column.base_type, seed=options.seed, **decoding)
         else:
-            decoders[name] = make_decoder(how, column.type, **decoding)
+            decoders[name] = make_decoder(how, column.base_type, **decoding)
     return decoders
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from concurrent_loader.batch.buffers import BatchBuffers
 from concurrent_loader.datasets.protocol import OpenUnit
 from concurrent_loader.order.protocol import BatchIndex
+from concurrent_loader.storage.shards.format.nulls import joined
 
 __all__ = ["Slice", "cut_batch"]
 
@@ -46,17 +47,20 @@ class Slice:
         """Returns the shard key of each sample."""
         return [shard.key for shard, rows in zip(self.shards, self.rows, strict=True) for _ in range(len(rows))]
 
-    def payload(self, column: str) -> list[bytes | memoryview]:
-        """Returns the verified bytes of each sample in a payload column."""
+    def payload(self, column: str) -> list[bytes | memoryview | None]:
+        """Returns the verified bytes of each sample in a payload column; None for nulls."""
         return [
             data for shard, rows in zip(self.shards, self.rows, strict=True) for data in shard.payload(column, rows)
         ]
 
     def values(self, column: str) -> npt.NDArray[Any] | list[Any]:
-        """Returns the values of a column, one per sample: an array for numbers, otherwise a list."""
+        """Returns the values of a column, one per sample: an array for numbers, otherwise a list.
+
+        Nulls are masked in an array, and None in a list.
+        """
         runs = [shard.values(column, rows) for shard, rows in zip(self.shards, self.rows, strict=True)]
         if runs and all(isinstance(run, np.ndarray) for run in runs):
-            return np.concatenate(runs)
+            return joined(runs, optional=False)  # type: ignore[no-any-return]
         return [value for run in runs for value in run]
 
     def locate(self, place: int) -> dict[str, Any]:

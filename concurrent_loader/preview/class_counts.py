@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from concurrent_loader.storage.shards.format.nulls import plain_values
+
 if TYPE_CHECKING:
     from concurrent_loader.storage.shards.format.schema import Column, Schema
     from concurrent_loader.storage.shards.reader import DatasetReader
@@ -80,7 +82,7 @@ def count_values(values: Any, names: list[str]) -> list[ClassCount]:
     """Counts the distinct values of a column, in ascending order; an empty list for more than 10,000 of them.
 
     Args:
-        values: (n,) array of integers or bools, or a list of n strings.
+        values: (n,) array of integers or bools, or a list of n strings. Nulls, masked or None, do not count.
         names: Names of the classes 0, 1, …; may be empty.
 
     Example:
@@ -88,7 +90,8 @@ def count_values(values: Any, names: list[str]) -> list[ClassCount]:
         >>> [each.num_samples for each in count_values(np.array([1, 0, 1]), ["cat", "dog"])]
         [1, 2]
     """
-    found, counts = np.unique(np.asarray(values), return_counts=True)
+    present = [value for value in plain_values(values) if value is not None]
+    found, counts = np.unique(np.asarray(present), return_counts=True)
     if len(found) > _MAX_CLASSES:
         return []
     return [
@@ -122,7 +125,7 @@ async def read_class_counts(reader: DatasetReader) -> dict[str, list[ClassCount]
 
 
 def _is_scalar(column: Column) -> bool:
-    return column.type == "str" or (column.shape == () and column.dtype is not None and column.dtype.kind in "iub")
+    return column.base_type == "str" or (column.shape == () and column.dtype is not None and column.dtype.kind in "iub")
 
 
 def _name_of(value: Any, names: list[str]) -> str:

@@ -22,6 +22,7 @@ from concurrent_loader.preview.read_sample import read_sample
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.shards.format.index import ShardIndex
+from concurrent_loader.storage.shards.format.nulls import plain_values
 from concurrent_loader.storage.shards.reader import DatasetReader
 
 __all__ = ["Collected", "collect"]
@@ -91,7 +92,8 @@ async def collect(
     for name in class_columns(reader.schema, metadata):
         if name not in counts and indexes and (stored := _in_shards(reader, name)):
             rows_of = reader.live.rows_of_shard
-            values = list(chain.from_iterable(index.values(stored, rows_of(at)) for at, index in indexes.items()))
+            runs = (plain_values(index.values(stored, rows_of(at))) for at, index in indexes.items())
+            values = list(chain.from_iterable(runs))
             if found := count_values(values, class_names(metadata, name)):
                 counts[name], num_counted[name] = found, len(values)
 

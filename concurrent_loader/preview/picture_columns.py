@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from concurrent_loader.storage.images import COLUMN_FORMATS
+from concurrent_loader.storage.images.column_names import guess_content
 from concurrent_loader.storage.shards.format.schema import Column, Schema
 
 __all__ = ["PictureColumns", "as_boxes", "as_pixels", "guess_box_format"]
 
-_MASK = re.compile(
-    r"(?:.*[_.-])?(?:masks?|seg|segmentations?|(?:label|seg|semantic|instance|panoptic)_?(?:map|mask)s?|trimap)"
-)
-_BOX = re.compile(r"(?:.*[_.-])?b?box(?:es)?")
 _MIN_SIDE = 8  # a smaller array is not an image
 _MAX_BOXES = 200  # drawn on one image
 
@@ -45,8 +41,8 @@ class PictureColumns:
     @classmethod
     def of(cls, schema: Schema) -> PictureColumns:
         """Finds the columns of a schema."""
-        boxes = tuple(each.name for each in schema if _BOX.fullmatch(each.name.lower()) and _is_array(each))
-        masks = tuple(each.name for each in schema if _MASK.fullmatch(each.name.lower()) and _is_drawn(each))
+        boxes = tuple(each.name for each in schema if guess_content(each.name) == "boxes" and _is_array(each))
+        masks = tuple(each.name for each in schema if guess_content(each.name) == "mask" and _is_drawn(each))
         images = tuple(each.name for each in schema if each.name not in boxes + masks and _is_drawn(each))
         return cls(images, masks, boxes)
 
@@ -113,7 +109,7 @@ def _is_array(column: Column) -> bool:
 
 
 def _is_drawn(column: Column) -> bool:
-    if column.type in COLUMN_FORMATS:
+    if column.base_type in COLUMN_FORMATS:
         return True
     if column.dtype is None or column.dtype.kind not in "bui" or column.shape == ():
         return False

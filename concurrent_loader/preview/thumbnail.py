@@ -77,7 +77,7 @@ def mask_thumbnail(column: Column, value: Any) -> Thumbnail:
 
 def _pixels(column: Column, value: Any, mode: str) -> npt.NDArray[Any]:
     if isinstance(value, bytes):
-        decoded = make_decoder(mode, column.type)(value).numpy()
+        decoded = make_decoder(mode, column.base_type)(value).numpy()
         pixels = np.moveaxis(decoded, 0, 2)
         return np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] < 3 else pixels)
     found = as_pixels(np.asarray(value))

@@ -38,6 +38,8 @@ def short_text(column: Column, value: Any, names: list[str] | None = None) -> st
         >>> short_text(Column("label", "int64"), 1, ["cat", "dog"])
         '1 (dog)'
     """
+    if value is None:
+        return "null"
     if isinstance(value, NotFetched):
         return f"{format_size(value.num_bytes)}, not fetched"
     if isinstance(value, bytes):
@@ -48,7 +50,7 @@ def short_text(column: Column, value: Any, names: list[str] | None = None) -> st
         return printable(value)
     if names and isinstance(value, int) and 0 <= value < len(names):
         return printable(f"{value} ({names[value]})")
-    return printable(json.dumps(value, ensure_ascii=False) if column.type == "json" else str(value))
+    return printable(json.dumps(value, ensure_ascii=False) if column.base_type == "json" else str(value))
 
 
 def full_text(column: Column, value: Any, names: list[str] | None = None) -> list[str]:
@@ -65,7 +67,7 @@ def full_text(column: Column, value: Any, names: list[str] | None = None) -> lis
     if isinstance(value, np.ndarray):
         text = np.array2string(value, threshold=_FULL_ITEMS, max_line_width=76)
         return [_array_kind(value), *text.splitlines()]
-    if column.type == "json":
+    if column.base_type == "json":
         return [printable(line) for line in json.dumps(value, ensure_ascii=False, indent=2).splitlines()]
     if isinstance(value, str):
         return [printable(line) for line in value.split("\n")]
@@ -74,7 +76,7 @@ def full_text(column: Column, value: Any, names: list[str] | None = None) -> lis
 
 def _bytes_text(column: Column, data: bytes) -> str:
     size = format_size(len(data))
-    if column.type in COLUMN_FORMATS:
+    if column.base_type in COLUMN_FORMATS:
         try:
             header = parse_header(data)
         except FormatError as error:

@@ -30,7 +30,7 @@ class LoaderStats:
 
     Attributes:
         num_batches: Number of batches delivered.
-        num_samples: Number of samples in these batches.
+        num_samples: Number of samples in these batches; of packed documents, the number of pieces.
         num_skipped: Number of samples skipped because an image failed to decode.
         num_replaced: Number of samples replaced by another one because an image failed to decode.
         first_batch_s: Seconds from the start of the newest iteration to its first batch.
@@ -56,6 +56,8 @@ class LoaderStats:
         num_device_decoded: Number of images decoded by the device.
         num_cpu_decoded: Number of images of the same columns that the device could not decode, and CPU threads did.
         device_bytes: Bytes copied to the device, encoded images included.
+        num_tokens: Number of tokens in the rows of `Packed` made so far, without padding.
+        num_padding_tokens: Number of padding tokens in these rows.
         fetch: Counters of the dataset's requests.
         cache: Counters of the dataset's cache.
 
@@ -95,6 +97,8 @@ class LoaderStats:
     num_device_decoded: int = 0
     num_cpu_decoded: int = 0
     device_bytes: int = 0
+    num_tokens: int = 0
+    num_padding_tokens: int = 0
     fetch: FetchStats = field(default_factory=FetchStats)
     cache: CacheStats = field(default_factory=CacheStats)
 
@@ -102,6 +106,16 @@ class LoaderStats:
     def wait_share(self) -> float:
         """Share of the wall time in which the caller waited for data, 0 … 1."""
         return self.wait_s / self.total_s if self.total_s else 0.0
+
+    @property
+    def padding_share(self) -> float:
+        """Share of padding in the rows of `Packed`, 0 … 1."""
+        return self.num_padding_tokens / max(1, self.num_tokens + self.num_padding_tokens)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second of wall time, without padding."""
+        return self.num_tokens / self.total_s if self.total_s else 0.0
 
     def to_dict(self) -> dict[str, object]:
         """Returns the counters as plain numbers, for JSON."""
@@ -117,6 +131,11 @@ class LoaderStats:
             ("skipped or replaced", f"{self.num_skipped + self.num_replaced:,} samples"),
             ("wall time", f"{self.total_s:.2f} s, of which waiting {self.wait_share:.1%}"),
             *((name, f"{seconds:.2f} s") for name, seconds in parts.items() if seconds >= _SHOWN_S),
+            *(
+                [("tokens", f"{self.num_tokens:,}, {self.tokens_per_s:,.0f}/s, {self.padding_share:.1%} padding")]
+                if self.num_tokens
+                else []
+            ),
             ("first batch", f"{self.first_batch_s:.2f} s"),
             ("fetched", f"{format_size(self.fetch.num_bytes)} in {self.fetch.num_gets:,} GETs"),
             ("retries", f"{self.fetch.num_retries:,}"),
@@ -130,6 +149,8 @@ _COUNTERS = {
     "num_device_decoded": "images decoded by the device",
     "num_cpu_decoded": "images decoded by the CPU",
     "device_bytes": "device bytes",
+    "num_tokens": "tokens",
+    "num_padding_tokens": "padding tokens",
 }
 
 
@@ -183,7 +204,7 @@ class StageClock:
             return {f"{name}_s": self._seconds.get(name, 0.0) for name in names}
 
     def stages(self) -> dict[str, Any]:
-        """Returns the time of each stage and the counters of the device, under the names of `LoaderStats`."""
+        """Returns the time of each stage, and the counters of device and tokens, under the names of `LoaderStats`."""
         with self._lock:
             seconds = {f"{name.replace(' ', '_')}_s": self._seconds.get(name, 0.0) for name in _STAGES}
             return seconds | {field: int(self._seconds.get(name, 0)) for field, name in _COUNTERS.items()}

@@ -11,9 +11,10 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from concurrent_loader.storage.adopt.formats import find_format
+from concurrent_loader.storage.adopt.formats import HEADERS_ONLY, find_format
+from concurrent_loader.storage.adopt.header_reader import HeaderReader
 from concurrent_loader.storage.adopt.object_reader import StoreObjects
-from concurrent_loader.storage.adopt.protocol import ForeignColumn, ForeignFormat, SourceObject
+from concurrent_loader.storage.adopt.protocol import ForeignColumn, ForeignFormat, SourceObject, UnitFormat
 from concurrent_loader.storage.adopt.report import AdoptPlan, AdoptProgress, AdoptReport
 from concurrent_loader.storage.adopt.scan import ScannedObject, Scanner
 from concurrent_loader.storage.adopt.stores import open_both
@@ -43,6 +44,7 @@ from concurrent_loader.storage.stores.backends.local import LocalStore
 __all__ = ["adopt"]
 
 _MIN_SHARD_BYTES, _MAX_SHARD_BYTES = 64 << 10, 1 << 30
+_HEADER_THREADS = 32  # they wait for small requests
 _POLL_S = 0.2
 
 
@@ -58,6 +60,8 @@ def adopt(
     append: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
+    headers_only: bool = False,
+    block_size: int | None = None,
     shard_size: Size = "8MiB",
     num_threads: int | None = None,
     metadata: Mapping[str, Any] | None = None,
@@ -68,8 +72,9 @@ def adopt(
 ) -> AdoptReport:
     """Makes data of another format a dataset, without copying or changing it.
 
-    Every byte is read once, and gets a digest. The index holds columns, positions and digests; samples are read from
-    the source. A run that was interrupted continues: objects that were scanned are not read again.
+    Every byte is read once, and gets a digest, unless ``headers_only`` is set. The index holds columns, positions and
+    digests; samples are read from the source. A run that was interrupted continues: objects that were scanned are not
+    read again.
 
     Args:
         format: ``"webdataset"``, ``"mds"``, ``"litdata"``, ``"tfrecord"`` or ``"parquet"``.
@@ -82,8 +87,14 @@ def adopt(
         append: Whether to adopt only the objects that the newest snapshot of the index does not have.
         overwrite: Whether the new snapshot replaces the samples of the index.
         dry_run: Whether to stop before the scan, and only report what it would read.
+        headers_only: Whether to read only the headers of the objects, and the values that go into the index. Payload
+            then has no digests: reading it checks its length and the object's ETag, but not the bytes. For
+            ``"webdataset"``, ``"mds"`` and ``"litdata"`` without compression, from a store with ETags.
+        block_size: Number of tokens per sample, for chunks of LitData's ``TokensLoader``; by default each written item
+            is a sample.
         shard_size: Target size of a virtual shard, 8 MiB by default, which is one request.
-        num_threads: Number of objects to scan at the same time. Default: the number of processors, at most 8.
+        num_threads: Number of objects to scan at the same time. Default: the number of processors, at most 8; with
+            ``headers_only``, 32.
         metadata: JSON metadata of the snapshot.
         client: Client library, as for `concurrent_loader.storage.open_store`.
         storage_options: Options of the index's store.
@@ -95,7 +106,7 @@ def adopt(
         AlreadyExists: The index exists, and neither ``append`` nor ``overwrite`` is set.
         SchemaError: The columns differ from those of the index to append to.
         DatasetChanged: An object changed during the scan, or since it was adopted.
-        ConfigurationError: An option is invalid.
+        ConfigurationError: An option is invalid, or the source has no headers that could be read alone.
         StorageError: Source or index failed.
 
     Example:
@@ -120,13 +131,19 @@ def adopt(
         raise ConfigurationError("shard_size must be 64 KiB to 1 GiB", got=shard_size)
     if num_threads is not None and num_threads < 1:
         raise ConfigurationError("num_threads must be at least 1", got=num_threads)
-    form = find_format(format)
+    form = find_format(format, block_size=block_size)
+    if headers_only and form.name not in HEADERS_ONLY:
+        raise ConfigurationError(
+            "objects of this format are read as a whole; adopt without headers_only (--headers-only)",
+            expected=sorted(HEADERS_ONLY), got=format,
+        )  # fmt: skip
     began = time.monotonic()
     with open_both(source, index, client, storage_options, source_options) as (loop, data, target):
         run = _Adoption(loop, data, target, form)
         parent = run.parent(append=append, overwrite=overwrite)
         found = run.find(parent if append else None, match)
-        derived = run.columns(found, columns or {}, only, parent if append else None)
+        reads_headers = headers_only or (dry_run and run.has_headers(found))
+        derived = run.columns(found, columns or {}, only, parent if append else None, headers_only=reads_headers)
         plan = run.plan(found, derived)
         if dry_run:
             return AdoptReport(plan=plan, manifest=None, duration_s=time.monotonic() - began)
@@ -136,15 +153,18 @@ def adopt(
             return AdoptReport(plan=plan, manifest=parent, duration_s=time.monotonic() - began)
         scanner = Scanner(
             format=form, columns=derived, chosen=only is not None, shard_bytes=shard_bytes, engine=data, loop=loop,
-            pins_etags=not isinstance(data.store, LocalStore),
+            pins_etags=not isinstance(data.store, LocalStore), headers_only=headers_only,
         )  # fmt: skip
         identity = {
             "format": format, "url": data.store.url, "shard_bytes": shard_bytes, "chosen": only is not None,
+            "headers_only": headers_only,
             "columns": [[name, column.type, column.encoding] for name, column in derived.items()],
         }  # fmt: skip
         records = Records(target, run_name(identity))
-        threads = num_threads or min(8, os.cpu_count() or 1)
-        scanned, num_resumed = run.scan(scanner, records, found, threads, plan, on_progress)
+        threads = num_threads or (_HEADER_THREADS if headers_only else min(8, os.cpu_count() or 1))
+        scanned, num_resumed = run.scan(
+            scanner, records, found, min(threads, run.max_threads or threads), plan, on_progress
+        )
         classes = {name: list(column.classes) for name, column in derived.items() if column.classes}
         facts = {**({"classes": classes} if classes else {}), **(metadata or {}), "adopted": format}
         manifest = run.commit(scanned, derived, parent, append=append, metadata=facts)
@@ -171,6 +191,8 @@ class _Adoption:
         self._format = form
         self._uploader = Uploader(store=target.store, retry=target.policy)
         self._num_ignored = 0
+        self._headers: HeaderReader | None = None
+        self.max_threads: int | None = None
 
     def parent(self, *, append: bool, overwrite: bool) -> Manifest | None:
         """Returns the newest snapshot of the index."""
@@ -213,24 +235,39 @@ class _Adoption:
                 )  # fmt: skip
         return [each for each in found if each.entry.key not in known]
 
+    def has_headers(self, found: Sequence[SourceObject]) -> bool:
+        """Returns whether the headers of the objects can be read alone."""
+        if not found or self._format.name not in HEADERS_ONLY:
+            return False
+        return found[0].entry.etag is not None and not found[0].info.get("compression")
+
     def columns(
-        self, found: list[SourceObject], types: Mapping[str, str], only: Sequence[str] | None, onto: Manifest | None
+        self,
+        found: list[SourceObject],
+        types: Mapping[str, str],
+        only: Sequence[str] | None,
+        onto: Manifest | None,
+        *,
+        headers_only: bool,
     ) -> dict[str, ForeignColumn]:
         """Returns the columns of the dataset."""
         if not found:
             return {}
         scanner = Scanner(
             format=self._format, columns={}, chosen=False, shard_bytes=0, engine=self._source, loop=self._loop,
-            pins_etags=False,
+            pins_etags=False, headers_only=headers_only,
         )  # fmt: skip
         reader = scanner.open(found[0])
         try:
             derived = self._format.columns(found[0], reader)
+            if isinstance(self._format, UnitFormat):
+                self.max_threads = self._format.max_threads(reader)
         except StorageError as error:
             error.locate(url=self._source.store.url, key=found[0].entry.key)
             raise
         finally:
             reader.close()
+        self._headers = reader if isinstance(reader, HeaderReader) else None
         for name in (*types, *(only or ())):
             if name not in derived:
                 raise SchemaError("the source has no such column", column=name, expected=sorted(derived))
@@ -252,16 +289,19 @@ class _Adoption:
         return chosen
 
     def plan(self, found: list[SourceObject], columns: Mapping[str, ForeignColumn]) -> AdoptPlan:
-        """Returns what the scan reads."""
+        """Returns what the scan reads; of headers, as much per byte of the source as the first samples took."""
         num_bytes = sum(each.entry.size for each in found)
+        headers = self._headers
+        share = 0.0 if headers is None else num_bytes / max(1, headers.end)
         num_requests = sum(-(-each.entry.size // (8 << 20)) for each in found)
         return AdoptPlan(
             columns={name: column.type for name, column in columns.items()},
             num_objects=len(found),
             num_bytes=num_bytes,
             num_requests=num_requests,
-            dollars=num_requests * 0.4e-6,
             num_ignored=self._num_ignored,
+            headers_bytes=None if headers is None else min(num_bytes, round(headers.num_bytes * share)),
+            headers_requests=None if headers is None else round(headers.num_requests * share),
         )
 
     def scan(
@@ -294,7 +334,7 @@ class _Adoption:
                 on_progress(
                     AdoptProgress(
                         num_bytes=self._source.counters.num_bytes - before,
-                        num_bytes_total=plan.num_bytes,
+                        num_bytes_total=(plan.headers_bytes or 0) if scanner.headers_only else plan.num_bytes,
                         num_objects=sum(task.done() for task in tasks),
                         num_objects_total=plan.num_objects,
                         duration_s=time.monotonic() - began,

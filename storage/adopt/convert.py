@@ -211,5 +211,5 @@ def _rebuild(
         builder.add(sample)
     shard: FinishedShard = builder.finish()
     made = ShardIndex.parse(shard.data[shard.tail_start :], tail_start=shard.tail_start, size=shard.size)
-    fixed = {column.name: np.asarray(made.column(column.name)) for column in made.schema.fixed}
+    fixed = {column.name: np.asanyarray(made.column(column.name)) for column in made.schema.fixed}
     return DoneShard(shard_entry(shard), fixed, shard_statistics(made)), shard.data

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
 
 from concurrent_loader.storage.adopt.protocol import check_inside
 from concurrent_loader.storage.errors import DatasetChanged, FormatError, NotFound, ObjectChanged
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.listing import ObjectEntry
-from concurrent_loader.storage.loop_thread import LoopThread
 
-__all__ = ["FetchingReader", "StoreObjects", "fetch_unchanged"]
+__all__ = ["FetchingReader", "Runner", "StoreObjects", "fetch_unchanged"]
+
+T = TypeVar("T")
 
 _BLOCK_BYTES = 8 << 20
 _KEPT = 3  # blocks behind the newest: a virtual shard of 8 MiB is read twice, once by value and once as a whole
 _AHEAD = 2
+
+
+class Runner(Protocol):
+    """Runs coroutines on an event loop for another thread, such as `LoopThread`."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T], /) -> T:
+        """Returns the result of a coroutine."""
+        ...
+
+    def submit(self, coroutine: Coroutine[Any, Any, T], /) -> Future[T]:
+        """Starts a coroutine."""
+        ...
 
 
 class FetchingReader:
@@ -28,7 +43,7 @@ class FetchingReader:
     Thread-safety: One thread at a time, which must not be the loop's.
     """
 
-    def __init__(self, entry: ObjectEntry, engine: FetchEngine, loop: LoopThread) -> None:
+    def __init__(self, entry: ObjectEntry, engine: FetchEngine, loop: Runner) -> None:
         self._entry = entry
         self._engine = engine
         self._loop = loop
@@ -99,7 +114,7 @@ async def fetch_unchanged(engine: FetchEngine, entry: ObjectEntry, start: int, e
 class StoreObjects:
     """Small objects of a source, by key; see `SmallObjects`."""
 
-    def __init__(self, entries: dict[str, ObjectEntry], engine: FetchEngine, loop: LoopThread) -> None:
+    def __init__(self, entries: dict[str, ObjectEntry], engine: FetchEngine, loop: Runner) -> None:
         self._entries = entries
         self._engine = engine
         self._loop = loop

@@ -7,7 +7,7 @@ fuzzer runs them over bytes in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,6 +23,7 @@ __all__ = [
     "ObjectReader",
     "SmallObjects",
     "SourceObject",
+    "SparseReader",
     "Unit",
     "UnitFormat",
     "check_inside",
@@ -70,11 +71,13 @@ class Unit:
         start: First byte of the range.
         end: One past the last byte.
         payload: The payload, exactly as the transform of the object gives it to readers.
+        num_samples: Number of samples, so that the unit is finished before the walk goes on; 0 if it is not known.
     """
 
     start: int
     end: int
     payload: memoryview
+    num_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,15 @@ class ObjectReader(Protocol):
             FormatError: The range is not inside the object. A walk need not check the ranges that it reads.
             StorageError: The bytes could not be fetched.
         """
+        ...
+
+
+@runtime_checkable
+class SparseReader(ObjectReader, Protocol):
+    """An `ObjectReader` of which a walk should read as little as possible, because each jump is a request."""
+
+    def expect(self, positions: Iterable[int]) -> None:
+        """Announces positions that will be read, in ascending order, so that they are fetched ahead."""
         ...
 
 
@@ -204,6 +216,13 @@ class UnitFormat(Protocol):
         """
         ...
 
+    def max_threads(self, reader: ObjectReader) -> int:
+        """Returns how many objects like this one may be scanned at the same time, because units take memory.
+
+        Each thread keeps some memory of its largest unit, whatever the limits on what is in use.
+        """
+        ...
+
 
 class BytesReader:
     """An object in memory.
@@ -218,7 +237,7 @@ class BytesReader:
         b'el'
     """
 
-    def __init__(self, data: bytes | memoryview, name: str = "object") -> None:
+    def __init__(self, data: bytes | bytearray | memoryview, name: str = "object") -> None:
         self._data = memoryview(data).cast("B").toreadonly()
         self.size = len(self._data)
         self.name = name

@@ -8,6 +8,8 @@ from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
 __all__ = ["AdoptPlan", "AdoptProgress", "AdoptReport"]
 
+_DOLLARS_PER_GET = 0.4e-6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptProgress:
@@ -37,7 +39,9 @@ class AdoptPlan:
         num_objects: Number of objects to scan.
         num_bytes: Number of bytes to read.
         num_requests: Number of GET requests for that.
-        dollars: Price of these requests at $0.40 per million, as Amazon S3 charges in us-east-1.
+        headers_bytes: Number of bytes to read with ``headers_only``, estimated from the first samples; None if the
+            format has no headers that could be read alone.
+        headers_requests: Number of GET requests for that, likewise.
         num_ignored: Number of objects that are not of the format.
     """
 
@@ -45,8 +49,19 @@ class AdoptPlan:
     num_objects: int
     num_bytes: int
     num_requests: int
-    dollars: float
     num_ignored: int
+    headers_bytes: int | None = None
+    headers_requests: int | None = None
+
+    @property
+    def dollars(self) -> float:
+        """Price of the requests at $0.40 per million, as Amazon S3 charges in us-east-1."""
+        return self.num_requests * _DOLLARS_PER_GET
+
+    @property
+    def headers_dollars(self) -> float | None:
+        """Price of the requests with ``headers_only``."""
+        return None if self.headers_requests is None else self.headers_requests * _DOLLARS_PER_GET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

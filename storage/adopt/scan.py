@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+import msgspec
 import xxhash
 
-from concurrent_loader.storage.adopt.object_reader import FetchingReader, fetch_unchanged
+from concurrent_loader.storage.adopt.header_reader import HeaderReader
+from concurrent_loader.storage.adopt.object_reader import FetchingReader, Runner, fetch_unchanged
 from concurrent_loader.storage.adopt.protocol import (
     BytesReader,
     ForeignColumn,
@@ -19,10 +21,10 @@ from concurrent_loader.storage.adopt.protocol import (
     Unit,
     UnitFormat,
 )
+from concurrent_loader.storage.adopt.range_reader import RangeReader
 from concurrent_loader.storage.adopt.virtual_shard import VirtualShard, VirtualShardBuilder
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
-from concurrent_loader.storage.loop_thread import LoopThread
 from concurrent_loader.storage.shards.format.schema import Column, Schema
 from concurrent_loader.storage.shards.format.transforms import MAX_UNIT_BYTES, transform
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
@@ -56,6 +58,7 @@ class Scanner:
         engine: Engine over the source's store.
         loop: Event loop of the engine.
         pins_etags: Whether the ETags of the source outlive a copy or a move.
+        headers_only: Whether to leave out the payload, so that there are no digests. ETags are pinned in any case.
 
     Thread-safety: `scan` may be called from several threads.
     """
@@ -65,16 +68,26 @@ class Scanner:
     chosen: bool
     shard_bytes: int
     engine: FetchEngine
-    loop: LoopThread
+    loop: Runner
     pins_etags: bool
+    headers_only: bool = False
 
-    def open(self, source: SourceObject) -> FetchingReader | BytesReader:
+    def open(self, source: SourceObject) -> FetchingReader | HeaderReader | RangeReader | BytesReader:
         """Returns a reader of an object; a compressed object is decompressed in memory.
 
         Raises:
-            ConfigurationError: A compressed object is too large for that.
+            ConfigurationError: A compressed object is too large for that, or only its headers were to be read.
         """
         compression = source.info.get("compression")
+        if self.headers_only and compression:
+            raise ConfigurationError(
+                "the headers of a compressed object cannot be read alone; adopt without headers_only (--headers-only)",
+                url=self.engine.store.url, key=source.entry.key,
+            )  # fmt: skip
+        if self.headers_only:
+            return HeaderReader(source.entry, self.engine, self.loop)
+        if isinstance(self.format, UnitFormat):
+            return RangeReader(source.entry, self.engine, self.loop)
         if not compression:
             return FetchingReader(source.entry, self.engine, self.loop)
         most = int(source.info.get("raw_bytes") or MAX_UNIT_BYTES)
@@ -97,18 +110,19 @@ class Scanner:
             FormatError: The object is damaged or does not fit the columns; the error names the sample.
             StorageError: Source or index failed.
         """
-        tails = _Tails(upload)
+        tails, file = _Tails(upload), self.source_file(source)
         scanned: list[tuple[VirtualShard, int, int]] = []
         with closing(self.open(source)) as reader:
             try:
                 for shard in self._shards(source, reader):
                     number, offset = tails.add(shard.tail)
-                    scanned.append((replace(shard, tail=b""), number, offset))
+                    scanned.append(
+                        (replace(shard, tail=b"", digest=shard.digest or _name(file, shard)), number, offset)
+                    )
             except StorageError as error:
                 error.locate(url=self.engine.store.url, key=source.entry.key)
                 raise
         tails.flush()
-        file = self.source_file(source)
         return [
             DoneShard(_entry(shard, file, tails.keys[number], offset), shard.fixed, shard.statistics)
             for shard, number, offset in scanned
@@ -121,7 +135,7 @@ class Scanner:
             url=self.engine.store.url,
             key=entry.key,
             size=entry.size,
-            etag=entry.etag if self.pins_etags else None,
+            etag=entry.etag if self.pins_etags or self.headers_only else None,
             transform=self.format.transform(self.columns)
             if isinstance(self.format, UnitFormat)
             else str(source.info.get("compression") or ""),
@@ -130,7 +144,7 @@ class Scanner:
     def _shards(self, source: SourceObject, reader: ObjectReader) -> Iterator[VirtualShard]:
         schema = _schema(self.columns)
         by_name = {column.name: column for column in schema}
-        builder = VirtualShardBuilder(schema, reader, self.format.parse)
+        builder = VirtualShardBuilder(schema, reader, self.format.parse, digests=not self.headers_only)
         whole: Unit | None = None
         if source.info.get("compression"):
             whole = Unit(start=0, end=source.entry.size, payload=reader.read(0, reader.size))
@@ -155,6 +169,10 @@ class Scanner:
             except FormatError as error:
                 _named(error, sample.name)
                 raise
+            if unit is not None and builder.num_samples == unit.num_samples:
+                yield _finish(builder, unit)
+                del builder, unit, wanted, payload, sample  # the memory of the payload, before the next one is decoded
+                builder, unit = VirtualShardBuilder(schema, reader, self.format.parse), None
         if builder.num_samples:
             yield _finish(builder, unit)
 
@@ -209,6 +227,12 @@ def _entry(shard: VirtualShard, file: SourceFile, key: str, offset: int) -> Shar
         payload_bytes=shard.payload_bytes,
         source=source,
     )
+
+
+def _name(file: SourceFile, shard: VirtualShard) -> str:
+    """Returns what stands for the digest of a shard without digests: it differs if the object or the tail does."""
+    place = [file.url, file.key, file.size, file.etag, shard.start, shard.end]
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(place) + shard.tail)
 
 
 class _Tails:

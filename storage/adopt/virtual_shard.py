@@ -17,6 +17,7 @@ from concurrent_loader.storage.ranges import ByteRange
 from concurrent_loader.storage.shards.format.builder import append_tail, column_blocks, little_endian
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES, HEADER, HEADER_BYTES, VIRTUAL_VERSION, padded
 from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
+from concurrent_loader.storage.shards.manifest.shard_table import no_digests
 from concurrent_loader.storage.shards.manifest.statistics import Statistics, fixed_facts, payload_facts
 
 __all__ = ["VirtualShard", "VirtualShardBuilder"]
@@ -36,8 +37,8 @@ class VirtualShard:
         tail_start: Position of the tail in the assembled shard.
         tail: Bytes of the tail.
         payload_bytes: Sum of the lengths of the payload values.
-        chunk_digests: xxh3_64 of each 8 MiB of the assembled shard.
-        digest: xxh3_128 of the assembled shard, as 32 hex digits.
+        chunk_digests: xxh3_64 of each 8 MiB of the assembled shard; None for each without digests.
+        digest: xxh3_128 of the assembled shard, as 32 hex digits; empty without digests.
         fixed: FIXED columns, as arrays (n, *shape).
         statistics: Statistics of the columns.
     """
@@ -49,7 +50,7 @@ class VirtualShard:
     tail_start: int
     tail: bytes
     payload_bytes: int
-    chunk_digests: tuple[int, ...]
+    chunk_digests: tuple[int | None, ...]
     digest: str
     fixed: dict[str, npt.NDArray[Any]]
     statistics: Statistics
@@ -63,10 +64,14 @@ class VirtualShardBuilder:
         reader: Bytes of the object.
         parse: Function that turns the bytes of a FIXED or SMALL value into the value, given column, type and bytes.
         is_whole: Whether the range is the whole object, and not only the samples.
+        digests: Whether to read the payload, for digests and to check that it can be decoded.
     """
 
-    def __init__(self, schema: Schema, reader: ObjectReader, parse: Any, *, is_whole: bool = False) -> None:
+    def __init__(
+        self, schema: Schema, reader: ObjectReader, parse: Any, *, is_whole: bool = False, digests: bool = True
+    ) -> None:
         self._is_whole = is_whole
+        self._has_digests = digests
         self._schema = schema
         self._reader = reader
         self._parse = parse
@@ -85,7 +90,7 @@ class VirtualShardBuilder:
     @property
     def tail_bytes(self) -> int:
         """Estimated size of the tail in bytes."""
-        index = 24 * self.num_samples * len(self._payload_names)
+        index = (24 if self._has_digests else 16) * self.num_samples * len(self._payload_names)
         fixed = sum(map(len, self._fixed.values()))
         return index + fixed + self._small_bytes + 4 * self.num_samples * len(self._small) + 1024
 
@@ -102,7 +107,7 @@ class VirtualShardBuilder:
             place = values[name]
             if not isinstance(place, ByteRange) or not sample.start <= place.start <= place.end <= sample.end:
                 raise FormatError("a payload value must be a range of its sample", column=name)
-            places.append((place, self._check(columns[name], place)))
+            places.append((place, self._check(columns[name], place) if self._has_digests else 0))
         if not self.num_samples and not self._is_whole:
             self.start = sample.start
         self.end = self._reader.size if self._is_whole else sample.end
@@ -127,12 +132,16 @@ class VirtualShardBuilder:
         size = append_tail(
             tail, self._schema, self.num_samples, self._blocks(), tail_start=tail_start, version=VIRTUAL_VERSION
         )
-        hashed = _FileHash()
-        hashed.update(HEADER)
-        for start in range(self.start, self.end, _PIECE_BYTES):
-            hashed.update(self._reader.read(start, min(start + _PIECE_BYTES, self.end)))
-        hashed.update(bytes(tail_start - HEADER_BYTES - length))
-        hashed.update(tail)
+        chunk_digests: tuple[int | None, ...] = no_digests(size)
+        digest = ""
+        if self._has_digests:
+            hashed = _FileHash()
+            hashed.update(HEADER)
+            for start in range(self.start, self.end, _PIECE_BYTES):
+                hashed.update(self._reader.read(start, min(start + _PIECE_BYTES, self.end)))
+            hashed.update(bytes(tail_start - HEADER_BYTES - length))
+            hashed.update(tail)
+            chunk_digests, digest = hashed.chunk_digests(), hashed.digest()
         lengths = (np.array(self._ends, np.int64) - np.array(self._starts, np.int64)).reshape(self.num_samples, -1)
         fixed = {
             column.name: np.frombuffer(bytes(self._fixed[column.name]), column.dtype).reshape(
@@ -150,8 +159,8 @@ class VirtualShardBuilder:
             tail_start=tail_start,
             tail=bytes(tail),
             payload_bytes=int(lengths.sum()),
-            chunk_digests=hashed.chunk_digests(),
-            digest=hashed.digest(),
+            chunk_digests=chunk_digests,
+            digest=digest,
             fixed=fixed,
             statistics=statistics,
         )
@@ -163,7 +172,8 @@ class VirtualShardBuilder:
         if self._payload_names:
             yield "payload_starts", "", "raw", little_endian(self._starts)
             yield "payload_ends", "", "raw", little_endian(self._ends)
-            yield "payload_digests", "", "raw", little_endian(self._digests)
+            if self._has_digests:
+                yield "payload_digests", "", "raw", little_endian(self._digests)
 
     def _encode(self, column: Column, value: object) -> bytes:
         try:

@@ -26,7 +26,7 @@ class ShardPart(Protocol):
     def key(self) -> str: ...
     @property
     def cached(self) -> bool: ...
-    def payload(self, column: str, rows: Rows) -> Sequence[bytes | memoryview]: ...
+    def payload(self, column: str, rows: Rows) -> Sequence[bytes | memoryview | None]: ...
     def values(self, column: str, rows: Rows) -> npt.NDArray[Any] | Sequence[Any]: ...
 
 
@@ -63,8 +63,8 @@ class JoinedShard:
         """Whether the bytes come from local files; after damage was found, whether the damaged ones do."""
         return all(self.parts[number].cached for number in self.damaged or self.parts)
 
-    def payload(self, column: str, rows: Rows) -> Sequence[bytes | memoryview]:
-        """Returns the verified bytes of a payload column for some rows."""
+    def payload(self, column: str, rows: Rows) -> Sequence[bytes | memoryview | None]:
+        """Returns the verified bytes of a payload column for some rows; None for nulls."""
         return self._read(column, lambda part, name: part.payload(name, rows))
 
     def values(self, column: str, rows: Rows) -> npt.NDArray[Any] | Sequence[Any]:

@@ -51,8 +51,10 @@ class OpenShard(ABC):
     def read(self, start: int, end: int) -> bytes | memoryview:
         """Returns exactly the bytes [start, end) of the shard, unverified."""
 
-    def payload(self, column: str, rows: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
-        """Returns the stored bytes of a payload column for given rows, each checked against its digest.
+    def payload(self, column: str, rows: npt.NDArray[np.int64]) -> list[bytes | memoryview | None]:
+        """Returns the stored bytes of a payload column for given rows, None for nulls.
+
+        Each value is checked against its digest, if it has one.
 
         Args:
             column: Name of a column of kind PAYLOAD.
@@ -64,29 +66,31 @@ class OpenShard(ABC):
         index = self.index
         starts = index.payload_starts(column)[rows].tolist()
         ends = index.payload_ends(column)[rows].tolist()
-        digests = index.payload_digests(column)[rows].tolist()
-        values = []
+        digests = index.payload_digests(column)[rows].tolist() if index.has_digests else [None] * len(rows)
+        values: list[bytes | memoryview | None] = []
         for position, (start, end, digest) in enumerate(zip(starts, ends, digests, strict=True)):
             data = self.read(start, end)
-            got = xxhash.xxh3_64_intdigest(data)
-            if got != digest:
+            if digest is not None and (got := xxhash.xxh3_64_intdigest(data)) != digest:
                 raise DigestMismatch(
                     "a sample differs from what was written",
                     shard=self.entry.key, sample=int(rows[position]), column=column, start=start, end=end,
                     expected=f"{digest:016x}", got=f"{got:016x}",
                 )  # fmt: skip
             values.append(data)
+        if (valid := index.valid(column)) is not None:
+            return [data if has_value else None for data, has_value in zip(values, valid[rows].tolist(), strict=True)]
         return values
 
     def values(self, column: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.generic] | Sequence[object]:
         """Returns one column's values for given rows, decoded as by `Column.decode`; images stay encoded.
 
         Returns:
-            FIXED columns: an array (n, *shape) of the column's dtype. Others: a list of n values.
+            FIXED columns: an array (n, *shape) of the column's dtype, in which nulls are masked. Others: a list of n
+            values, None for nulls.
         """
         spec = self.index.schema[column]
         if spec.kind is ColumnKind.PAYLOAD:
-            return [spec.decode(data) for data in self.payload(column, rows)]
+            return [None if data is None else spec.decode(data) for data in self.payload(column, rows)]
         return self.index.values(column, rows)
 
     def close(self) -> None:

@@ -8,25 +8,32 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from concurrent_loader.storage.cache.joined_shard import JoinedShard, JoinedShards, whole_shards
 from concurrent_loader.storage.cache.open_cache import open_shard_cache
-from concurrent_loader.storage.columns.commits import commit_change, committed_before, opened
-from concurrent_loader.storage.columns.values import NO_DEFAULT, ComputedValues, GivenValues, ValueSource, lookup
+from concurrent_loader.storage.columns.values import (
+    NO_DEFAULT,
+    ComputedValues,
+    GivenValues,
+    ShardRows,
+    ValueSource,
+    lookup,
+)
 from concurrent_loader.storage.errors import CommitConflict, ConfigurationError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.hidden_arguments import hides_secrets
-from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.shards.editing.commit_edit import commit_edit, committed_before, open_to_edit
+from concurrent_loader.storage.shards.format.schema import Column, Schema
 from concurrent_loader.storage.shards.manifest.column_changes import check_new_names, with_columns
 from concurrent_loader.storage.shards.manifest.commit_tokens import check_token
+from concurrent_loader.storage.shards.manifest.deleted_rows import DeletedRows
+from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import ColumnSet, Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
-from concurrent_loader.storage.shards.shard_fetcher import OpenSource, check_source
+from concurrent_loader.storage.shards.shard_fetcher import OpenSource
 from concurrent_loader.storage.shards.writing.written_shards import DoneShard, WrittenShards, finish_part
-from concurrent_loader.storage.stores.backends.open_store import open_for
 
 __all__ = ["AddProgress", "add_column", "add_columns"]
 
@@ -70,12 +77,14 @@ def add_column(
     Args:
         url: URL of the dataset.
         name: Name of the column, which the dataset must not have.
-        type: Type of the column, such as ``"int64"``, ``"float32[768]"``, ``"str"`` or ``"jpeg"``.
+        type: Type of the column, such as ``"int64"``, ``"float32[768]"``, ``"str"`` or ``"jpeg"``; ``"int64?"`` if
+            some samples have no value.
         values: One of: a sequence or array with one value per sample, in the order of the samples; a function that
             returns the value of a sample, a dict as ``dataset[i]`` returns it; with ``by``, a mapping of keys to
             values.
         by: Name of the column whose value is a sample's key in ``values``: numbers or texts.
-        default: Value of samples whose key is not in ``values``; without it, such a sample is an error.
+        default: Value of samples whose key is not in ``values``. Without it, such a sample is null in an optional
+            column, and otherwise an error.
         inputs: Columns of the samples that the function gets; all by default. Columns that are left out are not
             fetched, if they are in other files.
         batched: Whether the function gets all samples of one shard as a list, and returns a list of values. Default:
@@ -92,7 +101,7 @@ def add_column(
 
     Raises:
         SchemaError: The name is taken, the type is invalid, or a value does not fit it; the error names the sample.
-        ConfigurationError: There is not one value per sample, or the snapshot stores deleted rows.
+        ConfigurationError: There is not one value per sample.
         CommitConflict: Samples were added or removed meanwhile. Call again.
         StorageError: There is no dataset, or the store failed. Nothing is visible; a second call uploads only what is
             missing.
@@ -112,7 +121,8 @@ def add_column(
             raise ConfigurationError("with by=, values must be a mapping of keys to values", got=got)
         if inputs is not None or batched:
             raise ConfigurationError("by= needs neither inputs nor batched")
-        given, inputs = lookup(values, by, default), [by]
+        is_optional = default is NO_DEFAULT and Column(name, type).optional
+        given, inputs = lookup(values, by, None if is_optional else default), [by]
     elif default is not NO_DEFAULT:
         raise ConfigurationError("a default needs values by key: pass by=, too")
 
@@ -165,8 +175,7 @@ def add_columns(
 
     Raises:
         SchemaError: A name is taken, a type is invalid, or a value does not fit it; the error names the sample.
-        ConfigurationError: There is not one value per sample, an option is invalid, or the snapshot stores deleted
-            rows.
+        ConfigurationError: There is not one value per sample, or an option is invalid.
         CommitConflict: Samples were added or removed meanwhile. Call again.
         StorageError: There is no dataset, or the store failed.
 
@@ -190,23 +199,17 @@ def add_columns(
             )  # fmt: skip
         if inputs is not None or batched:
             raise ConfigurationError("inputs and batched are for a function only")
-    options = (storage_options if source_options is None else source_options) or {}
-    with opened(url, client, storage_options) as (loop, engine):
 
-        def open_source(source: str) -> FetchEngine:
-            if source_options is None:
-                check_source(engine.store.url, source)
-            return FetchEngine(open_for(source, client, options))
+    def source_of(manifest: Manifest) -> ValueSource:
+        if not callable(values):
+            return GivenValues(values)
+        names = list(manifest.schema) if inputs is None else list(dict.fromkeys(inputs))
+        known = Schema.parse(manifest.schema)
+        return ComputedValues(values, [known[name].name for name in names], batched=batched)
 
-        def source_of(manifest: Manifest) -> ValueSource:
-            if not callable(values):
-                return GivenValues(values)
-            names = list(manifest.schema) if inputs is None else list(dict.fromkeys(inputs))
-            known = Schema.parse(manifest.schema)
-            return ComputedValues(values, [known[name].name for name in names], batched=batched)
-
-        addition = _Addition(engine, schema, workers, token, on_progress)
-        return loop.run(addition.run(source_of, open_source))
+    with open_to_edit(url, client, storage_options, source_options) as opened:
+        addition = _Addition(opened.engine, schema, workers, token, on_progress)
+        return opened.loop.run(addition.run(source_of, opened.open_source))
 
 
 class _Addition:
@@ -236,12 +239,6 @@ class _Addition:
             if (before := await committed_before(self._engine, manifest, self._token)) is not None:
                 return before
             check_new_names(manifest, self._schema.names)
-            if manifest.deleted is not None:
-                raise ConfigurationError(
-                    "columns cannot be added while deleted rows are stored, which have no values; write the shards "
-                    f"again without them: `concurrent-loader compact {self._engine.store.url} --below 1`",
-                    url=self._engine.store.url, got=f"{len(manifest.deleted)} deleted rows",
-                )  # fmt: skip
             source = source_of(manifest)
             source.check(manifest.num_samples)
             cache = open_shard_cache(self._engine, None, open_source=open_source)
@@ -257,32 +254,34 @@ class _Addition:
             made = written.manifest(None, append=False, metadata={}, token=None)
             added = ColumnSet(shards=made.shards, bundles=made.bundles)
 
-            def change(newest: Manifest) -> Manifest:
-                if newest.table != manifest.table:
+            async def make(newest: Manifest) -> Manifest:
+                # A deleted row has a placeholder, so it must stay deleted.
+                if newest.table != manifest.table or not _has_all(newest.deleted, manifest.deleted):
                     raise CommitConflict(
                         "the samples of the dataset changed while columns were added; add them again",
                         url=self._engine.store.url, expected=manifest.snapshot, got=newest.snapshot,
                     )  # fmt: skip
-                return with_columns(newest, self._schema.to_dict(), added, made.statistics, token=self._token)
+                return with_columns(newest, self._schema.to_dict(), added, made.statistics)
 
-            return await commit_change(self._engine, change, token=self._token)
+            return (await commit_edit(self._engine, make, token=self._token)).manifest
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _store_all(
         self, manifest: Manifest, source: ValueSource, shards: JoinedShards | None, written: WrittenShards
     ) -> None:
-        counts = manifest.table.num_samples.tolist()
-        ahead: deque[asyncio.Task[DoneShard]] = deque()
+        live = LiveRows(manifest)
+        ahead: deque[tuple[asyncio.Task[DoneShard], int]] = deque()
         bundles: list[tuple[str, Any]] = []
         num_samples = 0
 
         async def take() -> None:
             nonlocal num_samples
-            done = await ahead.popleft()
+            task, num_live = ahead.popleft()
+            done = await task
             written.add_entry(done.entry, done.fixed, done.statistics, lambda key, data: bundles.append((key, data)))
             await put_bundles()
-            num_samples += done.entry.num_samples
+            num_samples += num_live
             if self._on_progress is not None:
                 self._on_progress(AddProgress(num_samples=num_samples, num_samples_total=manifest.num_samples))
 
@@ -291,21 +290,23 @@ class _Addition:
                 await self._uploader.put_content_addressed(*bundles.pop(0))
 
         async with asyncio.TaskGroup() as group:
-            for number, first in enumerate(accumulate(counts[:-1], initial=0) if counts else ()):
+            for number, num_rows in enumerate(manifest.table.num_samples.tolist()):
                 if len(ahead) >= 2 * self._workers:  # one is made while another one is fetched or uploaded
                     await take()
-                ahead.append(group.create_task(self._store_one(source, shards, number, first, counts[number])))
+                place = ShardRows(int(live.first_samples[number]), live.rows_of_shard(number), num_rows)
+                ahead.append((group.create_task(self._store_one(source, shards, number, place)), len(place.rows)))
             while ahead:
                 await take()
         written.flush(lambda key, data: bundles.append((key, data)))
         await put_bundles()
 
     async def _store_one(
-        self, source: ValueSource, shards: JoinedShards | None, number: int, first: int, num_samples: int
+        self, source: ValueSource, shards: JoinedShards | None, number: int, place: ShardRows
     ) -> DoneShard:
+        shards = shards if len(place.rows) else None
         shard = None if shards is None else await shards.acquire(number)
         try:
-            part, data = await self._make(source, shard, first, num_samples)
+            part, data = await self._make(source, shard, place)
         finally:
             if shards is not None:
                 shards.release(number)
@@ -313,12 +314,12 @@ class _Addition:
         return part
 
     async def _make(
-        self, source: ValueSource, shard: JoinedShard | None, first: int, num_samples: int
+        self, source: ValueSource, shard: JoinedShard | None, place: ShardRows
     ) -> tuple[DoneShard, memoryview]:
         def make() -> tuple[DoneShard, memoryview]:
             if self._is_cancelled:
                 raise asyncio.CancelledError
-            return finish_part(source.build(self._schema, shard, first, num_samples))
+            return finish_part(source.build(self._schema, shard, place))
 
         making = asyncio.get_running_loop().run_in_executor(self._threads, make)
         try:
@@ -328,3 +329,8 @@ class _Addition:
             self._is_cancelled = True
             await asyncio.gather(making, return_exceptions=True)
             raise
+
+
+def _has_all(deleted: DeletedRows | None, before: DeletedRows | None) -> bool:
+    """Returns whether all rows that were deleted before still are."""
+    return before is None or (deleted is not None and len(deleted.union(before)) == len(deleted))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from concurrent_loader.storage.columns.commits import commit_change, opened
 from concurrent_loader.storage.hidden_arguments import hides_secrets
+from concurrent_loader.storage.shards.editing.commit_edit import commit_edit, open_to_edit
 from concurrent_loader.storage.shards.manifest.column_changes import with_names, without_columns
 from concurrent_loader.storage.shards.manifest.commit_tokens import check_token
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
@@ -48,10 +48,7 @@ def rename_column(
         {'image': 'jpeg', 'class': 'int64'}
     """
     check_token(token)
-    with opened(url, client, storage_options) as (loop, engine):
-        return loop.run(
-            commit_change(engine, lambda newest: with_names(newest, {name: new_name}, token=token), token=token)
-        )
+    return _change(url, client, storage_options, token, lambda newest: with_names(newest, {name: new_name}))
 
 
 @hides_secrets
@@ -88,5 +85,18 @@ def drop_column(
         {'image': 'jpeg'}
     """
     check_token(token)
-    with opened(url, client, storage_options) as (loop, engine):
-        return loop.run(commit_change(engine, lambda newest: without_columns(newest, [name], token=token), token=token))
+    return _change(url, client, storage_options, token, lambda newest: without_columns(newest, [name]))
+
+
+def _change(
+    url: str | os.PathLike[str],
+    client: str,
+    storage_options: Mapping[str, Any] | None,
+    token: str | None,
+    change: Callable[[Manifest], Manifest],
+) -> Manifest:
+    async def make(newest: Manifest) -> Manifest:
+        return change(newest)
+
+    with open_to_edit(url, client, storage_options) as opened:
+        return opened.loop.run(commit_edit(opened.engine, make, token=token)).manifest

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from concurrent_loader.storage.cache.joined_shard import JoinedShard
 from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.shards.format.builder import ShardBuilder
+from concurrent_loader.storage.shards.format.nulls import plain_values, with_none
 from concurrent_loader.storage.shards.format.schema import Schema
 
-__all__ = ["NO_DEFAULT", "ComputedValues", "GivenValues", "ValueSource", "lookup"]
+__all__ = ["NO_DEFAULT", "ComputedValues", "GivenValues", "ShardRows", "ValueSource", "lookup"]
 
 MAX_SHARD_BYTES = 1 << 30  # of the added columns of one shard, which are in memory at once
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRows:
+    """The samples of one shard.
+
+    Attributes:
+        first: Number of the first sample in the dataset.
+        rows: (n,) int64, row of each sample in the shard, ascending. The others are deleted.
+        num_rows: Number of rows of the shard.
+    """
+
+    first: int
+    rows: npt.NDArray[np.int64]
+    num_rows: int
 
 
 class ValueSource(Protocol):
@@ -27,14 +45,13 @@ class ValueSource(Protocol):
     def check(self, num_samples: int) -> None:
         """Raises `ConfigurationError` if the values cannot be those of ``num_samples`` samples."""
 
-    def build(self, schema: Schema, shard: JoinedShard | None, first: int, num_samples: int) -> ShardBuilder:
-        """Returns the values of consecutive samples; called on a thread.
+    def build(self, schema: Schema, shard: JoinedShard | None, place: ShardRows) -> ShardBuilder:
+        """Returns a shard with the values of consecutive samples; called on a thread.
 
         Args:
             schema: Added columns.
             shard: Shard of these samples; None without inputs.
-            first: Number of the first sample in the dataset.
-            num_samples: Number of samples.
+            place: Place of the samples.
         """
 
 
@@ -42,7 +59,7 @@ class GivenValues:
     """One value per sample and column.
 
     Args:
-        values: A sequence or array for each column.
+        values: A sequence or array for each column. Values may be None, or masked, if the column is optional.
     """
 
     inputs: tuple[str, ...] = ()
@@ -69,15 +86,18 @@ class GivenValues:
                     got=f"{type(each).__name__} of length {length}",
                 )  # fmt: skip
 
-    def build(self, schema: Schema, shard: JoinedShard | None, first: int, num_samples: int) -> ShardBuilder:
-        values = {name: self._values[name][first : first + num_samples] for name in schema.names}
-        builder = ShardBuilder(schema)
-        if all(isinstance(each, np.ndarray) and _fits(schema, name, each) for name, each in values.items()):
+    def build(self, schema: Schema, shard: JoinedShard | None, place: ShardRows) -> ShardBuilder:
+        num_samples = len(place.rows)
+        values = {name: self._values[name][place.first : place.first + num_samples] for name in schema.names}
+        is_whole = num_samples == place.num_rows
+        if is_whole and all(
+            isinstance(each, np.ndarray) and _fits(schema, name, each) for name, each in values.items()
+        ):
+            builder = ShardBuilder(schema)
             builder.extend_fixed(values)
             return builder
-        return _added(
-            builder, first, (dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True))
-        )
+        rows = zip(*map(with_none, values.values()), strict=True)
+        return _filled(schema, place, (dict(zip(values, row, strict=True)) for row in rows))
 
 
 class ComputedValues:
@@ -98,19 +118,21 @@ class ComputedValues:
     def check(self, num_samples: int) -> None:
         """Any number of samples will do."""
 
-    def build(self, schema: Schema, shard: JoinedShard | None, first: int, num_samples: int) -> ShardBuilder:
+    def build(self, schema: Schema, shard: JoinedShard | None, place: ShardRows) -> ShardBuilder:
+        if not len(place.rows):  # nothing was fetched
+            return _filled(schema, place, ())
         assert shard is not None
-        rows = np.arange(num_samples)
-        read = {name: _plain(shard.values(name, rows)) for name in self.inputs}
+        num_samples = len(place.rows)
+        read = {name: plain_values(shard.values(name, place.rows)) for name in self.inputs}
         samples = [dict(zip(read, row, strict=True)) for row in zip(*read.values(), strict=True)]
         if not self._batched:
-            return _added(ShardBuilder(schema), first, self._each(samples, first))
+            return _filled(schema, place, self._each(samples, place.first))
         made = list(self._function(samples))
         if len(made) != num_samples:
             raise SchemaError(
                 "a batched function must return one value per sample", expected=num_samples, got=len(made)
             )
-        return _added(ShardBuilder(schema), first, made)
+        return _filled(schema, place, made)
 
     def _each(self, samples: Sequence[dict[str, Any]], first: int) -> Any:
         for number, sample in enumerate(samples, first):
@@ -149,9 +171,14 @@ def lookup(values: Mapping[Any, Any], by: str, default: object = NO_DEFAULT) -> 
     return find
 
 
-def _added(builder: ShardBuilder, first: int, samples: Any) -> ShardBuilder:
-    for number, sample in enumerate(samples, first):
+def _filled(schema: Schema, place: ShardRows, samples: Iterable[Any]) -> ShardBuilder:
+    """Returns a shard with the samples in their rows, and placeholders in deleted rows."""
+    builder = ShardBuilder(schema)
+    nobody = {column.name: column.placeholder for column in schema}
+    for number, (row, sample) in enumerate(zip(place.rows.tolist(), samples, strict=True), place.first):
         try:
+            while builder.num_samples < row:
+                builder.add(nobody)
             builder.add(sample)
         except SchemaError as error:
             error.locate(sample=number)
@@ -161,6 +188,8 @@ def _added(builder: ShardBuilder, first: int, samples: Any) -> ShardBuilder:
                 "the added values of one shard must fit into 1 GiB, because they are one file; write the dataset again "
                 "with smaller shards", expected=MAX_SHARD_BYTES, sample=number,
             )  # fmt: skip
+    while builder.num_samples < place.num_rows:
+        builder.add(nobody)
     return builder
 
 
@@ -172,8 +201,3 @@ def _fits(schema: Schema, name: str, values: Any) -> bool:
         and values.shape[1:] == column.shape
         and values.dtype != object
     )
-
-
-def _plain(values: Any) -> Any:
-    """Returns Python numbers for a column of numbers, as in a sample of a dataset."""
-    return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values

@@ -92,6 +92,12 @@ class _FolderWriter:
     def write(self, sample: int, values: Mapping[str, Any], key: str | None) -> tuple[str, bytes]:
         """Returns the image's file, and writes a line of the metadata."""
         data = values[self._image.name]
+        for column in (self._image, self._label):
+            if column is not None and values[column.name] is None:
+                raise SchemaError(
+                    "a sample without an image or without a label has no place in a folder of images; delete such "
+                    "samples, or leave the label out by --columns (columns=)", column=column.source, sample=sample,
+                )  # fmt: skip
         name = f"{sample:0{self._spec.sample_digits}d}"
         if self._spec.key_column is not None:
             name = without_image_suffix(check_sample_key(key, column=self._spec.key_column))
@@ -158,7 +164,7 @@ def _check_metadata(column: ExportColumn) -> None:
 
 def _plain(column: ExportColumn, value: Any) -> Any:
     """Returns a value of JSON."""
-    if column.dtype is None:
+    if column.dtype is None or value is None:
         return value
     plain = value.tolist() if column.is_array else value
     if column.dtype.kind == "f" and not _all_finite(plain):

@@ -92,6 +92,12 @@ class _MdsWriter:
 
     def write(self, sample: int, values: Mapping[str, Any], key: str | None) -> None:
         """Appends one sample."""
+        for column in self._columns:
+            if values[column.name] is None and column.optional:
+                raise SchemaError(
+                    "MDS has no nulls; export to parquet, or leave the column out by --columns (columns=)",
+                    column=column.source, sample=sample,
+                )  # fmt: skip
         data = [_encoded(column, values[column.name]) for column in self._columns]
         lengths = [len(each) for each, size in zip(data, self._sizes, strict=True) if size is None]
         end = self._offsets[-1] + 4 * len(lengths) + sum(map(len, data))

@@ -151,25 +151,46 @@ class _ParquetWriter:
         arrow = self._arrow
         if column.is_image:
             digits = self._spec.sample_digits
-            names = [f"{self._first_sample + row:0{digits}d}{image_suffix(value)}" for row, value in enumerate(values)]
-            return arrow.StructArray.from_arrays([arrow.array(values, arrow.binary()), names], fields=list(type_))
+            names = [
+                None if value is None else f"{self._first_sample + row:0{digits}d}{image_suffix(value)}"
+                for row, value in enumerate(values)
+            ]
+            fields = [arrow.array(values, arrow.binary()), arrow.array(names, arrow.string())]
+            return arrow.StructArray.from_arrays(fields, fields=list(type_), mask=self._nulls(values))
         if column.type == "json":
-            return arrow.array([msgspec.json.encode(value, order="deterministic").decode() for value in values], type_)
+            return arrow.array(
+                [None if value is None and column.optional else _json_text(value) for value in values],
+                type_,
+            )
         if not column.is_array:
             return arrow.array(values, type_)
         if column.shape is None:
             return self._ragged(values, type_)
-        array = arrow.array(np.stack(values).reshape(-1))
-        for length in reversed(column.shape):
+        default = np.zeros(column.shape, column.dtype)
+        array = arrow.array(np.stack([default if value is None else value for value in values]).reshape(-1))
+        for length in reversed(column.shape[1:]):
             array = arrow.FixedSizeListArray.from_arrays(array, length)
-        return array
+        return arrow.FixedSizeListArray.from_arrays(array, column.shape[0], mask=self._nulls(values))
+
+    def _nulls(self, values: list[Any]) -> Any:
+        """Returns where values are null, as Arrow takes it; None without nulls."""
+        nulls = [value is None for value in values]
+        return self._arrow.array(nulls, self._arrow.bool_()) if any(nulls) else None
 
     def _ragged(self, values: list[Any], type_: Any) -> Any:
-        arrow = self._arrow
+        arrow, nulls = self._arrow, self._nulls(values)
+        empty = next((value[:0] for value in values if value is not None and value.ndim), np.zeros(0, np.int8))
+        values = [empty if value is None else value for value in values]
         shapes = arrow.array([list(value.shape) for value in values], type_.field("shape").type)
         ends = np.cumsum([0, *(value.size for value in values)]).astype(np.int32)
         flat = arrow.array(np.concatenate([value.reshape(-1) for value in values]))
-        return arrow.StructArray.from_arrays([shapes, arrow.ListArray.from_arrays(ends, flat)], fields=list(type_))
+        flat = flat.cast(type_.field("values").type.value_type)
+        lists = arrow.ListArray.from_arrays(ends, flat)
+        return arrow.StructArray.from_arrays([shapes, lists], fields=list(type_), mask=nulls)
+
+
+def _json_text(value: Any) -> str:
+    return msgspec.json.encode(value, order="deterministic").decode()
 
 
 def _feature(column: ExportColumn) -> dict[str, Any]:
@@ -191,6 +212,8 @@ def _feature(column: ExportColumn) -> dict[str, Any]:
 
 def _size(column: ExportColumn, value: Any) -> int:
     """Returns about how many bytes a value takes in memory."""
+    if value is None:
+        return 64
     if column.is_array:
         size = int(value.nbytes)
     elif column.dtype is not None:

@@ -30,6 +30,7 @@ class ExportColumn:
         shape: Shape of one value: ``()`` for numbers; None for ragged arrays and for other types.
         classes: Class names by label; None for a column without class names.
         is_lossless: Whether the stored values are lossless images, which arrive as PNG.
+        optional: Whether values may be None. ``type`` is the type of the others.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ExportColumn:
     shape: tuple[int, ...] | None = None
     classes: tuple[str, ...] | None = None
     is_lossless: bool = False
+    optional: bool = False
 
     @property
     def is_image(self) -> bool:

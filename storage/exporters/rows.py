@@ -14,6 +14,7 @@ from concurrent_loader.storage.cache.joined_shard import JoinedShard
 from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.exporters.protocol import ExportColumn
 from concurrent_loader.storage.lossless import decode
+from concurrent_loader.storage.shards.format.nulls import plain_values
 from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
@@ -59,11 +60,12 @@ def export_columns(manifest: Manifest, columns: Sequence[str] | Mapping[str, str
             ExportColumn(
                 name=new,
                 source=name,
-                type="png" if column.type == _LOSSLESS else column.type,
+                type="png" if column.base_type == _LOSSLESS else column.base_type,
                 dtype=column.dtype,
                 shape=column.shape,
                 classes=tuple(labels) if is_list and labels else None,
-                is_lossless=column.type == _LOSSLESS,
+                is_lossless=column.base_type == _LOSSLESS,
+                optional=column.optional,
             )
         )
     return tuple(found)
@@ -89,17 +91,12 @@ def read_rows(
         SchemaError: A lossless image cannot be written as PNG.
     """
     stored = {column.source for column in columns} | ({key_column} if key_column is not None else set())
-    values = {name: _plain(shard.values(name, rows)) for name in sorted(stored)}
+    values = {name: plain_values(shard.values(name, rows)) for name in sorted(stored)}
     is_lossless = {column.source for column in columns if column.is_lossless}
     for name in is_lossless:
-        values[name] = [_png(data) for data in values[name]]
+        values[name] = [None if data is None else _png(data) for data in values[name]]
     keys = [None] * len(rows) if key_column is None else values[key_column]
     return [({column.name: values[column.source][row] for column in columns}, keys[row]) for row in range(len(rows))]
-
-
-def _plain(values: Any) -> Any:
-    """Returns Python numbers for a column of numbers, and other columns unchanged."""
-    return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
 
 
 def _png(data: bytes) -> bytes:

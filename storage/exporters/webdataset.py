@@ -65,7 +65,7 @@ class WebDataset:
             "shardlist": [
                 {"url": file.name, "nsamples": file.num_samples, "filesize": file.num_bytes} for file in files
             ],
-            "columns": {column.name: column.type for column in self._spec.columns},
+            "columns": {column.name: column.type + "?" * column.optional for column in self._spec.columns},
             "classes": {column.name: column.classes for column in self._spec.columns if column.classes is not None},
         }
         return {"index.json": json.dumps(content, indent=1).encode()}
@@ -81,9 +81,11 @@ class _TarWriter:
         self._tar = tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
 
     def write(self, sample: int, values: Mapping[str, Any], key: str | None) -> None:
-        """Adds one member per column."""
+        """Adds one member per column; none for a null."""
         name = f"{sample:0{self._digits}d}" if self._key_column is None else self._checked(key)
         for column in self._columns:
+            if values[column.name] is None and column.optional:
+                continue
             ending, data = _encoded(column, values[column.name])
             field = ending if column.name == ending else f"{column.name}.{ending}"
             info = tarfile.TarInfo(f"{name}.{field}")

@@ -39,6 +39,7 @@ class ImageFormat:
     Attributes:
         name: Name of the format, and of the column type that holds only this format.
         suffixes: File name endings in lower case, with the dot; empty if the format has no files of its own.
+        start: Bytes that ``matches`` recognizes.
         matches: Function of the first 12 bytes that recognizes the format.
         parse: Function of the whole file that returns its header. It may raise `FormatError`, `struct.error` or
             `IndexError`, the latter two where the file ends too early.
@@ -50,6 +51,7 @@ class ImageFormat:
 
     name: str
     suffixes: tuple[str, ...]
+    start: bytes
     matches: Callable[[bytes], bool]
     parse: Callable[[memoryview], ImageHeader]
     bytes_per_pixel: int
@@ -61,23 +63,26 @@ FORMATS: dict[str, ImageFormat] = {
     row.name: row
     for row in (
         ImageFormat(
-            "jpeg", (".jpg", ".jpeg"), lambda start: start[:3] == b"\xff\xd8\xff", parse_jpeg, 9, min_jpeg_bytes, "Jpeg"
+            "jpeg", (".jpg", ".jpeg"), b"\xff\xd8\xff", lambda start: start[:3] == b"\xff\xd8\xff", parse_jpeg, 9,
+            min_jpeg_bytes, "Jpeg",
         ),
         ImageFormat(
-            "png", (".png",), lambda start: start[:8] == b"\x89PNG\r\n\x1a\n", parse_png, 9, min_png_bytes, "Png"
+            "png", (".png",), b"\x89PNG\r\n\x1a\n", lambda start: start[:8] == b"\x89PNG\r\n\x1a\n", parse_png, 9,
+            min_png_bytes, "Png",
         ),
         ImageFormat(
-            "webp", (".webp",), lambda start: start[:4] == b"RIFF" and start[8:12] == b"WEBP", parse_webp, 17,
-            pillow_name="WebP",
+            "webp", (".webp",), b"RIFF\0\0\0\0WEBP", lambda start: start[:4] == b"RIFF" and start[8:12] == b"WEBP",
+            parse_webp, 17, pillow_name="WebP",
         ),
         ImageFormat(
-            "avif", (".avif",), lambda start: start[4:12] in (b"ftypavif", b"ftypavis", b"ftypmif1"), parse_avif, 20,
-            pillow_name="Avif",
+            "avif", (".avif",), b"\0\0\0\0ftypavif",
+            lambda start: start[4:12] in (b"ftypavif", b"ftypavis", b"ftypmif1"), parse_avif, 20, pillow_name="Avif",
         ),
         ImageFormat(
-            "gif", (".gif",), lambda start: start[:6] in (b"GIF87a", b"GIF89a"), parse_gif, 8, min_gif_bytes, "Gif"
+            "gif", (".gif",), b"GIF89a", lambda start: start[:6] in (b"GIF87a", b"GIF89a"), parse_gif, 8, min_gif_bytes,
+            "Gif",
         ),
-        ImageFormat("lossless", (), lambda start: start[: len(MAGIC)] == MAGIC, parse_lossless, 14),
+        ImageFormat("lossless", (), MAGIC, lambda start: start[: len(MAGIC)] == MAGIC, parse_lossless, 14),
     )
 }  # fmt: skip
 

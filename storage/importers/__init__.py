@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from concurrent_loader.storage.importers.import_format import ImportFormat, ImportOption
 
 if TYPE_CHECKING:
+    from concurrent_loader.storage.importers.adopted_files import LitDataChunks, MDSShards, TFRecordFiles
     from concurrent_loader.storage.importers.arrow_files import ArrowFiles
     from concurrent_loader.storage.importers.coco import CocoDataset
     from concurrent_loader.storage.importers.datadings import DatadingsFiles
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     )
     from concurrent_loader.storage.importers.python_generator import PythonGenerator
     from concurrent_loader.storage.importers.tar import TarFiles
+    from concurrent_loader.storage.importers.text_files import TextFiles
     from concurrent_loader.storage.importers.zarr_group import ZarrGroup
 
 __all__ = [
@@ -45,10 +47,14 @@ __all__ = [
     "Importer",
     "LMDBDatabase",
     "LanceDataset",
+    "LitDataChunks",
+    "MDSShards",
     "ParquetFiles",
     "PythonGenerator",
     "SampleSource",
+    "TFRecordFiles",
     "TarFiles",
+    "TextFiles",
     "ZarrGroup",
 ]
 
@@ -84,12 +90,27 @@ FORMATS = (
         source="Folder of the dataset: path or URL.",
     ),
     ImportFormat(
+        "litdata",
+        "adopted_files",
+        "LitDataChunks",
+        "Import chunks of LitData.",
+        (ImportOption("block_size", "Tokens per sample, for chunks of TokensLoader. Default: as they were written."),),
+        source="Folder with index.json: path or URL.",
+    ),
+    ImportFormat(
         "lmdb",
         "lmdb_database",
         "LMDBDatabase",
         "Import an LMDB database on a local drive.",
         (ImportOption("database", "Name of a database inside the file. Default: the unnamed one."),),
         source="Folder with data.mdb, or file of the database.",
+    ),
+    ImportFormat(
+        "mds",
+        "adopted_files",
+        "MDSShards",
+        "Import MDS, the format of MosaicML Streaming.",
+        source="Folder with index.json: path or URL.",
     ),
     ImportFormat("parquet", "parquet", "ParquetFiles", "Import Parquet files, such as Hugging Face datasets."),
     ImportFormat(
@@ -103,6 +124,18 @@ FORMATS = (
         is_stored=False,
     ),
     ImportFormat("tar", "tar", "TarFiles", "Import WebDataset tar files, also compressed ones (.gz, .bz2, .zst, .xz)."),
+    ImportFormat("tfrecord", "adopted_files", "TFRecordFiles", "Import TFRecord files of tf.train.Example."),
+    ImportFormat(
+        "text",
+        "text_files",
+        "TextFiles",
+        "Import documents of JSON lines, plain text (both also .gz and .zst) or Parquet, as texts or as tokens.",
+        (
+            ImportOption("field", "Field or column with the text. Default: text."),
+            ImportOption("per", "Part of a plain text that is a document: file (default), line or paragraph."),
+            ImportOption("tokenizer", "Function from a text to its tokens, MODULE:FUNCTION. Default: keep the text."),
+        ),
+    ),
     ImportFormat(
         "zarr",
         "zarr_group",

@@ -20,7 +20,7 @@ from concurrent_loader.storage.importers.class_names import merged_classes
 from concurrent_loader.storage.importers.column_types import column_names, derive_type
 from concurrent_loader.storage.importers.column_values import convert
 from concurrent_loader.storage.importers.optional_library import import_library
-from concurrent_loader.storage.shards.format.schema import Column
+from concurrent_loader.storage.shards.format.schema import Column, ColumnKind
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ArrowColumns:
 
     Args:
         schema: Schema of the source.
-        nullable: Names of columns that have nulls.
+        nullable: Names of columns that are known to have nulls; they become optional.
     """
 
     schema: pa.Schema
@@ -81,10 +81,7 @@ class ArrowColumns:
 
     def __post_init__(self) -> None:
         names = column_names(self.schema.names)
-        self._fields = [
-            _Field(each.name, names[each.name], *_strategy(each.type, each.name in self.nullable))
-            for each in self.schema
-        ]
+        self._fields = [_Field(each.name, names[each.name], *_strategy(each.type)) for each in self.schema]
         features = _features(self.schema)
         self.classes = {
             names[name]: classes for name in self.schema.names if (classes := _class_names(features.get(name)))
@@ -109,12 +106,9 @@ class ArrowColumns:
             array = first.column(each.name) if first is not None and first.num_rows else None
             values = each.values(array) if array is not None and not each.type else []
             values = [value for value in values if isinstance(value, bytes)]
-            if not each.type:
-                types[each.column] = derive_type(each.column, values) if values else "bytes"
-            else:
-                types[each.column] = each.type
-            if array is not None and array.null_count and _may_be_json(each.type):
-                types[each.column] = "json"
+            type_ = each.type or (derive_type(each.column, values) if values else "bytes")
+            has_nulls = each.name in self.nullable or (array is not None and array.null_count > 0)
+            types[each.column] = f"{type_}?" if has_nulls and type_ != "json" else type_
         return types
 
     def number_classes(self, onto: Manifest | None, columns: Iterable[str]) -> dict[str, list[str]]:
@@ -157,6 +151,8 @@ class ArrowColumns:
             fault: Fault | None = None
             for each, column in zip(fields, lists, strict=True):
                 value = column[row]
+                if value is None and not (own := columns[each.column]).optional and own.kind is ColumnKind.PAYLOAD:
+                    value = Fault(f"the value is null; choose the type {own.type}?")
                 if isinstance(value, Fault):
                     fault = fault or Fault(f"{each.column}: {value.reason}")
                 elif each.column in conversions:
@@ -211,27 +207,17 @@ def _class_names(feature: object) -> list[str] | None:
 # -- types -------------------------------------------------------------------------------------------------------------
 
 
-def _strategy(kind: Any, nullable: bool) -> tuple[str, Callable[[Any], list[Any]]]:
-    """Returns the column type of an Arrow type, and the function that returns the values."""
-    type_, values = _plain_strategy(kind)
-    return ("json", values) if nullable and _may_be_json(type_) else (type_, values)
-
-
-def _may_be_json(type_: str) -> bool:
-    """Returns whether a column with nulls becomes json, which has null: texts, numbers and bools."""
-    return type_ != "" and "[" not in type_
-
-
-def _plain_strategy(kind: Any) -> tuple[str, Callable[[Any], list[Any]]]:
+def _strategy(kind: Any) -> tuple[str, Callable[[Any], list[Any]]]:
+    """Returns the column type of an Arrow type without nulls, and the function that returns the values."""
     types = arrow().types
     if types.is_dictionary(kind):
-        type_, values = _plain_strategy(kind.value_type)
+        type_, values = _strategy(kind.value_type)
         return type_, lambda array: _undictionaried(array, values)
     if isinstance(kind, arrow().FixedShapeTensorType):
         dtype = np.dtype(kind.value_type.to_pandas_dtype()).name
-        return f"{dtype}[{','.join(map(str, kind.shape))}]", lambda array: list(array.to_numpy_ndarray())
+        return f"{dtype}[{','.join(map(str, kind.shape))}]", _tensors
     if isinstance(kind, arrow().BaseExtensionType):
-        type_, values = _plain_strategy(kind.storage_type)
+        type_, values = _strategy(kind.storage_type)
         return type_, lambda array: values(array.storage)
     if _is_number(kind):
         return np.dtype(kind.to_pandas_dtype()).name, _numbers
@@ -240,7 +226,7 @@ def _plain_strategy(kind: Any) -> tuple[str, Callable[[Any], list[Any]]]:
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return "str", _each
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind) or _is_fixed_binary(kind):
-        return "", lambda array: [Fault("the value is null") if value is None else value for value in _each(array)]
+        return "", _each
     if types.is_struct(kind) and _is_file(kind):
         return "", _files
     if types.is_fixed_size_list(kind) and (shape := _fixed_shape(kind)) is not None:
@@ -325,11 +311,18 @@ def _undictionaried(array: Any, values: Callable[[Any], list[Any]]) -> list[Any]
 def _files(array: Any) -> list[Any]:
     found = [dict(value or {}) for value in _each(array)]
     return [
-        Fault(f"there are no bytes, only the path {value.get('path')!r}: embed the files in the source")
-        if value.get("bytes") is None
-        else value["bytes"]
+        Fault(f"there are no bytes, only the path {value['path']!r}: embed the files in the source")
+        if value.get("bytes") is None and value.get("path") is not None
+        else value.get("bytes")
         for value in found
     ]
+
+
+def _tensors(array: Any) -> list[Any]:
+    if not array.null_count:
+        return list(array.to_numpy_ndarray())
+    shape = tuple(array.type.shape)
+    return [None if value is None else np.reshape(value, shape) for value in array.storage.to_pylist()]
 
 
 def _fixed_lists(array: Any, shape: tuple[int, ...]) -> list[Any]:
@@ -358,7 +351,7 @@ def _nested(array: Any, dtype: np.dtype[Any]) -> list[Any]:
 
 def _rectangular(value: Any, dtype: np.dtype[Any]) -> Any:
     if value is None:
-        return Fault("the list is null")
+        return None
     try:
         return np.array(value, dtype)
     except (ValueError, TypeError, OverflowError) as error:

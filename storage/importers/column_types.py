@@ -159,7 +159,8 @@ def derive_type(name: str, values: Sequence[object]) -> str:
     arrays of one dtype and shape           ``dtype[shape]``
     arrays of one dtype, different shapes   ``dtype[...]``
     rectangular lists of numbers            ``int64[...]`` or ``float64[...]``
-    None, dicts, other lists, mixtures      ``json``
+    dicts, other lists, mixtures, only None ``json``
+    None, and any of the above              the type of the others with ``?``, such as ``int64?``; ``json`` stays
     ======================================  ======================================================================
 
     Raises:
@@ -167,6 +168,10 @@ def derive_type(name: str, values: Sequence[object]) -> str:
     """
     if not values:
         raise SchemaError("a field has no value in the first samples", column=name)
+    present = [value for value in values if value is not None]
+    if 0 < len(present) < len(values):
+        type_ = derive_type(name, present)
+        return type_ if type_ == "json" else f"{type_}?"
     if all(isinstance(value, bytes | bytearray | memoryview) for value in values):
         return _type_of_bytes(values)
     if all(isinstance(value, str) for value in values):

@@ -28,23 +28,25 @@ def convert(value: Any, column: Column) -> object:
     Raises:
         ValueError: The value cannot be converted; the message says why.
     """
+    type_ = column.base_type
     if isinstance(value, str | bytes | bytearray | memoryview):
         return _from_text(value, column)
-    if column.type == "bytes" or column.type in COLUMN_FORMATS:
+    if type_ == "bytes" or type_ in COLUMN_FORMATS:
         return _to_bytes(value)
-    if column.type == "str" and isinstance(value, int | float | np.generic):
+    if type_ == "str" and isinstance(value, int | float | np.generic):
         return str(value.item() if isinstance(value, np.generic) else value)
-    if column.type == "json":
+    if type_ == "json":
         return to_json(value)
     return value
 
 
 def _from_text(value: str | bytes | bytearray | memoryview, column: Column) -> object:
-    if column.type == "bytes" or column.type in COLUMN_FORMATS:
+    type_ = column.base_type
+    if type_ == "bytes" or type_ in COLUMN_FORMATS:
         return value.encode() if isinstance(value, str) else value
-    if column.type == "str":
+    if type_ == "str":
         return value if isinstance(value, str) else _text(value)
-    if column.type == "json":
+    if type_ == "json":
         # A str is a JSON value already; bytes are JSON text.
         return value if isinstance(value, str) else _json(value)
     if column.dtype is None:

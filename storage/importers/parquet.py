@@ -20,7 +20,7 @@ class ParquetFiles(ArrowSource):
 
     Columns keep their names. Numbers, texts, bytes and lists of numbers have column types of their own. Images (also as
     the ``Image`` struct of datasets) are stored as encoded bytes, and other nested values as json. Class names of
-    ``ClassLabel`` go into the manifest. Columns of texts and numbers that have nulls become json. Needs the extra
+    ``ClassLabel`` go into the manifest. Columns that have nulls become optional, such as ``int64?``. Needs the extra
     ``arrow``.
 
     Args:
@@ -59,7 +59,7 @@ class ParquetFiles(ArrowSource):
                 column = metadata.row_group(group).column(number)
                 statistics = column.statistics
                 if statistics is not None and statistics.has_null_count and statistics.null_count:
-                    with_nulls.add(column.path_in_schema)
+                    with_nulls.add(column.path_in_schema.removesuffix(".bytes"))  # the bytes of an image
         return metadata.num_rows, frozenset(with_nulls)
 
     def _batches(self, opened: Any, names: list[str]) -> Iterator[Any]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from itertools import chain
 from typing import Any
 
@@ -20,6 +17,7 @@ from concurrent_loader.storage.importers.column_values import to_json
 from concurrent_loader.storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
 from concurrent_loader.storage.importers.sample_source import num_value_bytes
 from concurrent_loader.storage.importers.threaded_importer import Items, ThreadedImporter
+from concurrent_loader.storage.importers.user_function import find_function
 from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
@@ -67,7 +65,7 @@ class PythonGenerator(ThreadedImporter):
         self._drop = tuple(drop)
         self._arguments = _parse_arguments(arg)
         self._name = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
-        self._function = _find(function) if isinstance(function, str) else function
+        self._function = find_function(function) if isinstance(function, str) else function
         self._json: set[str] = set()
         self._items: Iterator[Any] = iter(())
 
@@ -133,23 +131,3 @@ def _parse_arguments(texts: Sequence[str]) -> dict[str, str]:
             raise ConfigurationError("an argument must have the form name=value", got=text)
         arguments[name] = value
     return arguments
-
-
-def _find(name: str) -> Callable[..., Iterable[Mapping[str, object]]]:
-    module, separator, attribute = name.partition(":")
-    if not separator or not module or not attribute:
-        raise ConfigurationError("a function must be named as MODULE:FUNCTION", got=name)
-    here = os.getcwd()  # noqa: PTH109 - a text, as in sys.path
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found: Any = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module exists, and lacks something itself
-        raise ConfigurationError("there is no such module here or in the Python path", got=module) from error
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise ConfigurationError("the module has no such function", expected=attribute, got=module)
-    return found  # type: ignore[no-any-return]

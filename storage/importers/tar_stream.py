@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
-import lzma
 import tarfile
-import zlib
 from collections.abc import Generator
 from typing import Any, BinaryIO, NamedTuple, cast
 
-import zstandard
-
 from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.importers.decompress import DAMAGE, decompressed
 from concurrent_loader.storage.sizes import format_size
 
 __all__ = ["TarMember", "read_members"]
@@ -21,10 +16,8 @@ __all__ = ["TarMember", "read_members"]
 _MAX_HEADER_BYTES = 1 << 20  # of one member, with the long names and PAX records before it
 _MAX_GLOBAL_HEADERS = 1000
 _MAX_VALUE_BYTES = 1 << 30
-_MAX_WINDOW_BYTES = 1 << 27  # zstd's --long=27, which any decompressor accepts
-_MAX_LZMA_BYTES = 256 << 20
 _BUFFER_BYTES = 1 << 18
-_FAULTS = (tarfile.TarError, zlib.error, zstandard.ZstdError, lzma.LZMAError, gzip.BadGzipFile, EOFError, ValueError)
+_FAULTS = (tarfile.TarError, *DAMAGE)
 
 
 class TarMember(NamedTuple):
@@ -88,7 +81,7 @@ def read_members(file: BinaryIO) -> Generator[TarMember, None, None]:
         FormatError: The archive is damaged, cut off, or has headers of more than 1 MiB.
     """
     try:
-        budget = _Budget(_decompressed(file))
+        budget = _Budget(decompressed(file))
         budget.left = _MAX_HEADER_BYTES + _BUFFER_BYTES  # tarfile reads ahead
         with tarfile.open(fileobj=budget, mode="r|", bufsize=_BUFFER_BYTES, tarinfo=_Info) as archive:
             while (member := archive.next()) is not None:
@@ -119,37 +112,3 @@ def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> TarMember
     if len(data) != member.size:
         raise FormatError("the archive is cut off", expected=member.size, got=len(data))
     return TarMember(member.name, data)
-
-
-def _decompressed(file: BinaryIO) -> BinaryIO:
-    """Returns the stream of the archive's bytes."""
-    start = file.read(6)
-    file.seek(0)
-    if start[:2] == b"\x1f\x8b":
-        return cast("BinaryIO", gzip.GzipFile(fileobj=file, mode="rb"))
-    if start[:3] == b"BZh":
-        return cast("BinaryIO", bz2.BZ2File(file))
-    if start[:4] == b"\x28\xb5\x2f\xfd":
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-        return cast("BinaryIO", decompressor.stream_reader(file, read_across_frames=True, closefd=False))
-    if start == b"\xfd7zXZ\x00":
-        return cast("BinaryIO", _Lzma(file))
-    return file
-
-
-class _Lzma(io.RawIOBase):
-    """An .xz stream with a limit on the decompressor's memory, which `lzma.LZMAFile` does not have."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__()
-        self._file = file
-        self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_LZMA_BYTES)
-
-    def read(self, size: int = -1, /) -> bytes:
-        while not self._decompressor.eof:
-            data = self._file.read(_BUFFER_BYTES) if self._decompressor.needs_input else b""
-            if not data and self._decompressor.needs_input:
-                raise EOFError("the compressed data end too early")
-            if piece := self._decompressor.decompress(data, max_length=size):
-                return piece
-        return b""

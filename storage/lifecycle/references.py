@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from concurrent_loader.storage.shards.manifest.tombstones import COLLECTED, PURGED
 from concurrent_loader.storage.stores.objects import Buffer
 
 __all__ = ["COLLECTED", "COPYING", "DATA", "FOLDERS", "RECORDS", "data_digest", "named_digests", "named_keys", "run_of"]
@@ -22,12 +23,8 @@ RECORDS = ("unfinished/", COPYING)
 """Folders of the records of jobs that have not committed yet. The path below begins with the name of the job. A job
 whose newest record is older than the grace period was abandoned: its records are deleted, and protect nothing."""
 
-COLLECTED = "collected/"
-"""Manifests of snapshots that were deleted less than a grace period ago. They protect their objects, because a reader
-may still use them."""
-
-FOLDERS = ("manifests/", *DATA, *RECORDS, "tags/", "purged/", COLLECTED)
-"""All folders of a dataset."""
+FOLDERS = ("manifests/", *DATA, *RECORDS, "tags/", PURGED, COLLECTED)
+"""All folders of a dataset. Manifests in ``collected/`` protect their objects, because a reader may still use them."""
 
 _DATA_KEY = re.compile(rf"(?:{'|'.join(DATA)})([0-9a-f]{{32}})\.[a-z]+")
 _NAMED_KEY = re.compile(rf'(?<=")(?:{"|".join(DATA)})[0-9a-f]{{32}}\.[a-z]+(?=")'.encode())

@@ -133,7 +133,7 @@ def _source_opener(url: str, target: PartTarget) -> OpenSource:
 
 def _column(index: ShardIndex, name: str, data: memoryview) -> np.ndarray[Any, Any]:
     column = index.schema[name]
-    if column.kind is ColumnKind.FIXED:
+    if column.kind is ColumnKind.FIXED and not column.optional:
         return np.asarray(index.column(name))
     values = np.empty(index.num_samples, object)
     for row in range(index.num_samples):
@@ -142,7 +142,8 @@ def _column(index: ShardIndex, name: str, data: memoryview) -> np.ndarray[Any, A
             value = index.decode_value(name, row, data[place.start : place.end])
         else:
             value = index.value(name, row)
-        values[row] = msgspec.json.encode(value) if column.type == "json" else _owned(value)
+        is_json = column.base_type == "json" and not (value is None and column.optional)
+        values[row] = msgspec.json.encode(value) if is_json else _owned(value)
     return values
 
 

@@ -19,6 +19,7 @@ from concurrent_loader.storage.errors import CorruptData, SchemaError, StorageEr
 from concurrent_loader.storage.fetch.engine import FetchEngine
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.shards.format.index import ShardIndex
+from concurrent_loader.storage.shards.format.nulls import joined
 from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
 from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import BundleEntry, Manifest, ShardEntry
@@ -53,6 +54,8 @@ class DatasetReader:
         self.engine = engine
         self.cache = cache
         cache.fetcher.snapshot = manifest.snapshot
+        if str(adopted := manifest.metadata.get("adopted", "")).isidentifier():
+            cache.fetcher.adopted = str(adopted)
         self.live = LiveRows(manifest)
         self.first_samples = self.live.first_samples
         self.entry: Callable[[int], ShardEntry] = lru_cache(_MAX_INDEXES)(manifest.shards.__getitem__)
@@ -122,7 +125,8 @@ class DatasetReader:
             samples: (n,) int64: sample numbers in ascending order; all samples by default.
 
         Returns:
-            An array (n, *shape) of the column's dtype for a FIXED column, a list of n values for a SMALL column.
+            An array (n, *shape) of the column's dtype for a FIXED column, a masked array if the column is optional; a
+            list of n values for a SMALL column, with None for nulls.
 
         Raises:
             SchemaError: The column does not exist, or is a payload column, which is read by sample.
@@ -150,8 +154,11 @@ class DatasetReader:
 
         parts = await map_concurrently(part_of, np.flatnonzero(np.diff(bounds)).tolist())
         if column.kind is ColumnKind.FIXED:
-            arrays = [np.asarray(part) for part in parts]
-            return np.concatenate(arrays) if arrays else np.empty((0, *(column.shape or ())), column.dtype)
+            none = np.empty((0, *(column.shape or ())), column.dtype)
+            found: npt.NDArray[np.generic] = joined(
+                [none, *(np.asanyarray(part) for part in parts)], optional=column.optional
+            )
+            return found
         return [value for part in parts for value in part]
 
     async def lengths(self, name: str, samples: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
@@ -159,7 +166,8 @@ class DatasetReader:
 
         Args:
             name: Name of the column. Integers are lengths themselves. The length of an array of any shape is its number
-                of items (exact for one dimension), of a string of characters, and of other payload its bytes.
+                of items (exact for one dimension), of a string of characters, and of other payload its bytes. A null
+                has length 0.
             samples: (n,) int64: sample numbers in ascending order; all samples by default.
 
         Returns:
@@ -172,10 +180,10 @@ class DatasetReader:
         column = self.schema[name]
         if column.kind is not ColumnKind.PAYLOAD:
             values = await self.column(name, samples)
-            if column.type == "str":
-                return np.fromiter(map(len, cast("list[str]", values)), np.int64, len(values))
+            if column.base_type == "str":
+                return np.fromiter((len(each or "") for each in cast("list[str]", values)), np.int64, len(values))
             if column.shape == () and column.dtype is not None and column.dtype.kind in "iu":
-                return np.asarray(values).astype(np.int64)
+                return np.ma.filled(values, 0).astype(np.int64)  # type: ignore[arg-type]
             raise SchemaError("a column of this type has no lengths", column=name, got=column.type)
         bounds = self.first_samples if samples is None else np.searchsorted(samples, self.first_samples)
 

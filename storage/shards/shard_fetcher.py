@@ -31,6 +31,7 @@ from concurrent_loader.storage.shards.format.transforms import is_parquet, trans
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
 from concurrent_loader.storage.shards.manifest.snapshots import list_snapshots
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceRange
+from concurrent_loader.storage.shards.manifest.tombstones import was_deleted
 
 __all__ = ["OpenSource", "ShardFetcher", "check_source"]
 
@@ -76,6 +77,7 @@ class ShardFetcher:
 
     Attributes:
         snapshot: Number of the snapshot that is read, by which a missing shard is explained; None if unknown.
+        adopted: Name of the format of adopted data, for the advice to adopt it again.
 
     Usable from one event loop.
     """
@@ -83,6 +85,7 @@ class ShardFetcher:
     def __init__(self, engine: FetchEngine, open_source: OpenSource | None = None) -> None:
         self.engine = engine
         self.snapshot: int | None = None
+        self.adopted = "FORMAT"
         self._open_source = open_source
         self._sources: dict[str, FetchEngine] = {}
         self._units: dict[str, asyncio.Task[memoryview]] = {}
@@ -200,7 +203,8 @@ class ShardFetcher:
         """Checks, after an object of the dataset was not found, that its snapshot exists.
 
         Raises:
-            SnapshotDeleted: The snapshot is gone, too, and a newer one is there: not the whole dataset has gone.
+            SnapshotDeleted: The snapshot is gone, too, and a newer one is there, or what a deletion leaves: not the
+                whole dataset has gone.
         """
         if self.snapshot is None:
             return
@@ -208,9 +212,13 @@ class ShardFetcher:
             snapshots = await list_snapshots(self.engine)
         except NotFound:  # the bucket
             return
-        if snapshots and self.snapshot < snapshots[-1] and self.snapshot not in snapshots:
+        if self.snapshot in snapshots:
+            return
+        has_newer = bool(snapshots) and self.snapshot < snapshots[-1]
+        if has_newer or await was_deleted(self.engine, self.snapshot):
+            newest = f", {snapshots[-1]}" if has_newer else ""
             raise SnapshotDeleted(
-                f"snapshot {self.snapshot} was deleted while it was read; open the newest one, {snapshots[-1]} "
+                f"snapshot {self.snapshot} was deleted while it was read; open the newest one{newest} "
                 "(a tag keeps a snapshot from garbage collection)",
                 url=self.engine.store.url, key=error.key, shard=error.shard, start=error.start, end=error.end,
                 attempts=error.attempts,
@@ -228,9 +236,9 @@ class ShardFetcher:
         try:
             result = await engine.fetch(file.key, span.start, span.end, if_match=strong, object_size=file.size)
         except (ObjectChanged, NotFound) as error:
-            raise _source_changed(entry, source, error) from error
+            raise self._source_changed(entry, source, error) from error
         if file.etag is not None and result.meta.etag not in (None, file.etag):
-            raise _source_changed(entry, source, ObjectChanged("", expected=file.etag, got=result.meta.etag))
+            raise self._source_changed(entry, source, ObjectChanged("", expected=file.etag, got=result.meta.etag))
         return result.data.toreadonly()
 
     async def _transformed(self, entry: ShardEntry, source: SourceRange, start: int, end: int) -> memoryview:
@@ -291,16 +299,17 @@ class ShardFetcher:
             engine = self._sources[url] = self._open_source(url)
         return engine
 
-
-def _source_changed(entry: ShardEntry, source: SourceRange, error: ObjectChanged | NotFound) -> DatasetChanged:
-    file = source.file
-    change = "deleted" if isinstance(error, NotFound) else "replaced"
-    return DatasetChanged(
-        f"an adopted object was {change}; adopt its source again, into a new index or with --overwrite: "
-        f"`concurrent-loader adopt FORMAT {file.url} INDEX --overwrite`",
-        url=file.url, key=file.key, shard=entry.key, start=source.start, end=source.end,
-        expected=error.expected, got=error.got, attempts=error.attempts,
-    )  # fmt: skip
+    def _source_changed(
+        self, entry: ShardEntry, source: SourceRange, error: ObjectChanged | NotFound
+    ) -> DatasetChanged:
+        file = source.file
+        change = "deleted" if isinstance(error, NotFound) else "replaced"
+        return DatasetChanged(
+            f"an adopted object was {change}; adopt its source again, into a new index or with --overwrite: "
+            f"`concurrent-loader adopt {self.adopted} {file.url} {self.engine.store.url} --overwrite`",
+            url=file.url, key=file.key, shard=entry.key, start=source.start, end=source.end,
+            expected=error.expected, got=error.got, attempts=error.attempts,
+        )  # fmt: skip
 
 
 def _digest_of(pieces: list[memoryview]) -> int:

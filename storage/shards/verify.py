@@ -25,6 +25,7 @@ from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.ranges import ByteRange, split
 from concurrent_loader.storage.shards.format.index import ShardIndex, verify_shard
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
+from concurrent_loader.storage.shards.format.nulls import null_rows
 from concurrent_loader.storage.shards.format.schema import Schema
 from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import BundleEntry, Manifest, ShardEntry
@@ -92,6 +93,8 @@ class VerifyReport:
         num_bundles: Number of bundles checked, likewise.
         num_samples: Number of samples in readable shards.
         num_bytes: Size of the checked shards and bundles in bytes.
+        num_undigested: Number of shards whose payload has no digests, because only headers were adopted. Their columns
+            and index were verified; of the payload, only that it is there, has its length, and can be decoded.
         problems: Problems found, in the order of the shards.
 
     Example:
@@ -108,6 +111,7 @@ class VerifyReport:
     num_bundles: int
     num_samples: int
     num_bytes: int
+    num_undigested: int = 0
     problems: tuple[VerifyProblem, ...]
 
 
@@ -154,6 +158,7 @@ async def verify_dataset(
         num_bundles=sum(len(part.bundles) for part in manifest.parts),
         num_samples=check.num_samples,
         num_bytes=check.num_bytes_total,
+        num_undigested=int((manifest.table.num_chunks == 0).sum()),
         problems=tuple(check.problems),
     )
 
@@ -237,21 +242,14 @@ class _Check:
         self.problems += finding.problems
         self._num_bytes += finding.entry.size
         if self._on_progress is not None:
-            self._on_progress(
-                VerifyProgress(
-                    num_bytes=self._num_bytes, num_bytes_total=self.num_bytes_total, num_problems=len(self.problems)
-                )
-            )
+            counts = {"num_bytes": self._num_bytes, "num_bytes_total": self.num_bytes_total}
+            self._on_progress(VerifyProgress(**counts, num_problems=len(self.problems)))
 
     async def _examine(self, entry: ShardEntry | BundleEntry) -> _Finding:
         problems: list[VerifyProblem] = []
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._chunk(entry, chunk, digest, problems))
-                for chunk, digest in zip(
-                    split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES), entry.chunk_digests, strict=True
-                )
-            ]
+            chunks = zip(split(ByteRange(0, entry.size), chunk_bytes=CHUNK_BYTES), entry.chunk_digests, strict=True)
+            tasks = [group.create_task(self._chunk(entry, chunk, digest, problems)) for chunk, digest in chunks]
         parts = [part for task in tasks if (part := task.result()) is not None]
         if len(parts) < len(tasks):
             return _Finding(entry, problems[:1], None)
@@ -260,7 +258,7 @@ class _Check:
         )
 
     async def _chunk(
-        self, entry: ShardEntry | BundleEntry, chunk: ByteRange, digest: int, problems: list[VerifyProblem]
+        self, entry: ShardEntry | BundleEntry, chunk: ByteRange, digest: int | None, problems: list[VerifyProblem]
     ) -> memoryview | None:
         try:
             return await self._fetcher.fetch(entry, chunk.start, chunk.end, digest=digest)
@@ -303,7 +301,8 @@ def _examine_bytes(
     *,
     may_have_more: bool,
 ) -> _Finding:
-    if not problems and xxhash.xxh3_128_hexdigest(data) != entry.digest:
+    has_digests = isinstance(entry, BundleEntry) or entry.has_digests
+    if not problems and has_digests and xxhash.xxh3_128_hexdigest(data) != entry.digest:
         problems.append(VerifyProblem(what="the file's digest differs from the manifest", shard=entry.key))
     try:
         index = verify_shard(data, shard=entry.key)
@@ -341,18 +340,21 @@ def _contradictions(
     schema = index.schema.to_dict()
     if isinstance(entry, ShardEntry):
         expected = manifest.schema
-        num_bytes = sum(
-            int((index.payload_ends(column.name) - index.payload_starts(column.name)).sum())
-            for column in index.schema.payload
-        )
+        names = [column.name for column in index.schema.payload]
+        num_bytes = sum(int((index.payload_ends(name) - index.payload_starts(name)).sum()) for name in names)
         if num_bytes != entry.payload_bytes:
             yield VerifyProblem(
                 what=f"{num_bytes} payload bytes, {entry.payload_bytes} in the manifest", shard=entry.key
             )
+        if index.has_digests != entry.has_digests and index.schema.payload:
+            yield VerifyProblem(what="the values have digests only here, or only in the manifest", shard=entry.key)
     else:
         expected = {column.name: column.type for column in Schema.parse(manifest.schema).fixed}
     if may_have_more:  # in any order
         schema = {name: schema[name] for name in expected if name in schema}
+    schema = {
+        name: f"{type_}?" if expected.get(name) == f"{type_}?" else type_ for name, type_ in schema.items()
+    }  # without nulls
     if list(schema.items()) != list(expected.items()):
         yield VerifyProblem(what="the columns differ from the manifest", shard=entry.key)
     if index.num_samples != entry.num_samples:
@@ -362,11 +364,7 @@ def _contradictions(
 
 
 def _fixed_columns(index: ShardIndex, manifest: Manifest) -> Columns:
-    return {
-        column.name: np.asarray(index.column(column.name))
-        for column in index.schema.fixed
-        if column.name in manifest.schema
-    }
+    return {at.name: np.asanyarray(index.column(at.name)) for at in index.schema.fixed if at.name in manifest.schema}
 
 
 def _disagreements(shard: _Finding, bundle: _Finding, overlap: _Overlap) -> Iterator[VerifyProblem]:
@@ -387,7 +385,9 @@ def _disagreements(shard: _Finding, bundle: _Finding, overlap: _Overlap) -> Iter
 
 
 def _rows(values: npt.NDArray[Any], first: int, num_rows: int) -> npt.NDArray[np.uint8]:
-    return np.ascontiguousarray(values[first : first + num_rows]).view(np.uint8).reshape(num_rows, -1)
+    chosen = values[first : first + num_rows]
+    data = np.ascontiguousarray(np.ma.getdata(chosen)).view(np.uint8).reshape(num_rows, -1)
+    return np.column_stack([data, null_rows(chosen)])  # zeros differ from a null
 
 
 def _first_leaf(group: BaseExceptionGroup[Any]) -> BaseException:

@@ -11,6 +11,7 @@ from benchmarks import photos as photos_module
 from benchmarks.photos import CLASSES, MAX_BYTES, MIN_BYTES, make_photos, replicate_photos
 
 
+@pytest.mark.slow
 def test_photographs_are_jpegs_of_the_usual_size_in_one_folder_a_class(tmp_path: Path) -> None:
     made = make_photos(tmp_path, count=20)
 
@@ -43,6 +44,7 @@ def test_a_second_run_finds_the_first_ones_images(tmp_path: Path) -> None:
     assert drawn == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["an image is gone", "the facts are gone", "the facts are of another recipe"])
 def test_a_damaged_folder_is_made_again(tmp_path: Path, damage: str) -> None:
     first = make_photos(tmp_path, count=10)

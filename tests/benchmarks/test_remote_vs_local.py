@@ -66,6 +66,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
     return run_benchmark(name, load, Console(quiet=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train", "none"])
 def test_the_json_has_the_agreed_keys(tmp_path: Path, sides: FakeSides, name: str) -> None:
     figures = run(name, tmp_path)

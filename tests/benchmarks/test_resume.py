@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
 from benchmarks.resume import Load, run_benchmark
 
 
+@pytest.mark.slow
 def test_it_measures_both_places():
     figures = run_benchmark(Load(20_000, 1), Console(quiet=True))
     begin, middle = figures["rows"]

@@ -71,6 +71,7 @@ async def test_without_a_gpu_one_that_needs_it_has_to_say_so(monkeypatch: pytest
     assert await smoke.check(gpu, tmp_path) is not None
 
 
+@pytest.mark.slow
 def test_the_long_ones_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = FakePrograms(monkeypatch, Ended(0, ""), GOOD)
     assert (
@@ -79,6 +80,7 @@ def test_the_long_ones_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [asked[1] for asked in programs.asked] == ["benchmarks.long", "benchmarks.short"]
 
 
+@pytest.mark.slow
 def test_the_exit_status_tells(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     two = Benchmark("two", "two", 1, "speedup")
     FakePrograms(monkeypatch, Ended(0, ""), GOOD)

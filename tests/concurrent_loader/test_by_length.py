@@ -84,6 +84,7 @@ def test_the_payload_is_not_fetched_for_the_lengths(many: ShardDataset) -> None:
         assert dataset.fetch_stats.num_bytes - before < dataset.manifest.num_bytes - payload + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last_batch", ["short", "drop", "pad"])
 @pytest.mark.parametrize("tokens", [None, 64])
 def test_ranks_make_the_same_global_batches(many: ShardDataset, last_batch: str, tokens: int | None) -> None:
@@ -114,6 +115,7 @@ def test_tokens_of_a_rank_are_bounded(many: ShardDataset) -> None:
             assert len(numbers) * LENGTHS[numbers].max() <= 130
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12)
 @given(st.integers(0, 2**32), st.integers(0, 3), st.booleans(), st.data())
 def test_resumes_at_any_step(many: ShardDataset, seed: int, epoch: int, sampled: bool, data: st.DataObject) -> None:

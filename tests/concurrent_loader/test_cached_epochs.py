@@ -118,6 +118,7 @@ def test_a_column_is_kept_too(many_shards: str, tmp_path: Path) -> None:
             assert dataset.fetch_stats.num_gets - before == expected_gets
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_used_is_an_error_unless_it_is_not_required(
     many_shards: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_unless_it_is_not_required(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+@pytest.mark.slow
 def test_a_drive_that_breaks_in_the_middle_is_gone_round(
     many_shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -121,6 +121,7 @@ def test_nobody_waits_for_the_device(url: str, cuda: FakeDevice) -> None:
     assert cuda.log.count("copy") == 3
 
 
+@pytest.mark.slow
 def test_only_the_groups_of_a_crop_are_copied(cuda: FakeDevice) -> None:
     url = stored([encode(pixels(number, size=(300, 1400)), compress=False) for number in range(8)])
     with ShardDataset(url) as dataset:

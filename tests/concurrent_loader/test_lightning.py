@@ -60,6 +60,7 @@ def loader(dataset):
     return ConcurrentDataLoader(dataset, BATCH)
 
 
+@pytest.mark.slow
 def test_fit_validates_between_epochs(tmp_path, dataset, loader):
     model = Model()
     shuffled = ConcurrentDataLoader(dataset, BATCH, shuffle=True, seed=3)

@@ -183,6 +183,7 @@ def test_boxes_of_one_size_are_one_tensor(dataset: ShardDataset) -> None:
         assert [len(points) for points in batch["points"]] == batch["boxes_lengths"].tolist()
 
 
+@pytest.mark.slow
 def test_the_device_gives_the_same_numbers(dataset: ShardDataset, cuda: FakeDevice) -> None:
     for crop in (CROP, Augment(CROP, RandomVerticalFlip(0.5))):
         expected = load(dataset, crop)

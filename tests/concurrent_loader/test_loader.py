@@ -64,6 +64,7 @@ def test_without_shuffling_the_order_is_that_of_writing(dataset: ShardDataset) -
     assert batches == [list(range(start, min(203, start + 50))) for start in range(0, 203, 50)]
 
 
+@pytest.mark.slow
 def test_the_order_depends_on_seed_and_epoch_alone(url: str, tmp_path: Path) -> None:
     def run(*, seed: int = 1, epoch: int = 0, cache_dir: Path | None = None, **options: Any) -> list[list[int]]:
         with ShardDataset(url, cache_dir=cache_dir) as dataset:
@@ -79,6 +80,7 @@ def test_the_order_depends_on_seed_and_epoch_alone(url: str, tmp_path: Path) -> 
     assert first != run(epoch=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_ranks_together_make_the_same_global_batches(dataset: ShardDataset, world_size: int) -> None:
     whole = labels(ConcurrentDataLoader(dataset, 16, shuffle=True, drop_last=True))
@@ -167,6 +169,7 @@ def test_a_callable_may_decode_and_a_collate_fn_may_collate(dataset: ShardDatase
 # -- epochs and states -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_iteration_is_a_new_epoch(dataset: ShardDataset) -> None:
     loader = ConcurrentDataLoader(dataset, 16, shuffle=True)
     first, second = labels(loader), labels(loader)
@@ -567,6 +570,7 @@ def test_a_loader_built_before_torch_distributed_is_refused(
     iter(ConcurrentDataLoader(dataset, 8))
 
 
+@pytest.mark.slow
 def test_random_configurations_deliver_everything_once(dataset: ShardDataset) -> None:
     numbers = np.random.default_rng(5)
     for _ in range(25):

@@ -43,12 +43,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", ["module", "package"])
 @pytest.mark.parametrize(
-    ("loader", "method"),
+    ("kind", "loader", "method"),
     [
-        ("native", "threads"), ("native", "spawn"), ("native", "forkserver"),
-        ("drop-in", "threads"), ("drop-in", "spawn"), ("drop-in", "forkserver"), ("drop-in", "fork"),
+        ("module", "native", "threads"), ("package", "native", "spawn"), ("module", "native", "forkserver"),
+        ("module", "drop-in", "spawn"), ("package", "drop-in", "forkserver"), ("module", "drop-in", "fork"),
     ],
 )  # fmt: skip
 def test_it_is_in_nobodys_way(tmp_path: Path, kind: str, loader: str, method: str) -> None:

@@ -34,6 +34,7 @@ def epoch(url: str, rank: int, world_size: int, *, num_threads: int) -> tuple[li
         return batches, dataset.fetch_stats.num_gets - before, len(dataset.manifest.shards)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_ranks_share_an_epoch_and_its_shards(url: str, world_size: int) -> None:
     whole, _, num_shards = epoch(url, 0, 1, num_threads=3)

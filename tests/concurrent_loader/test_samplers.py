@@ -32,6 +32,7 @@ def of_ranks(dataset: Any, world_size: int, batch_size: int, sampler: Any, **opt
     return [[number for part in step for number in part] for step in zip(*ranks, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last_batch", "sizes"), [("short", 3), ("drop", 16), ("pad", 3)])
 def test_a_sampler_gives_the_order(dataset: ShardDataset, last_batch: Any, sizes: int) -> None:
     numbers = list(range(NUM - 24, 0, -1))  # 179 = 11 * 16 + 3
@@ -47,6 +48,7 @@ def test_a_batch_sampler_gives_global_batches(dataset: ShardDataset) -> None:
     assert of_ranks(dataset, 2, 1, sampler) == [[5, 5, 9, 200], [1], [7, 3, 2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [True, False])
 def test_random_samplers_resume_at_every_step(dataset: ShardDataset, own: bool) -> None:
     def make() -> NativeDataLoader:

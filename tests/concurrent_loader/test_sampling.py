@@ -75,6 +75,7 @@ def test_ranks_make_the_same_global_batches(many: ShardDataset, name: str) -> No
         assert of_ranks(many, world_size, **options) == one
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 @given(st.sampled_from(sorted(SAMPLINGS)), st.integers(0, 2**32), st.integers(0, 3), st.data())
 def test_resumes_at_any_step(many: ShardDataset, name: str, seed: int, epoch: int, data: st.DataObject) -> None:

@@ -166,6 +166,7 @@ def test_lightning_on_two_ranks(points: str, reference: list[list[int]], tmp_pat
 # -- torchdata ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_torchdata_nodes_resume_at_every_step(points: str) -> None:
     pipeline = runpy.run_path(str(EXAMPLES / "torchdata_nodes.py"))["pipeline"]
     with ShardDataset(points) as dataset:

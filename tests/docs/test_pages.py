@@ -172,6 +172,7 @@ def fault(words: list[str], *, whole: bool = True) -> str | None:
     return next((f"{words}: no option {option}" for option in given if option not in options), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_commands_in_blocks(block: Block) -> None:
     assert [found for words in commands(block.text) if (found := fault(words))] == []

@@ -115,6 +115,7 @@ def surroundings(place: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "at_least"),
     [
@@ -137,6 +138,7 @@ def surroundings(place: Path) -> dict[str, Any]:
         pytest.param("docs/how-to/masks_and_boxes.md", 2, marks=pytest.mark.slow),
         pytest.param("docs/how-to/ragged.md", 2, marks=pytest.mark.slow),
         ("docs/how-to/sampling.md", 5),
+        ("docs/how-to/text.md", 2),
         ("docs/how-to/training.md", 1),
         ("docs/how-to/workers.md", 1),
         ("docs/tutorials/first_run.md", 4),

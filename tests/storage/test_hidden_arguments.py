@@ -29,6 +29,8 @@ from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.stores.backends.aiobotocore import AiobotocoreStore
 from concurrent_loader.storage.stores.backends.s3 import S3Store
 
+pytestmark = pytest.mark.slow  # a traceback with all variables for each
+
 KEY, SECRET, TOKEN, PASSWORD, SIGNATURE = (
     "CANARYKEYID0123456789",
     "canary/Secret+0123456789",
@@ -177,6 +179,7 @@ def failure_of(way, name, client, monkeypatch):
     raise AssertionError("nothing was raised")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way", "client"),
     [(name, way, "native") for name in CASES for way in WAYS]
@@ -209,6 +212,7 @@ def test_the_frames_would_have_shown_it(log, monkeypatch):
     assert any(SECRET in text for text in shown_by(error, log))
 
 
+@pytest.mark.slow
 async def test_nor_does_a_listing_that_is_interrupted(log):
     """What is no error of a store keeps its frames."""
     asked, ended = asyncio.Event(), asyncio.Event()

@@ -163,7 +163,8 @@ def proxy(s3_server: LocalS3, _baseline: None) -> Iterator[HttpFaults]:
         proxy.script = unharmed
 
 
-@pytest.fixture(params=["native", "aiobotocore"])
+# What each client does about each fault is tested for both in tests/storage/stores and tests/storage/fetch.
+@pytest.fixture(params=["native", pytest.param("aiobotocore", marks=pytest.mark.long)])
 def client(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from concurrent_loader.storage.adopt.protocol import ObjectReader
+from concurrent_loader.storage.adopt.protocol import ObjectReader, SparseReader
 from concurrent_loader.storage.errors import FormatError
 
 __all__ = ["num_samples", "sample_ranges"]
@@ -69,6 +69,8 @@ def sample_ranges(reader: ObjectReader, count: int, min_bytes: int) -> Iterator[
                 key=reader.name, sample=sample, expected=f"<= {reader.size}", got=int(offsets[wrong[0]]),
             )  # fmt: skip
         starts = offsets.tolist()
+        if isinstance(reader, SparseReader):
+            reader.expect(starts)
         if first:
             yield previous, starts[0]
         yield from pairwise(starts)

@@ -29,6 +29,7 @@ from concurrent_loader.storage.adopt.protocol import (
     SourceObject,
     Unit,
 )
+from concurrent_loader.storage.adopt.range_reader import MemoryLimit
 from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.listing import ObjectEntry
 from concurrent_loader.storage.ranges import ByteRange
@@ -53,6 +54,11 @@ _COLUMN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SPLIT = re.compile(r"(?:.*/)?([A-Za-z0-9_.]+)-\d{5}-of-\d{5}[^/]*")
 _SEEN_ROWS = 64
 _HEAD_BYTES = 64
+_MAX_GAP_BYTES = 256 << 10
+_COPIES = 4  # compressed bytes, and those bytes again as a page, as an Arrow array, and as payload
+_DECODING_BYTES = 96 << 20
+_DECODING = MemoryLimit(_DECODING_BYTES)
+"""Memory of the row groups that all scans of this process decode at the same time."""
 
 
 class Parquet:
@@ -116,6 +122,10 @@ class Parquet:
         """Returns the name of the transform, with the payload columns; see `UnitFormat`."""
         return parquet_transform(_fields(columns))
 
+    def max_threads(self, reader: ObjectReader) -> int:
+        """Returns how many row groups like the largest one of a file fit into the memory for decoding, at least one."""
+        return max(1, _DECODING_BYTES // max(1, _COPIES * _read_footer(reader).largest_group_bytes))
+
     def retype(self, source: SourceObject, column: str, type_: str) -> ForeignColumn:
         """Returns the column that a user asked for; `walk` checks whether the file's column can be read so.
 
@@ -167,8 +177,20 @@ def _read_footer(reader: ObjectReader) -> ParquetFooter:
     return ParquetFooter(reader.read(size - num_bytes, size), size)
 
 
-def _read_chunks(reader: ObjectReader, group: RowGroup) -> list[memoryview]:
-    return [reader.read(chunk.start, chunk.end) for chunk in group.chunks]
+def _read_chunks(reader: ObjectReader, group: RowGroup) -> dict[ByteRange, memoryview]:
+    """Returns the chunks of columns by their place; chunks that are near each other are read at once."""
+    runs: list[list[ByteRange]] = []
+    for place in sorted(group.chunks):
+        if runs and place.start <= runs[-1][-1].end + _MAX_GAP_BYTES:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    found: dict[ByteRange, memoryview] = {}
+    for run in runs:
+        start = run[0].start
+        data = reader.read(start, max(each.end for each in run))
+        found |= {each: data[each.start - start : each.end - start] for each in run}
+    return {place: found[place] for place in group.chunks}
 
 
 def _derive_image(footer: ParquetFooter, reader: ObjectReader, name: str, field: str) -> str:
@@ -177,7 +199,7 @@ def _derive_image(footer: ParquetFooter, reader: ObjectReader, name: str, field:
         if not footer.num_rows(number):
             continue
         group = footer.row_group(number, [path])
-        for batch in footer.batches(group, [path], _read_chunks(reader, group)):
+        for batch in footer.batches(group, [path], list(_read_chunks(reader, group).values())):
             with in_row(number, 0):
                 data, offsets = byte_values(batch.column(0).slice(0, _SEEN_ROWS), name, field)
             bounds = offsets.tolist()
@@ -193,36 +215,46 @@ def _walk_group(
     fields: Sequence[PayloadField],
     surplus: Mapping[str, Any],
 ) -> Iterator[FoundSample]:
-    if not footer.num_rows(number):
+    num_rows = footer.num_rows(number)
+    if not num_rows:
         return
-    unit = Unit(start=0, end=0, payload=memoryview(b""))
-    lengths = np.empty((0, 0), np.int64)
-    if fields:
-        group = footer.row_group(number, [field.path for field in fields])
-        span = group.span
-        if len(span) > MAX_ROW_GROUP_BYTES:
-            raise too_large(number, None, f"<= {MAX_ROW_GROUP_BYTES} bytes", len(span))
-        payload, lengths = read_payload(footer, group, fields, _read_chunks(reader, group), MAX_ROW_GROUP_BYTES)
-        unit = Unit(start=span.start, end=span.end, payload=memoryview(payload).toreadonly())
-    inline = [name for name in columns if name not in {field.name for field in fields}]
-    rows = _index_rows(footer, number, reader, columns, inline) if inline else repeat({})
-    at = 0
-    for row in range(footer.num_rows(number)):
-        values: dict[str, Any] = {**surplus, **next(rows)}
-        start = at
-        for field, length in zip(fields, lengths[row].tolist() if fields else (), strict=True):
-            values[field.name] = ByteRange(at, at + length)
-            at += length
-        yield FoundSample(f"row group {number}, row {row}", start, at, values, unit)
+    names = [field.name for field in fields]
+    inline = [name for name in columns if name not in names]
+    paths = [field.path for field in fields]
+    group = footer.row_group(number, [*paths, *inline])
+    span = footer.row_group(number, paths).span if fields else ByteRange(0, 0)
+    if len(span) > MAX_ROW_GROUP_BYTES:
+        raise too_large(number, None, f"<= {MAX_ROW_GROUP_BYTES} bytes", len(span))
+    with _DECODING.hold(_COPIES * group.num_bytes):
+        chunks = _read_chunks(reader, group)
+        rows = _index_rows(footer, number, chunks, columns, inline) if inline else repeat({})
+        payload, lengths = bytearray(), np.empty((num_rows, 0), np.int64)
+        if fields:
+            own = footer.row_group(number, paths)
+            payload, lengths = read_payload(footer, own, fields, [chunks[at] for at in own.chunks], MAX_ROW_GROUP_BYTES)
+        unit = Unit(start=span.start, end=span.end, payload=memoryview(payload).toreadonly(), num_samples=num_rows)
+        del payload
+        at = 0
+        for row in range(num_rows):
+            values: dict[str, Any] = {**surplus, **next(rows)}
+            start = at
+            for name, length in zip(names, lengths[row].tolist(), strict=True):
+                values[name] = ByteRange(at, at + length)
+                at += length
+            yield FoundSample(f"row group {number}, row {row}", start, at, values, unit)
 
 
 def _index_rows(
-    footer: ParquetFooter, number: int, reader: ObjectReader, columns: Mapping[str, ForeignColumn], names: list[str]
+    footer: ParquetFooter,
+    number: int,
+    chunks: Mapping[ByteRange, memoryview],
+    columns: Mapping[str, ForeignColumn],
+    names: list[str],
 ) -> Iterator[dict[str, Any]]:
     """Yields the values of the columns that go into the index, row by row."""
     group = footer.row_group(number, names)
     first = 0
-    for batch in footer.batches(group, names, _read_chunks(reader, group)):
+    for batch in footer.batches(group, names, [chunks[each] for each in group.chunks]):
         with in_row(number, first):
             lists = [index_values(batch.column(batch.schema.get_field_index(name)), name, columns[name].type)
                      for name in names]  # fmt: skip

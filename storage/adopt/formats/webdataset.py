@@ -4,8 +4,9 @@ The names are split and grouped as the `webdataset` package does it (``base_plus
 release 1.0). It drops what it does not expect, such as links, and members behind the end of the file. Here that is an
 error that names the member.
 
-Indexes of other programs bring nothing to a scan: the headers lie in a chain, and all of them are read anyway to verify
-an index. Therefore indexes only check the number of samples, where that costs next to nothing:
+Indexes of other programs bring nothing to a scan of all bytes. They only check the number of samples, where that costs
+next to nothing. A scan of headers alone takes from an index beside the tar file where the headers are, and so need not
+wait for one to find the next; see `concurrent_loader.storage.adopt.formats.tar_indexes`.
 
 - Energon: the size of each ``name.tar.idx``, which has 8 bytes per sample, and the counts in ``.nv-meta/.info.json``.
   ``index.sqlite`` and ``.info.yaml`` are not read.
@@ -22,7 +23,7 @@ import numpy as np
 import xxhash
 
 from concurrent_loader.storage.adopt.formats.tar_headers import TarMember, walk_members
-from concurrent_loader.storage.adopt.formats.tar_indexes import expected_samples
+from concurrent_loader.storage.adopt.formats.tar_indexes import expected_samples, read_places
 from concurrent_loader.storage.adopt.formats.text_values import derive_column, parse_value
 from concurrent_loader.storage.adopt.protocol import (
     ForeignColumn,
@@ -30,6 +31,7 @@ from concurrent_loader.storage.adopt.protocol import (
     ObjectReader,
     SmallObjects,
     SourceObject,
+    SparseReader,
 )
 from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.images import COLUMN_FORMATS, FORMATS
@@ -146,7 +148,11 @@ class WebDataset:
         sample: FoundSample | None = None
         key, start, end, num_skipped = "", 0, 0, 0
         values: dict[str, object] = {}
-        for member in walk_members(reader):
+        members = walk_members(reader)
+        if isinstance(reader, SparseReader) and (places := read_places(source.info)) is not None:
+            reader.expect(places.headers)
+            members = places.checked(members, reader)
+        for member in members:
             name, member_start, data_start, data_end, member_end, head = member
             split = split_name(name)
             if split is None:

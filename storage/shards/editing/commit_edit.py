@@ -18,7 +18,7 @@ from concurrent_loader.storage.shards.manifest.snapshots import commit, load_man
 from concurrent_loader.storage.shards.shard_fetcher import OpenSource, check_source
 from concurrent_loader.storage.stores.backends.open_store import open_for
 
-__all__ = ["EditedSnapshot", "OpenDataset", "commit_edit", "open_to_edit"]
+__all__ = ["EditedSnapshot", "OpenDataset", "commit_edit", "committed_before", "open_to_edit"]
 
 _MAX_ATTEMPTS = 20  # each one that fails means that another writer succeeded
 
@@ -80,6 +80,17 @@ def open_to_edit(
             loop.run(store.close())
 
 
+async def committed_before(engine: FetchEngine, newest: Manifest, token: str | None) -> Manifest | None:
+    """Returns the snapshot that was committed with a token, if the newest snapshot lists it."""
+    number = snapshot_of(newest, token)
+    if number is None:
+        return None
+    try:
+        return await load_manifest(engine, number)
+    except NotFound:  # that snapshot was removed; the newest one has its change
+        return newest
+
+
 async def commit_edit(
     engine: FetchEngine, make: Callable[[Manifest], Awaitable[Manifest | None]], *, token: str | None = None
 ) -> EditedSnapshot:
@@ -98,17 +109,14 @@ async def commit_edit(
     """
     for attempt in range(1, _MAX_ATTEMPTS + 1):
         newest = await load_manifest(engine)
-        number = snapshot_of(newest, token)
-        if number is not None:
-            try:
-                return EditedSnapshot(await load_manifest(engine, number), is_new=False)
-            except NotFound:  # that snapshot was removed; the newest one has its change
-                return EditedSnapshot(newest, is_new=False)
+        before = await committed_before(engine, newest, token)
+        if before is not None:
+            return EditedSnapshot(before, is_new=False)
         made = await make(newest)
         if made is None:
             return EditedSnapshot(newest, is_new=False)
         snapshot = newest.snapshot + 1
-        metadata = with_token(newest.metadata, token, snapshot)
+        metadata = with_token(made.metadata, token, snapshot)
         made = replace(made, snapshot=snapshot, parent=newest.digest, metadata=metadata)
         try:
             await commit(engine, made, retry=engine.policy)

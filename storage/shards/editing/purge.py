@@ -65,7 +65,8 @@ class PurgeReport:
         num_shards_scanned: Number of shards that are left, whose values were compared with the purged ones.
         num_values_scanned: Number of values in them.
         copies: Values in other samples that have the bytes of purged ones, at most 1,000: nobody has deleted these.
-        unreadable: Keys of objects in the folder of the shards that are no shards, so that nothing is known of them.
+        unreadable: Keys of objects in the folder of the shards that are no shards, and names of virtual shards without
+            digests: nothing is known of their values.
         left: Keys of removed objects that the store lists nevertheless.
         num_unreferenced: Number of bundles and tails that no snapshot has. It is unknown of whom they are.
 

@@ -55,7 +55,8 @@ class PurgeScan:
         num_values: Number of payload values in them.
         copies: Values with the bytes of purged ones, at most 1,000.
         stray: Keys of shards that no snapshot has, and that hold purged values.
-        unreadable: Keys of objects in the folder of the shards that are no shards.
+        unreadable: Keys of objects in the folder of the shards that are no shards, and names of virtual shards without
+            digests.
         left: Keys of removed objects that the store lists nevertheless.
         num_unreferenced: Number of bundles and tails that no snapshot has. They have no digests of single values, so it
             is unknown of whom they are.
@@ -143,6 +144,9 @@ async def _scan_stray(engine: FetchEngine, meta: ObjectMeta, digests: npt.NDArra
 
 def _hits(index: ShardIndex, digests: npt.NDArray[np.uint64], found: PurgeScan) -> list[tuple[str, int]]:
     """Returns column and row of the values of a shard that have one of the digests."""
+    if not index.has_digests:
+        found.unreadable.append(index.shard or "")
+        return []
     found.num_shards += 1
     hits = []
     for column in index.schema.payload:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from concurrent_loader.storage.errors import ConfigurationError, CorruptData, FormatError, NotFound
 from concurrent_loader.storage.fetch import FetchEngine
@@ -139,7 +140,8 @@ async def find_targets(engine: FetchEngine, fetcher: ShardFetcher, newest: Manif
         entry = part.shards[number]
         if entry.source is not None:
             raise ConfigurationError(
-                "deleted samples are in an adopted object, which this command does not change; copy the dataset "
+                "deleted samples are in an adopted object, which this command does not change; delete them at the "
+                "source and adopt it again (concurrent-loader adopt … --overwrite), or copy the dataset "
                 "(concurrent-loader convert) and delete the index and its source",
                 url=entry.source.file.url, key=entry.source.file.key,
             )  # fmt: skip
@@ -151,8 +153,11 @@ async def find_targets(engine: FetchEngine, fetcher: ShardFetcher, newest: Manif
         known = rows.get(entry.digest)
         rows[entry.digest] = found if known is None else np.union1d(known, found)
         for column in index.schema.payload:
-            has_bytes = index.payload_ends(column.name) > index.payload_starts(column.name)
-            digests.append(index.payload_digests(column.name)[found[has_bytes[found]]])
+            values = index.payload_digests(column.name)
+            # The placeholder of a column that was added after the deletion says nothing about the sample.
+            is_own = values != xxhash.xxh3_64_intdigest(column.encode(column.placeholder))
+            is_own &= index.payload_ends(column.name) > index.payload_starts(column.name)
+            digests.append(values[found[is_own[found]]])
 
     async def examine_all(manifest: Manifest) -> None:
         live = LiveRows(manifest)

@@ -190,7 +190,7 @@ class Rewriter:
         index = await fetch_index(self._fetcher, bundle)
         builder = ShardBuilder(Schema(Schema.parse(manifest.schema).fixed))
         builder.extend_fixed(
-            {name: np.asarray(index.values(name, rows - bundle.first_sample)) for name in builder.schema.names}
+            {name: np.asanyarray(index.values(name, rows - bundle.first_sample)) for name in builder.schema.names}
         )
         made = builder.finish()
         key = bundle_key(made.digest)

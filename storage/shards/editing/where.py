@@ -39,8 +39,8 @@ class Where:
     """A condition on the numbers and texts of a sample.
 
     It may contain names of columns, numbers, texts, ``True`` and ``False``; ``==``, ``!=``, ``<``, ``<=``, ``>``,
-    ``>=``, ``in [...]``, ``not in [...]``; ``and``, ``or``, ``not`` and parentheses. Columns of type ``str``, of bools
-    and of single numbers can be used. A missing value fulfils no comparison.
+    ``>=``, ``in [...]``, ``not in [...]``, ``is None``, ``is not None``; ``and``, ``or``, ``not`` and parentheses.
+    Columns of type ``str``, of bools and of single numbers can be used. A null fulfils no comparison.
 
     Args:
         text: Condition.
@@ -110,9 +110,9 @@ class Where:
     def _compare(self, op: ast.cmpop, left: ast.expr, right: ast.expr) -> Condition:
         if isinstance(op, ast.In | ast.NotIn):
             return self._member(left, right, negated=isinstance(op, ast.NotIn))
-        function = _COMPARISONS.get(type(op))
-        if function is None:
-            raise ConfigurationError("a condition has no 'is'; use ==")
+        if isinstance(op, ast.Is | ast.IsNot):
+            return self._null(left, right, negated=isinstance(op, ast.IsNot))
+        function = _COMPARISONS[type(op)]
         (first, kind), (second, other) = self._operand(left), self._operand(right)
         if (kind == "text") != (other == "text"):
             raise SchemaError(f"a {kind} cannot be compared with a {other}", got=ast.unparse(left)[:80])
@@ -131,6 +131,13 @@ class Where:
             return mask
 
         return compare
+
+    def _null(self, left: ast.expr, right: ast.expr, *, negated: bool) -> Condition:
+        name = _name(left)
+        if name is None or not isinstance(right, ast.Constant) or right.value is not None:
+            raise ConfigurationError("'is' stands between a column and None; otherwise use ==", got=_text(left))
+        self._kind(name)
+        return lambda values: _nulls(values[name]) != negated
 
     def _member(self, left: ast.expr, right: ast.expr, *, negated: bool) -> Condition:
         name = _name(left)
@@ -218,6 +225,13 @@ def _as_numbers(values: Sequence[Any], dtype: np.dtype[Any] | None) -> npt.NDArr
         return np.array(values, np.float64).astype(dtype)
     low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     return np.array([int(value) for value in values if low <= value <= high and value == int(value)], dtype)
+
+
+def _nulls(values: Any) -> Mask:
+    """Returns whether each value of a column is null: (n,) bool."""
+    if isinstance(values, np.ndarray):
+        return np.ma.getmaskarray(values)
+    return np.fromiter((value is None for value in values), np.bool_, len(values))
 
 
 def _is_missing(values: Any) -> npt.NDArray[np.bool_]:

@@ -22,6 +22,7 @@ from concurrent_loader.storage.shards.format.layout import (
     HEADER,
     HEADER_BYTES,
     MAX_SMALL_COLUMN_BYTES,
+    NULLS_VERSION,
     VERSION,
     Block,
     Footer,
@@ -30,7 +31,8 @@ from concurrent_loader.storage.shards.format.layout import (
     pad,
     padded,
 )
-from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
+from concurrent_loader.storage.shards.format.nulls import masked, null_rows, pack_validity
+from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
 from concurrent_loader.storage.shards.format.small_column import encode_column
 from concurrent_loader.storage.stores.objects import Buffer
 
@@ -84,6 +86,7 @@ class ShardBuilder:
         self._fixed: dict[str, bytearray] = {column.name: bytearray() for column in schema.fixed}
         self._small: dict[str, list[bytes]] = {column.name: [] for column in schema.small}
         self._small_bytes = dict.fromkeys(self._small, 0)
+        self._nulls: dict[str, list[int]] = {column.name: [] for column in schema if column.optional}
         self._encoders = [(column.name, column.kind, column.pieces) for column in schema]
 
     @property
@@ -107,8 +110,9 @@ class ShardBuilder:
         small = sum(self._small_bytes.values()) + 4 * (self._num_samples + 1) * len(self._small)
         fixed = sum(map(len, self._fixed.values()))
         index = 16 * self._num_samples * len(self._schema.payload)
-        table = 256 * (len(self._schema) + 2)
-        return HEADER_BYTES + self._payload_bytes + fixed + small + index + table + FOOTER_BYTES
+        bitmaps = (self._num_samples + 7) // 8 * len(self._nulls)
+        table = 256 * (len(self._schema) + len(self._nulls) + 2)
+        return HEADER_BYTES + self._payload_bytes + fixed + small + index + bitmaps + table + FOOTER_BYTES
 
     def add(self, sample: Mapping[str, object]) -> None:
         """Adds one sample; an invalid sample leaves the builder unchanged.
@@ -135,6 +139,9 @@ class ShardBuilder:
             else:
                 self._small[name].append(bytes(pieces[0]))
                 self._small_bytes[name] += len(pieces[0])
+        for name, rows in self._nulls.items():
+            if sample[name] is None:
+                rows.append(self._num_samples)
         self._num_samples += 1
 
     def _add_payload(self, pieces: Sequence[Buffer]) -> None:
@@ -155,10 +162,11 @@ class ShardBuilder:
         """Adds many samples at once, for a schema that has only fixed columns.
 
         Args:
-            arrays: An array (n, *shape) per column, of the column's dtype in any byte order.
+            arrays: An array (n, *shape) per column, of the column's dtype in any byte order. Masked rows are nulls.
 
         Raises:
-            SchemaError: Columns, dtypes, shapes or lengths do not fit; the builder is unchanged.
+            SchemaError: Columns, dtypes, shapes or lengths do not fit, or a masked array is for a column that is not
+                optional, or masks a part of a row; the builder is unchanged.
         """
         if arrays.keys() != self._fixed.keys() or len(arrays) != len(self._schema.columns):
             raise SchemaError(
@@ -173,8 +181,22 @@ class ShardBuilder:
                     "an array does not fit its column", column=name,
                     expected=f"{column.dtype}{list(expected)}", got=f"{values.dtype}{list(values.shape)}",
                 )  # fmt: skip
+            num_masked = int(np.count_nonzero(np.ma.getmaskarray(values)))
+            if num_masked and (
+                not column.optional or num_masked * len(values) != values.size * int(null_rows(values).sum())
+            ):
+                raise SchemaError(
+                    "only whole values of an optional column may be masked", column=name,
+                    expected=f"{column.base_type}?", got=column.type,
+                )  # fmt: skip
         for name, values in arrays.items():
-            self._fixed[name] += values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+            nulls = null_rows(values)
+            data = np.ma.getdata(values).astype(values.dtype.newbyteorder("<"), copy=False)
+            if nulls.any():
+                self._nulls[name] += (self._num_samples + np.flatnonzero(nulls)).tolist()
+                data = data.copy()
+                data[nulls] = 0
+            self._fixed[name] += data.tobytes()
         self._num_samples += num_samples
 
     def _check_room(self, encoded: Sequence[tuple[str, ColumnKind, Sequence[Buffer]]]) -> None:
@@ -187,7 +209,7 @@ class ShardBuilder:
                 )
 
     def fixed_values(self, name: str) -> npt.NDArray[Any]:
-        """Returns a copy of a fixed column of all samples so far, with shape (n, *shape).
+        """Returns a copy of a fixed column of all samples so far: (n, *shape), masked if the column is optional.
 
         Raises:
             SchemaError: The column does not exist or is not fixed.
@@ -195,7 +217,12 @@ class ShardBuilder:
         column = self._schema[name]
         if column.dtype is None or column.shape is None or column.kind is not ColumnKind.FIXED:
             raise SchemaError("not a fixed-width column", column=name, got=column.type)
-        return np.frombuffer(bytes(self._fixed[name]), column.dtype).reshape(self._num_samples, *column.shape)
+        values = np.frombuffer(bytes(self._fixed[name]), column.dtype).reshape(self._num_samples, *column.shape)
+        if not column.optional:
+            return values
+        valid = np.ones(self._num_samples, np.bool_)
+        valid[self._nulls[name]] = False
+        return masked(values, valid)  # type: ignore[no-any-return]
 
     def finish(self) -> FinishedShard:
         """Returns the finished shard. More samples may be added afterwards, to a copy of the payload."""
@@ -203,7 +230,9 @@ class ShardBuilder:
         self._file = file
         tail_start = padded(HEADER_BYTES + self._payload_bytes)
         file += pad(self._payload_bytes)
-        size = append_tail(file, self._schema, self._num_samples, self._blocks(), tail_start=tail_start)
+        schema = self._stored_schema()
+        version = NULLS_VERSION if any(column.optional for column in schema) else VERSION
+        size = append_tail(file, schema, self._num_samples, self._blocks(), tail_start=tail_start, version=version)
         whole = memoryview(file).toreadonly()
         return FinishedShard(
             data=whole,
@@ -226,6 +255,23 @@ class ShardBuilder:
         if self._schema.payload:
             yield "payload_ends", "", "raw", little_endian(self._payload_ends)
             yield "payload_digests", "", "raw", little_endian(self._payload_digests)
+        for name, rows in self._nulls.items():
+            if rows:
+                yield "validity", name, "raw", pack_validity(rows, self._num_samples)
+
+    def _stored_schema(self) -> Schema:
+        """Returns the schema of the file, in which only columns with a null are optional.
+
+        So a shard without nulls has the bytes that it has in a dataset without optional columns.
+        """
+        if not self._nulls:
+            return self._schema
+        return Schema(
+            tuple(
+                Column(column.name, column.type if self._nulls.get(column.name) else column.base_type)
+                for column in self._schema
+            )
+        )
 
 
 def column_blocks(fixed: Mapping[str, Buffer], small: Mapping[str, Sequence[bytes]]) -> Iterator[TailBlock]:

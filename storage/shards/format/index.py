@@ -28,6 +28,7 @@ from concurrent_loader.storage.shards.format.layout import (
     parse_footer,
     parse_header,
 )
+from concurrent_loader.storage.shards.format.nulls import masked, parse_validity
 from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
 from concurrent_loader.storage.shards.format.small_column import SmallColumn
 from concurrent_loader.storage.stores.objects import Buffer
@@ -46,11 +47,13 @@ class ShardIndex:
     Thread-safety: Immutable.
 
     Attributes:
-        schema: Columns of the shard.
+        schema: Columns of the shard. Only those with a null are optional.
         num_samples: Number of samples in the shard.
         tail_start: Position at which the payload and its padding end.
         size: Size of the file in bytes.
         shard: Name of the shard for errors.
+        has_digests: Whether payload values have digests. Only a virtual shard may be without, if it was adopted by its
+            headers only.
         is_virtual: Whether the payload is a range of an adopted object, in which other bytes lie between the values.
     """
 
@@ -62,6 +65,8 @@ class ShardIndex:
         "_position",
         "_small",
         "_starts",
+        "_valid",
+        "has_digests",
         "is_virtual",
         "num_samples",
         "schema",
@@ -77,22 +82,25 @@ class ShardIndex:
         self.size: int = footer.size
         self.shard: str | None = shard
         self.is_virtual: bool = footer.version == VIRTUAL_VERSION
+        self.has_digests: bool = not self.schema.payload or descriptor.block("payload_digests") is not None
         self._blocks = {(block.kind, block.column): block for block in descriptor.blocks}
         self._position = {column.name: place for place, column in enumerate(self.schema.payload)}
         data = {key: self._block_data(block, tail) for key, block in self._blocks.items()}
+        self._valid = {
+            name: parse_validity(block, self.num_samples, shard=shard, column=name)
+            for (kind, name), block in data.items()
+            if kind == "validity"
+        }
         self._fixed = {column.name: self._read_fixed(column, data) for column in self.schema.fixed}
         self._small = {column.name: self._read_small(column, data) for column in self.schema.small}
         self._starts, self._ends, self._digests = self._read_payload_index(data)
+        for column in self.schema.payload:
+            nulls = slice(0) if (valid := self.valid(column.name)) is None else ~valid
+            if (self.payload_starts(column.name)[nulls] != self.payload_ends(column.name)[nulls]).any():
+                raise FormatError("a null has bytes", shard=shard, column=column.name)
 
     @classmethod
-    def parse(
-        cls,
-        tail: Buffer,
-        *,
-        tail_start: int,
-        size: int,
-        shard: str | None = None,
-    ) -> ShardIndex:
+    def parse(cls, tail: Buffer, *, tail_start: int, size: int, shard: str | None = None) -> ShardIndex:
         """Verifies and parses the tail of a shard, with a few array operations for all samples.
 
         Args:
@@ -118,6 +126,10 @@ class ShardIndex:
     def __repr__(self) -> str:
         return f"ShardIndex({self.shard!r}, num_samples={self.num_samples}, size={self.size})"
 
+    def valid(self, name: str) -> npt.NDArray[np.bool_] | None:
+        """Returns whether each sample has a value, (n,) bool, or None for a column without nulls."""
+        return self._valid.get(name)
+
     # -- payload -------------------------------------------------------------------------------------------------------
 
     def payload_range(self, row: int, name: str) -> ByteRange:
@@ -134,10 +146,9 @@ class ShardIndex:
         return ByteRange(int(self._starts[row].min()), int(self._ends[row].max()))
 
     def payload_digest(self, row: int, name: str) -> int:
-        """Returns the xxh3_64 digest of a payload value's bytes."""
-        place = self._payload_position(name)
+        """Returns the xxh3_64 digest of a payload value's bytes; raises like `payload_digests`."""
         self._check_row(row)
-        return int(self._digests[row, place])
+        return int(self.payload_digests(name)[row])
 
     def payload_starts(self, name: str) -> npt.NDArray[np.uint64]:
         """Returns the first byte of every value of a column: shape (n,), read-only."""
@@ -148,26 +159,37 @@ class ShardIndex:
         return self._ends[:, self._payload_position(name)]
 
     def payload_digests(self, name: str) -> npt.NDArray[np.uint64]:
-        """Returns the digest of every value of a column: shape (n,), read-only."""
-        return self._digests[:, self._payload_position(name)]
+        """Returns the digest of every value of a column: shape (n,), read-only.
+
+        Raises:
+            FormatError: The shard has no digests.
+        """
+        place = self._payload_position(name)
+        if not self.has_digests:
+            raise FormatError("the values have no digests, because only headers were adopted", shard=self.shard)
+        return self._digests[:, place]
 
     def check_value(self, name: str, row: int, data: Buffer) -> None:
-        """Compares a payload value's bytes with their digest, without decoding them.
+        """Compares a payload value's bytes with their digest, if there is one, without decoding them.
 
         Raises:
             DigestMismatch: The bytes differ from what was written.
         """
+        if not self.has_digests:
+            return
         expected = self.payload_digest(row, name)
         check_digest(data, expected, "a value's digest disagrees", shard=self.shard, sample=row, column=name)
 
     def decode_value(self, name: str, row: int, data: Buffer) -> Any:
-        """Verifies a payload value's bytes and decodes them.
+        """Verifies a payload value's bytes and decodes them; None for a null.
 
         Raises:
             DigestMismatch: The bytes differ from what was written.
             FormatError: They are, but no encoder writes such.
         """
         self.check_value(name, row, data)
+        if name in self._valid and not self._valid[name][row]:
+            return None
         try:
             return self.schema[name].decode(data)
         except CorruptData as error:
@@ -177,7 +199,10 @@ class ShardIndex:
     # -- fixed and small columns ---------------------------------------------------------------------------------------
 
     def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
-        """Returns a whole column: a read-only array (n, *shape) for a fixed column, a new list for a small one."""
+        """Returns a whole column: a read-only array (n, *shape) for a fixed column, a new list for a small one.
+
+        Nulls are masked in an array, and None in a list.
+        """
         if name in self._fixed:
             return self._fixed[name]
         return self._small_values(name, None)
@@ -190,18 +215,20 @@ class ShardIndex:
             rows: (n,) int64: row numbers in any order.
 
         Returns:
-            An array (n, *shape) for a fixed column, a list of n values for a small one.
+            An array (n, *shape) for a fixed column, a list of n values for a small one. Nulls are as in `column`.
         """
         if name in self._fixed:
             return self._fixed[name][rows]
         return self._small_values(name, rows.tolist())
 
     def value(self, name: str, row: int) -> Any:
-        """Returns one value of a fixed column (a Python number or a read-only array) or of a small column."""
+        """Returns one value of a fixed column (a Python number or a read-only array) or of a small column, or None."""
         self._check_row(row)
+        if name in self._valid and not self._valid[name][row]:
+            return None
         if name in self._fixed:
             values = self._fixed[name]
-            return values[row].item() if values.ndim == 1 else values[row]
+            return values[row].item() if values.ndim == 1 else np.ma.getdata(values)[row]
         try:
             return self._small_column(name).value(row)
         except FormatError as error:
@@ -237,7 +264,12 @@ class ShardIndex:
         self._check_length(block, self.num_samples * math.prod(shape) * dtype.itemsize, column.name)
         if dtype.kind == "b" and self.num_samples and np.frombuffer(block, np.uint8).max() > 1:
             raise FormatError("a bool is one byte, 0 or 1", shard=self.shard, column=column.name)
-        return _read_only(np.frombuffer(block, dtype).reshape(self.num_samples, *shape))
+        values = _read_only(np.frombuffer(block, dtype).reshape(self.num_samples, *shape))
+        if (valid := self.valid(column.name)) is None:
+            return values
+        if self.num_samples and np.frombuffer(block, np.uint8).reshape(self.num_samples, -1)[~valid].any():
+            raise FormatError("a null is not stored as zeros", shard=self.shard, column=column.name)
+        return masked(values, valid)  # type: ignore[no-any-return]
 
     def _read_small(self, column: Column, data: Mapping[tuple[str, str], memoryview]) -> SmallColumn:
         try:
@@ -247,6 +279,7 @@ class ShardIndex:
                 data=data["small", column.name],
                 dictionary=data.get(("dictionary", column.name)),
                 num_samples=self.num_samples,
+                valid=self.valid(column.name),
             )
         except FormatError as error:
             error.locate(shard=self.shard, column=column.name)
@@ -259,10 +292,10 @@ class ShardIndex:
         ends = np.empty(0, _U64)
         digests = ends
         if self._position:
-            for kind in ("payload_ends", "payload_digests"):
+            for kind in ("payload_ends", "payload_digests")[: 1 + self.has_digests]:
                 self._check_length(data[kind, ""], count * _U64.itemsize, None)
             ends = np.frombuffer(data["payload_ends", ""], _U64)
-            digests = np.frombuffer(data["payload_digests", ""], _U64)
+            digests = np.frombuffer(data["payload_digests", ""], _U64) if self.has_digests else np.zeros(count, _U64)
         if self.is_virtual:
             stated = data.get(("payload_starts", ""), memoryview(b""))
             self._check_length(stated, count * _U64.itemsize, None)
@@ -296,11 +329,8 @@ class ShardIndex:
         if len(block) != expected:
             raise FormatError(
                 "a block does not have the length of its samples",
-                shard=self.shard,
-                column=column,
-                expected=expected,
-                got=len(block),
-            )
+                shard=self.shard, column=column, expected=expected, got=len(block),
+            )  # fmt: skip
 
     def _payload_position(self, name: str) -> int:
         try:
@@ -319,9 +349,8 @@ class ShardIndex:
         try:
             return self._small[name]
         except KeyError:
-            raise SchemaError(
-                "a payload column's values are not in the tail", column=name, got=self.schema[name].type
-            ) from None
+            got = self.schema[name].type
+            raise SchemaError("a payload column's values are not in the tail", column=name, got=got) from None
 
     def _check_row(self, row: int) -> None:
         if not 0 <= row < self.num_samples:

@@ -32,6 +32,7 @@ __all__ = [
     "MAGIC",
     "MAX_DESCRIPTOR_BYTES",
     "MAX_SMALL_COLUMN_BYTES",
+    "NULLS_VERSION",
     "VERSION",
     "VIRTUAL_VERSION",
     "Block",
@@ -53,6 +54,8 @@ END_MAGIC = b"\x8aSLC\r\n\x1a\n"
 VERSION = 1
 VIRTUAL_VERSION = 2
 """Version of the tail of a virtual shard, whose payload is the range of another file, gaps included."""
+NULLS_VERSION = 3
+"""Version of the tail of a shard with nulls, in which columns may be optional."""
 HEADER_BYTES = 32
 FOOTER_BYTES = 64
 CHUNK_BYTES = 8 << 20
@@ -106,7 +109,7 @@ class Footer:
         descriptor_digest: xxh3_64 of the descriptor with padding.
         num_samples: Number of samples in the shard.
         size: Size of the file in bytes.
-        version: 1, or 2 for a virtual shard.
+        version: 1, or 2 for a virtual shard, or 3 for a shard with nulls.
     """
 
     tail_start: int
@@ -155,11 +158,11 @@ def parse_footer(data: Buffer, *, size: int, shard: str | None = None) -> Footer
     tail_start, start, num_bytes, version, reserved, descriptor_digest, num_samples, file_size = _FOOTER.unpack_from(
         data
     )
-    if version not in (VERSION, VIRTUAL_VERSION) or reserved != 0:
+    if version not in (VERSION, VIRTUAL_VERSION, NULLS_VERSION) or reserved != 0:
         raise FormatError(
             "the shard has a version that this library does not know; upgrade concurrent-loader",
             shard=shard,
-            expected=VIRTUAL_VERSION,
+            expected=NULLS_VERSION,
             got=version,
         )
     if file_size != size:
@@ -204,7 +207,7 @@ class _BlockRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _DescriptorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_samples: _Count
     columns: Annotated[list[_ColumnRecord], msgspec.Meta(max_length=MAX_COLUMNS)]
-    blocks: Annotated[list[_BlockRecord], msgspec.Meta(max_length=2 * MAX_COLUMNS + 3)]
+    blocks: Annotated[list[_BlockRecord], msgspec.Meta(max_length=3 * MAX_COLUMNS + 3)]
 
 
 _DECODER = msgspec.json.Decoder(_DescriptorRecord)
@@ -215,8 +218,8 @@ class Block:
     """One entry of the block table.
 
     Attributes:
-        kind: ``fixed``, ``small`` or ``dictionary`` for one column; ``payload_ends`` or ``payload_digests`` for all,
-            and ``payload_starts`` in a virtual shard.
+        kind: ``fixed``, ``small``, ``dictionary`` or ``validity`` for one column; ``payload_ends`` or
+            ``payload_digests`` for all, and ``payload_starts`` in a virtual shard.
         column: Name of the column; empty for blocks of all columns.
         codec: ``raw`` or ``zstd``.
         start: Position of the block in the file.
@@ -295,6 +298,8 @@ def parse_descriptor(data: Buffer, footer: Footer, *, shard: str | None = None) 
     is_virtual = footer.version == VIRTUAL_VERSION
     if not is_virtual and any(column.encoding for column in schema):
         raise FormatError("only a virtual shard may have values in another encoding", shard=shard)
+    if any(column.optional for column in schema) != (footer.version == NULLS_VERSION):
+        raise FormatError("optional columns are for shards of version 3 only", shard=shard, got=footer.version)
     _check_completeness(schema, blocks, shard, is_virtual=is_virtual)
     return Descriptor(schema, record.num_samples, blocks)
 
@@ -317,9 +322,13 @@ def _check_completeness(schema: Schema, blocks: Sequence[Block], shard: str | No
         raise FormatError("a block occurs twice", shard=shard)
     required: dict[tuple[str, str], tuple[str, ...]] = {("fixed", column.name): ("raw",) for column in schema.fixed}
     required |= {("small", column.name): ("raw", "zstd") for column in schema.small}
+    required |= {("validity", column.name): ("raw",) for column in schema if column.optional}
     if schema.payload:
-        required |= {("payload_ends", ""): ("raw",), ("payload_digests", ""): ("raw",)}
-        required |= {("payload_starts", ""): ("raw",)} if is_virtual else {}
+        required |= {("payload_ends", ""): ("raw",)}
+        if is_virtual:
+            required[("payload_starts", "")] = ("raw",)
+        if not is_virtual or ("payload_digests", "") in codecs:  # only data adopted by its headers has no digests
+            required[("payload_digests", "")] = ("raw",)
     # A dictionary is optional, but it never occurs without frames that need it.
     required |= {key: ("raw",) for key in codecs if key[0] == "dictionary" and codecs.get(("small", key[1])) == "zstd"}
     if required.keys() != codecs.keys():

@@ -80,12 +80,14 @@ class RowGroup(NamedTuple):
         chunks: Ranges of the columns' chunks in the file.
         leaves: Numbers of the columns in the file, as Parquet counts them.
         num_rows: Number of rows.
+        num_bytes: Size of the chunks, each compressed or not, whichever is more.
     """
 
     number: int
     chunks: list[ByteRange]
     leaves: list[int]
     num_rows: int
+    num_bytes: int
 
     @property
     def span(self) -> ByteRange:
@@ -137,6 +139,12 @@ class ParquetFooter:
         """Returns the number of rows of a row group."""
         return self._groups[number].num_rows
 
+    @property
+    def largest_group_bytes(self) -> int:
+        """Size of the largest row group that the footer states, each column compressed or not, whichever is more."""
+        groups = (sum(max(each.length, each.raw_bytes) for each in group.chunks) for group in self._groups)
+        return max(groups, default=0)
+
     def row_group(self, number: int, paths: Sequence[str]) -> RowGroup:
         """Returns the place of columns in a row group.
 
@@ -168,7 +176,7 @@ class ParquetFooter:
             raise too_large(number, None, f"<= {MAX_ROW_GROUP_BYTES} bytes", num_bytes)
         if not 0 <= group.num_rows <= _MAX_VALUES:
             raise too_large(number, None, f"<= {_MAX_VALUES} rows", group.num_rows)
-        return RowGroup(number, chunks, leaves, group.num_rows)
+        return RowGroup(number, chunks, leaves, group.num_rows, num_bytes)
 
     def row_group_at(self, span: ByteRange, paths: Sequence[str]) -> RowGroup:
         """Returns the row group whose columns fill a range.

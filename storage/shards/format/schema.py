@@ -3,7 +3,7 @@
 Types are strings, which users and manifests write: ``bytes``, ``str``, ``json``, ``jpeg``, ``png``, ``webp``,
 ``avif``, ``gif``, ``image`` (any of the five), ``image/lossless`` (docs/how-to/lossless.md), ``bool``, ``int8`` …
 ``uint64``, ``float16``, ``float32``, ``float64``, arrays of one shape ``float32[3,4]``, arrays of any shape
-``float32[...]``.
+``float32[...]``. With ``?`` at its end, a type is *optional*: its values may be None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from concurrent_loader.storage.errors import FormatError, SchemaError
-from concurrent_loader.storage.images import COLUMN_FORMATS
+from concurrent_loader.storage.images import COLUMN_FORMATS, FORMATS
 from concurrent_loader.storage.shards.format.array_codecs import MAX_DIMS, FixedArrayCodec, RaggedArrayCodec
 from concurrent_loader.storage.shards.format.foreign_codecs import foreign_codec
 from concurrent_loader.storage.shards.format.value_codecs import (
@@ -80,7 +80,7 @@ class Column:
     Attributes:
         name: Name of 1 to 64 characters from ``A-Z a-z 0-9 _ . -``.
         type: Type in canonical form, such as ``"jpeg"``, ``"int64"``, ``"float32[3,4]"``; docs/reference/format.md
-            lists them.
+            lists them. With ``?`` at its end, values may be None.
         encoding: Encoding of the values in a virtual shard, such as ``"npy"``; empty (default) for the stored form of
             this project.
         kind: Place of the values in a shard.
@@ -119,12 +119,24 @@ class Column:
         for name, value in zip(("type", "kind", "_codec", "dtype", "shape"), _in_field_order(parsed), strict=True):
             object.__setattr__(self, name, value)
         if self.encoding:
-            if parsed.kind is not ColumnKind.PAYLOAD:
-                raise SchemaError("only payload values may have an encoding", column=self.name, got=self.type)
+            if parsed.kind is not ColumnKind.PAYLOAD or self.optional:
+                raise SchemaError(
+                    "only payload values that are not optional may have an encoding", column=self.name, got=self.type
+                )
             object.__setattr__(self, "_codec", foreign_codec(self.encoding, parsed.name))
 
     def __reduce__(self) -> tuple[object, ...]:
         return Column, (self.name, self.type, self.encoding)
+
+    @property
+    def optional(self) -> bool:
+        """Whether values may be None."""
+        return self.type.endswith("?")
+
+    @property
+    def base_type(self) -> str:
+        """Type of the values that are not None."""
+        return self.type.removesuffix("?")
 
     @property
     def min_tail_bytes(self) -> int:
@@ -133,8 +145,19 @@ class Column:
             return self.dtype.itemsize * math.prod(self.shape)
         return _SMALL_OFFSET_BYTES if self.kind is ColumnKind.SMALL else _PAYLOAD_INDEX_BYTES
 
+    @property
+    def placeholder(self) -> Any:
+        """Value for a row that nobody reads: None in an optional column, otherwise as few bytes as the type allows."""
+        if self.optional or self.type == "json":
+            return None
+        if self.dtype is not None:
+            return np.zeros((0,) if self.shape is None else self.shape, self.dtype)
+        if self.type in COLUMN_FORMATS:
+            return FORMATS[COLUMN_FORMATS[self.type][0]].start
+        return "" if self.type == "str" else b""
+
     def encode(self, value: object) -> bytes:
-        """Returns the stored bytes of a value.
+        """Returns the stored bytes of a value. None in an optional column is stored as zeros, or as no byte.
 
         Raises:
             SchemaError: The value does not have this type, or would not be read back equal.
@@ -147,9 +170,13 @@ class Column:
         Raises:
             SchemaError: The value does not have this type, or would not be read back equal.
         """
+        if value is None and self.optional:
+            return (bytes(self.min_tail_bytes) if self.kind is ColumnKind.FIXED else b"",)
         try:
             return self._codec.pieces(value)
         except SchemaError as error:
+            if value is None and self.base_type != "json":
+                error.what = f'{error.what}; only an optional column, such as "{self.type}?", may have None'
             error.locate(column=self.name, expected=self.type)
             raise
 
@@ -271,6 +298,9 @@ class Schema:
 @lru_cache(maxsize=1024)
 def _parse_type(text: str) -> _Type:
     name = text.strip()
+    if name.endswith("?") and not name[:-1].rstrip().endswith("?"):
+        base = _parse_type(name[:-1])
+        return base._replace(name=f"{base.name}?")
     if name in _TYPES:
         return _TYPES[name]
     array = _ARRAY.fullmatch(name)

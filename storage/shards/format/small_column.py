@@ -70,15 +70,24 @@ class SmallColumn:
         data: Block without padding; its digest is already checked.
         dictionary: Bytes of the dictionary's block, or None.
         num_samples: Number of samples in the shard.
+        valid: (n,) bool, whether each sample has a value; None, the default, if all have one.
 
     Raises:
         FormatError: Offsets and lengths do not fit the block, or exceed the format's limits.
     """
 
     def __init__(
-        self, column: Column, *, codec: str, data: memoryview, dictionary: memoryview | None, num_samples: int
+        self,
+        column: Column,
+        *,
+        codec: str,
+        data: memoryview,
+        dictionary: memoryview | None,
+        num_samples: int,
+        valid: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         self._column = column
+        self._valid = valid
         self._num_samples = num_samples
         start = _U32.itemsize * (num_samples + 1)
         lengths_start = start
@@ -101,13 +110,17 @@ class SmallColumn:
             self._raw_lengths = np.frombuffer(data, _U32, num_samples, lengths_start) if num_samples else stored_lengths
             self._decompressor = Decompressor(None if dictionary is None else bytes(dictionary))
         _check_lengths(stored_lengths if self._raw_lengths is None else self._raw_lengths)
+        if valid is not None and stored_lengths[~valid].any():
+            raise FormatError("a null has bytes")
 
     def value(self, row: int) -> Any:
-        """Returns one value.
+        """Returns one value, or None for a null.
 
         Raises:
             FormatError: The bytes are not a value of this column's type.
         """
+        if self._valid is not None and not self._valid[row]:
+            return None
         data = self._data[int(self._offsets[row]) : int(self._offsets[row + 1])]
         try:
             if self._decompressor is None or self._raw_lengths is None:

@@ -9,10 +9,12 @@ import bz2
 import io
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 
 import zstandard
 
-from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.errors import ConfigurationError, FormatError
 from concurrent_loader.storage.ranges import ByteRange
 from concurrent_loader.storage.shards.format.litdata_frames import unpack_batches, unpack_items
 from concurrent_loader.storage.shards.format.parquet_file import ParquetFooter, cut
@@ -49,27 +51,46 @@ def _bz2(data: Buffer, max_bytes: int) -> bytes:
     return bz2.BZ2Decompressor().decompress(data, max_bytes)
 
 
-_COMPRESSIONS: dict[str, Callable[[Buffer, int], bytes]] = {
+def _cramjam(name: str, data: Buffer, max_bytes: int) -> bytearray:
+    try:
+        cramjam = import_module("cramjam")
+    except ImportError as error:
+        raise ConfigurationError(f"data compressed with {name} is read with cramjam: pip install cramjam") from error
+    into = cramjam.brotli.decompress_into if name == "br" else cramjam.snappy.decompress_raw_into
+    payload = bytearray(max_bytes)
+    try:
+        del payload[into(data, payload) :]
+    except cramjam.DecompressionError as error:  # also if there is more than fits
+        raise ValueError(str(error)) from error
+    return payload
+
+
+_COMPRESSIONS: dict[str, Callable[[Buffer, int], bytes | bytearray]] = {
     "zstd": _zstd,
     "gz": _gzip,
     "bz2": _bz2,
+    "br": partial(_cramjam, "br"),
+    "snappy": partial(_cramjam, "snappy"),
     "litdata/batch": lambda data, max_bytes: unpack_batches(data, max_bytes=max_bytes),
     "litdata/sample": lambda data, max_bytes: unpack_items(data, max_bytes=max_bytes),
 }
 """Functions by name: (range, largest number of bytes to return) -> the first bytes of the payload."""
 
 
-def transform(name: str, data: Buffer, *, max_bytes: int) -> bytes:
+def transform(name: str, data: Buffer, *, max_bytes: int) -> bytes | bytearray:
     """Returns the payload that a compressed range holds.
 
     Args:
-        name: Name of a compression: ``"zstd"``, ``"gz"``, ``"bz2"``, ``"litdata/batch"`` or ``"litdata/sample"``.
+        name: Name of a compression: ``"zstd"``, ``"gz"``, ``"bz2"``, ``"br"``, ``"snappy"``, ``"litdata/batch"`` or
+            ``"litdata/sample"``.
         data: The whole range.
         max_bytes: Largest size of the payload.
 
     Raises:
         FormatError: The transform is unknown, the range is damaged, or the payload is larger than ``max_bytes``.
+        ConfigurationError: br and snappy need cramjam, which is not installed.
     """
+    max_bytes = min(max_bytes, MAX_UNIT_BYTES + 7)  # with the padding, where a manifest states the size
     if name not in _COMPRESSIONS:
         raise FormatError(
             "an object's compression cannot be read in place; import the samples with their own library "
@@ -78,6 +99,8 @@ def transform(name: str, data: Buffer, *, max_bytes: int) -> bytes:
         )  # fmt: skip
     try:
         payload = _COMPRESSIONS[name](data, max_bytes + 1)
+    except ConfigurationError:
+        raise
     except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError) as error:
         raise FormatError(f"a compressed range does not decompress: {error}") from error
     if len(payload) > max_bytes:

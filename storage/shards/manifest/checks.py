@@ -87,7 +87,7 @@ def _check_shards(table: ShardTable, schema: Schema, url: str | None) -> None:
         table.sizes,
         table.num_samples,
         table.tail_starts,
-        table.num_chunks,
+        np.where(_may_lack_digests(table), -(-table.sizes // CHUNK_BYTES), table.num_chunks),
         min_sample_bytes=sum(column.min_tail_bytes for column in schema),
         key=lambda at: table[at].key,
         url=url,
@@ -96,6 +96,16 @@ def _check_shards(table: ShardTable, schema: Schema, url: str | None) -> None:
     files.refuse(
         "payload_bytes do not fit in front of the tail", table.payload_bytes > table.tail_starts - HEADER_BYTES
     )
+
+
+def _may_lack_digests(table: ShardTable) -> npt.NDArray[np.bool_]:
+    """Returns which shards lack digests and may do so: the payload is a plain range of an object with an ETag."""
+    missing: npt.NDArray[np.bool_] = table.num_chunks == 0
+    if table.ranges is None or not missing.any():
+        return np.zeros(len(table), np.bool_)
+    pinned = np.array([*(each.etag is not None and not each.transform for each in table.ranges.files), False])
+    missing &= pinned[table.ranges.rows[:, 0]]
+    return missing
 
 
 def _check_ranges(table: ShardTable, ranges: SourceRanges, url: str | None) -> None:

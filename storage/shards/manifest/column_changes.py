@@ -11,7 +11,6 @@ from typing import Any
 
 from concurrent_loader.storage.errors import SchemaError
 from concurrent_loader.storage.shards.format.schema import Schema
-from concurrent_loader.storage.shards.manifest.commit_tokens import with_token
 from concurrent_loader.storage.shards.manifest.manifest import (
     SAME_SAMPLES_AS,
     ColumnPlace,
@@ -25,9 +24,7 @@ __all__ = ["with_columns", "with_names", "without_columns"]
 _BY_COLUMN = ("classes", "encoded")  # keys of the metadata whose values have one entry per column
 
 
-def with_columns(
-    manifest: Manifest, schema: Mapping[str, str], added: ColumnSet, statistics: Statistics, *, token: str | None = None
-) -> Manifest:
+def with_columns(manifest: Manifest, schema: Mapping[str, str], added: ColumnSet, statistics: Statistics) -> Manifest:
     """Returns the next snapshot, with columns added behind the others.
 
     Args:
@@ -35,7 +32,6 @@ def with_columns(
         schema: Types of the added columns.
         added: Their shards, aligned with those of the snapshot.
         statistics: Statistics of the added columns.
-        token: Name of the commit.
 
     Raises:
         SchemaError: A name is taken or invalid, a type is invalid, or there would be more than 256 columns.
@@ -45,7 +41,6 @@ def with_columns(
     part = len(manifest.column_sets) + 1
     return _next(
         manifest,
-        token,
         schema=whole,
         places={**_places(manifest), **{name: ColumnPlace(part, name) for name in schema}},
         column_sets=(*manifest.column_sets, added),
@@ -53,13 +48,12 @@ def with_columns(
     )
 
 
-def with_names(manifest: Manifest, names: Mapping[str, str], *, token: str | None = None) -> Manifest:
+def with_names(manifest: Manifest, names: Mapping[str, str]) -> Manifest:
     """Returns the next snapshot, with columns renamed. Names may be exchanged.
 
     Args:
         manifest: Newest snapshot.
         names: New name of each renamed column.
-        token: Name of the commit.
 
     Raises:
         SchemaError: A column does not exist, or a new name is invalid or taken.
@@ -70,7 +64,6 @@ def with_names(manifest: Manifest, names: Mapping[str, str], *, token: str | Non
     Schema.parse({new[name]: kind for name, kind in manifest.schema.items()})
     return _next(
         manifest,
-        token,
         schema={new[name]: kind for name, kind in manifest.schema.items()},
         places={new[name]: place for name, place in _places(manifest).items()},
         statistics={new[name]: facts for name, facts in manifest.statistics.items()},
@@ -78,13 +71,12 @@ def with_names(manifest: Manifest, names: Mapping[str, str], *, token: str | Non
     )
 
 
-def without_columns(manifest: Manifest, names: Sequence[str], *, token: str | None = None) -> Manifest:
+def without_columns(manifest: Manifest, names: Sequence[str]) -> Manifest:
     """Returns the next snapshot, without some columns. A column set without columns is left out.
 
     Args:
         manifest: Newest snapshot.
         names: Names of the columns to drop.
-        token: Name of the commit.
 
     Raises:
         SchemaError: A column does not exist, or no column would be left in the shards themselves.
@@ -102,7 +94,6 @@ def without_columns(manifest: Manifest, names: Sequence[str], *, token: str | No
     renumbered = {number: at for at, number in enumerate(kept)}
     return _next(
         manifest,
-        token,
         schema={name: kind for name, kind in manifest.schema.items() if name in places},
         places={name: ColumnPlace(renumbered[place.part], place.name) for name, place in places.items()},
         column_sets=tuple(manifest.column_sets[number - 1] for number in kept if number),
@@ -139,7 +130,7 @@ def _places(manifest: Manifest) -> dict[str, ColumnPlace]:
     return {name: manifest.place_of(name) for name in manifest.schema}
 
 
-def _next(manifest: Manifest, token: str | None, **changes: Any) -> Manifest:
+def _next(manifest: Manifest, **changes: Any) -> Manifest:
     snapshot = manifest.snapshot + 1
     same = {"digest": manifest.samples_digest, "snapshot": snapshot}
     metadata = {**changes.pop("metadata", manifest.metadata), SAME_SAMPLES_AS: same}
@@ -147,7 +138,7 @@ def _next(manifest: Manifest, token: str | None, **changes: Any) -> Manifest:
         manifest,
         snapshot=snapshot,
         parent=manifest.digest,
-        metadata=with_token(metadata, token, snapshot),
+        metadata=metadata,
         **changes,
     )
 

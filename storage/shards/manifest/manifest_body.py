@@ -174,7 +174,9 @@ class _Requires(msgspec.Struct, frozen=True):
 
 FEATURES: dict[str, Callable[[ManifestFields], bool]] = {
     "deleted-rows": lambda fields: fields.deleted is not None,
+    "optional-columns": lambda fields: any(kind.endswith("?") for kind in fields.schema.values()),
     "column-sets": lambda fields: bool(fields.places or fields.column_sets),
+    "no-payload-digests": lambda fields: bool((fields.table.num_chunks == 0).any()),
 }
 """Features by name: whether a manifest needs it. A reader that does not know a feature must refuse the manifest."""
 

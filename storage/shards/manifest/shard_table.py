@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceRange, SourceRanges
 
-__all__ = ["BundleEntry", "ShardEntry", "ShardTable", "shard_key"]
+__all__ = ["BundleEntry", "ShardEntry", "ShardTable", "hex_digests", "no_digests", "shard_key"]
 
 N = TypeVar("N", np.int64, np.uint64)
 Counts = npt.NDArray[np.int64]
@@ -42,7 +43,8 @@ class ShardEntry:
         num_samples: Number of samples in the shard.
         tail_start: Position at which the payload ends; one range GET from there fetches columns, index and footer.
         digest: xxh3_128 of the file, as 32 hex digits.
-        chunk_digests: xxh3_64 of each chunk of 8 MiB.
+        chunk_digests: xxh3_64 of each chunk of 8 MiB; None for each chunk of a virtual shard that was adopted by its
+            headers only.
         payload_bytes: Sum of the lengths of the payload values.
         source: Places of the bytes of a virtual shard, which has no file of its own; None for any other shard.
     """
@@ -52,9 +54,14 @@ class ShardEntry:
     num_samples: int
     tail_start: int
     digest: str
-    chunk_digests: tuple[int, ...]
+    chunk_digests: tuple[int | None, ...]
     payload_bytes: int
     source: SourceRange | None = None
+
+    @property
+    def has_digests(self) -> bool:
+        """Whether the bytes can be verified. Otherwise ``digest`` is only a name."""
+        return None not in self.chunk_digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +98,8 @@ class ShardTable(Sequence[ShardEntry]):
         tail_starts: (n,) integers: positions of the tails.
         payload_bytes: (n,) integers: sums of the lengths of the payload values.
         digests: Digests of the files, as 32 lower-case hex digits each.
-        chunk_digests: Digests of the chunks of each shard, as concatenated groups of 16 lower-case hex digits.
+        chunk_digests: Digests of the chunks of each shard, as concatenated groups of 16 lower-case hex digits; empty
+            for a shard without digests.
         ranges: Places of the bytes of virtual shards, one row per shard; None if no shard is virtual.
 
     Attributes:
@@ -99,7 +107,7 @@ class ShardTable(Sequence[ShardEntry]):
         num_samples: (n,) int64, read-only: numbers of samples.
         tail_starts: (n,) int64, read-only: positions of the tails.
         payload_bytes: (n,) int64, read-only: sums of the lengths of the payload values.
-        num_chunks: (n,) int64, read-only: numbers of chunk digests.
+        num_chunks: (n,) int64, read-only: numbers of chunk digests; 0 for a shard without digests.
         other_keys: Keys by position, for shards whose key does not follow from their digest.
         ranges: Places of the bytes of virtual shards, or None.
 
@@ -158,7 +166,7 @@ class ShardTable(Sequence[ShardEntry]):
             tail_starts=[entry.tail_start for entry in entries],
             payload_bytes=[entry.payload_bytes for entry in entries],
             digests=[entry.digest for entry in entries],
-            chunk_digests=["".join(f"{digest:016x}" for digest in entry.chunk_digests) for entry in entries],
+            chunk_digests=[hex_digests(entry.chunk_digests) for entry in entries],
             ranges=SourceRanges.of(entry.source for entry in entries),
         )
 
@@ -199,15 +207,16 @@ class ShardTable(Sequence[ShardEntry]):
 
     def _entry(self, at: int) -> ShardEntry:
         digest = self.digest(at)
-        end = int(self._chunk_ends[at])
+        end, size = int(self._chunk_ends[at]), int(self.sizes[at])
+        chunks = self._chunk_digests[end - int(self.num_chunks[at]) : end].tolist()
         source = None if self.ranges is None else self.ranges.range_of(at)
         return ShardEntry(
             key=source.name if source is not None else self.other_keys.get(at) or shard_key(digest),
-            size=int(self.sizes[at]),
+            size=size,
             num_samples=int(self.num_samples[at]),
             tail_start=int(self.tail_starts[at]),
             digest=digest,
-            chunk_digests=tuple(self._chunk_digests[end - int(self.num_chunks[at]) : end].tolist()),
+            chunk_digests=tuple(chunks) if chunks else no_digests(size),
             payload_bytes=int(self.payload_bytes[at]),
             source=source,
         )
@@ -253,6 +262,16 @@ class ShardTable(Sequence[ShardEntry]):
         counts = (self.sizes, self.num_samples, self.tail_starts, self.payload_bytes, self.num_chunks)
         chunks = self._chunk_digests.tobytes()
         return self.other_keys, self.ranges, self._digests, chunks, *(column.tobytes() for column in counts)
+
+
+def hex_digests(digests: Iterable[int | None]) -> str:
+    """Returns the digests of a shard's chunks as groups of 16 hex digits; empty for a shard without digests."""
+    return "".join(f"{digest:016x}" for digest in digests if digest is not None)
+
+
+def no_digests(size: int) -> tuple[None, ...]:
+    """Returns what stands for the digests of the chunks of a shard without digests."""
+    return (None,) * -(-size // CHUNK_BYTES)
 
 
 def _counts(values: Iterable[int]) -> Counts:

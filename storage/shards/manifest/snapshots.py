@@ -24,7 +24,7 @@ from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, manifest_key
 from concurrent_loader.storage.shards.manifest.manifest_file import MAX_MANIFEST_BYTES, decode, encode
 from concurrent_loader.storage.shards.manifest.tags import read_tag
-from concurrent_loader.storage.shards.manifest.tombstones import check_not_purged
+from concurrent_loader.storage.shards.manifest.tombstones import check_not_purged, was_deleted
 from concurrent_loader.storage.stores.objects import ObjectMeta
 from concurrent_loader.storage.stores.store import Store
 
@@ -182,11 +182,11 @@ async def _newest_file(engine: FetchEngine) -> tuple[int, memoryview]:
 async def _missing(engine: FetchEngine, snapshot: int, error: NotFound) -> NotFound:
     """Returns the error for a snapshot without a manifest. Numbers are never used twice, so it tells if it existed."""
     newest = await latest_snapshot(engine)
-    if newest is None or snapshot > newest:
+    if (newest is None or snapshot > newest) and not await was_deleted(engine, snapshot):
         return NotFound("no such snapshot", url=error.url, key=error.key, expected=newest and f"1 to {newest}")
     return SnapshotDeleted(
-        f"the snapshot was deleted by garbage collection; the newest is {newest}", url=error.url, key=error.key,
-        got=snapshot,
+        f"the snapshot was deleted by garbage collection; the newest is {newest or 'not visible yet'}",
+        url=error.url, key=error.key, got=snapshot,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 FIXED numbers: ``min`` and ``max`` over the finite values (None without any); floats also ``num_nan`` and
 ``num_infinite``; bools ``num_true`` and ``num_values``. PAYLOAD columns: ``total_bytes``, ``min_bytes``, ``max_bytes``.
+Optional columns: also ``num_null``; nulls count nowhere else.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ Statistics = dict[str, Facts]
 
 
 def fixed_facts(values: npt.NDArray[Any]) -> Facts:
-    """Returns the statistics of a FIXED column, given its values (n, ...)."""
+    """Returns the statistics of a FIXED column, given its values (n, ...), of which masked ones do not count."""
+    if isinstance(values, np.ma.MaskedArray):
+        values = values.compressed()
     if values.dtype == np.bool_:
         return {"num_true": int(np.count_nonzero(values)), "num_values": int(values.size)}
     if np.issubdtype(values.dtype, np.integer):

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from concurrent_loader.storage.shards.format.builder import FinishedShard, ShardBuilder
+from concurrent_loader.storage.shards.format.nulls import joined
 from concurrent_loader.storage.shards.format.schema import Schema
 
 __all__ = ["MAX_BUNDLE_BYTES", "MAX_BUNDLE_SAMPLES", "BundleBuilder", "fixed_row_bytes"]
@@ -42,7 +42,7 @@ class BundleBuilder:
         self._num_waiting = 0
 
     def add(self, arrays: FixedArrays, num_samples: int) -> Iterator[FinishedShard]:
-        """Adds the columns of more samples, as arrays (n, ...); yields completed runs."""
+        """Adds the columns of more samples, as arrays (n, ...) whose nulls are masked; yields completed runs."""
         if self._schema is None:
             return
         while num_samples:
@@ -60,7 +60,10 @@ class BundleBuilder:
             return
         builder = ShardBuilder(self._schema)
         builder.extend_fixed(
-            {name: np.concatenate([arrays[name] for arrays in self._waiting]) for name in self._schema.names}
+            {
+                column.name: joined([arrays[column.name] for arrays in self._waiting], optional=column.optional)
+                for column in self._schema
+            }
         )
         self._waiting.clear()
         self._num_waiting = 0

@@ -19,7 +19,7 @@ from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.shards.format.index import ShardIndex
-from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry, shard_key
+from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry, no_digests, shard_key
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRange
 from concurrent_loader.storage.shards.writing.written_shards import DoneShard, shard_statistics
 
@@ -159,14 +159,14 @@ class Records:
             num_samples=record.num_samples,
             tail_start=record.tail_start,
             digest=record.digest,
-            chunk_digests=tuple(int(digest, 16) for digest in record.chunk_digests),
+            chunk_digests=tuple(int(digest, 16) for digest in record.chunk_digests) or no_digests(record.size),
             payload_bytes=record.payload_bytes,
             source=source,
         )
         key, start = (entry.key, entry.tail_start) if source is None else (source.tail_key, source.tail_offset)
         tail = (await self._engine.fetch(key, start, start + entry.size - entry.tail_start)).data
         index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
-        fixed = {column.name: np.asarray(index.column(column.name)) for column in index.schema.fixed}
+        fixed = {column.name: np.asanyarray(index.column(column.name)) for column in index.schema.fixed}
         return DoneShard(entry, fixed, shard_statistics(index))
 
 
@@ -177,7 +177,7 @@ def _record(entry: ShardEntry) -> _ShardRecord:
         num_samples=entry.num_samples,
         tail_start=entry.tail_start,
         digest=entry.digest,
-        chunk_digests=[f"{digest:016x}" for digest in entry.chunk_digests],
+        chunk_digests=[f"{digest:016x}" for digest in entry.chunk_digests if digest is not None],
         payload_bytes=entry.payload_bytes,
         place=None if source is None else _Place(source.start, source.end, source.tail_key, source.tail_offset),
     )

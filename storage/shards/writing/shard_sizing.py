@@ -47,7 +47,7 @@ class ShardSplitter:
         # The cost of a sample that does not depend on its values: fixed columns and index entries.
         self._row_bytes = sum(column.min_tail_bytes for column in schema)
         self._variable = [
-            (column.name, _json_bytes if column.type == "json" else _num_bytes)
+            (column.name, _json_bytes if column.base_type == "json" else _num_bytes)
             for column in (*schema.payload, *schema.small)
         ]
 

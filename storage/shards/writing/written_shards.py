@@ -56,7 +56,7 @@ class WrittenShards:
         self._bundler = BundleBuilder(schema)
         self._shards: list[ShardEntry] = []
         self._bundles: list[BundleEntry] = []  # first_sample counts this writer's samples
-        self._statistics: Statistics = {}
+        self._statistics: Statistics = {column.name: {"num_null": 0} for column in schema if column.optional}
 
     def add(self, builder: ShardBuilder, upload: Upload) -> None:
         """Finishes a shard, starts its upload, and starts uploads of the bundles that it completes."""
@@ -163,8 +163,12 @@ def shard_entry(shard: FinishedShard) -> ShardEntry:
 
 def shard_statistics(index: ShardIndex) -> Statistics:
     """Returns the statistics of the columns of one shard."""
-    facts = {column.name: fixed_facts(np.asarray(index.column(column.name))) for column in index.schema.fixed}
+    facts = {column.name: fixed_facts(np.asanyarray(index.column(column.name))) for column in index.schema.fixed}
     for column in index.schema.payload:
         lengths = index.payload_ends(column.name) - index.payload_starts(column.name)
-        facts[column.name] = payload_facts(lengths)
+        valid = index.valid(column.name)
+        facts[column.name] = payload_facts(lengths if valid is None else lengths[valid])
+    for column in index.schema:
+        if (valid := index.valid(column.name)) is not None:
+            facts.setdefault(column.name, {})["num_null"] = int(np.count_nonzero(~valid))
     return facts

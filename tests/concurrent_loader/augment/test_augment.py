@@ -190,6 +190,7 @@ def test_the_loader_delivers_what_numbers_say(images, make_jpeg):
         assert torch.equal(found[number], ALL.apply(torch.from_numpy(out)[None], draws)[0])
 
 
+@pytest.mark.slow
 def test_threads_ranks_batches_and_resuming_change_nothing(images):
     expected = load(images)
     assert same(load(images, shuffle=True, num_threads=3, batch_size=11), expected)

@@ -38,6 +38,7 @@ def test_the_middle_is_the_middle(height, width, crop, more):
     assert abs((2 * box.left + box.width) - width) <= 1
 
 
+@pytest.mark.slow
 def test_boxes_are_distributed_as_torchvisions():
     height, width, num = 375, 500, 4000
     crop = RandomResizedCrop(224)

@@ -86,6 +86,7 @@ class TestIngest:
         assert "1 file was skipped" in result.stderr
         assert "cat/bad.jpg" in result.stderr
 
+    @pytest.mark.slow
     def test_names_that_cannot_be_keys_are_skipped_and_escaped(self, photos: Path, data: Path) -> None:
         Path(os.fsdecode(os.fsencode(photos / "cat") + b"/caf\xe9.jpg")).write_bytes(picture(1))
         (photos / "cat" / "a\nb.jpg").write_bytes(picture(1))
@@ -108,6 +109,7 @@ class TestIngest:
         assert run("verify", data).exit_code == 0
         assert run("info", data).exit_code == 0
 
+    @pytest.mark.slow
     def test_snapshots(self, photos: Path, data: Path) -> None:
         ingested(photos, data)
         result = run("ingest", "image-folder", photos, data)
@@ -125,6 +127,7 @@ class TestIngest:
         assert (facts["snapshots"], facts["num_samples"]) == ([1, 2, 3], 40)
         assert json.loads(run("info", data, "--json", "--snapshot", 2).stdout)["num_samples"] == 80
 
+    @pytest.mark.slow
     def test_order_and_classes(self, photos: Path, data: Path) -> None:
         for name, options in {"a": ("--no-shuffle",), "b": ("--seed", 1), "c": (), "d": ("--no-classes",)}.items():
             ingested(photos, data / name, *options)
@@ -198,6 +201,7 @@ class TestInfo:
 
 
 class TestVerify:
+    @pytest.mark.slow
     def test_sound(self, photos: Path, data: Path) -> None:
         ingested(photos, data)
         result = run("verify", data)
@@ -205,6 +209,7 @@ class TestVerify:
         assert "all digests agree; 4 shards, 1 bundle, 40 samples, " in result.stdout
         assert json.loads(run("verify", data, "--json").stdout)["ok"] is True
 
+    @pytest.mark.slow
     def test_corrupt(self, photos: Path, data: Path) -> None:
         ingested(photos, data)
         shard = min(data.glob("shards/*.cls"))
@@ -255,6 +260,7 @@ class TestProgram:
         assert result.exit_code == 2
         assert "Traceback" in result.stderr
 
+    @pytest.mark.slow
     def test_help_of_everything(self) -> None:
         for command in ((), ("ingest",), ("ingest", "image-folder"), ("info",), ("verify",), ("s3",)):
             assert run(*command, "--help").exit_code == 0

@@ -63,6 +63,7 @@ def test_clear_asks_first(folder: Path) -> None:
     run("clear", folder, "--yes")
 
 
+@pytest.mark.slow
 def test_verify_finds_and_removes_damage(folder: Path) -> None:
     assert "all digests agree" in run("verify", folder).stdout
     damaged = min(folder.iterdir())

@@ -54,6 +54,8 @@ def test_by_position(dataset: Path, tmp_path: Path) -> None:
         ("str", ["a", "", "c,d", "é", "1"], ["a", "", "c,d", "é", "1"]),
         ("json", ["1", "null", "[2]", "{}", '"x"'], [1, None, [2], {}, "x"]),
         ("int16[2]", ["[1,2]"] * 5, [[1, 2]] * 5),
+        ("int32?", ["1", "", "3", "4", ""], [1, None, 3, 4, None]),
+        ("str?", ["a", "", "c", "d", "e"], ["a", None, "c", "d", "e"]),
     ],
 )
 def test_texts_of_a_csv_file(dataset: Path, tmp_path: Path, kind: str, texts: list[str], expected: list[Any]) -> None:
@@ -69,6 +71,7 @@ def test_texts_of_a_csv_file(dataset: Path, tmp_path: Path, kind: str, texts: li
     ]
 
 
+@pytest.mark.slow
 def test_a_number_is_a_key(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "v.csv").write_text("number,x\n" + "".join(f"{n},{n * 2}\n" for n in range(NUM + 3)))
     assert run("columns", "add", dataset, "x", "int64", tmp_path / "v.csv", "--by", "number").exit_code == 0
@@ -117,6 +120,7 @@ def test_files_that_are_wrong(
     assert not (dataset / "manifests" / "0000000002.clm").exists()
 
 
+@pytest.mark.slow
 def test_info_shows_what_was_added(dataset: Path, tmp_path: Path) -> None:
     assert "column set" not in run("info", dataset).stdout
     np.save(tmp_path / "v.npy", np.arange(NUM))
@@ -127,6 +131,7 @@ def test_info_shows_what_was_added(dataset: Path, tmp_path: Path) -> None:
     assert facts["column_set_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_rename_and_drop(dataset: Path) -> None:
     assert run("columns", "rename", dataset, "number", "label").stdout == "snapshot 2: name: str, label: int64\n"
     again = run("columns", "drop", dataset, "name", "--token", "one", "--json")

@@ -49,6 +49,7 @@ def test_delete_by_numbers(dataset: Path, tmp_path: Path) -> None:
     assert numbers(dataset) == list(range(7, 300))
 
 
+@pytest.mark.slow
 def test_info_says_how_many_are_deleted(dataset: Path) -> None:
     assert "deleted" not in run("info", dataset).stdout
     run("delete", dataset, "--ids", "0-9")
@@ -60,6 +61,7 @@ def test_info_says_how_many_are_deleted(dataset: Path) -> None:
     assert "290 samples" in result.stdout
 
 
+@pytest.mark.slow
 def test_compact(dataset: Path) -> None:
     result = run("compact", dataset)
     assert "snapshot 1: no shard has a live share below 0.5" in result.stdout
@@ -90,6 +92,7 @@ def test_numbers_and_ranges() -> None:
             parse_ids(text)
 
 
+@pytest.mark.slow
 def test_purge(tmp_path: Path) -> None:
     url = tmp_path / "people"
     with ShardWriter(url, columns={"face": "bytes"}) as writer:

@@ -225,6 +225,7 @@ def test_nobody_has_keys(filled: Filled, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert found["credentials"]["level"] == "fail"
 
 
+@pytest.mark.slow
 def test_a_folder(tmp_path: Path) -> None:
     (tmp_path / "shard").write_bytes(bytes(1 << 20))
     result = run(tmp_path, "--put", "--json")
@@ -233,6 +234,7 @@ def test_a_folder(tmp_path: Path) -> None:
     assert names == ["list", "get", "put", "round trip", "throughput", *NAMES[-4:]]
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run(tmp_path, "--cache-dir", tmp_path / "file" / "cache", "--json")

@@ -51,6 +51,16 @@ def test_a_function_with_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads(result.stdout)["num_samples"] == 1
 
 
+def test_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cli_tokens.py").write_text("def encode(text):\n    return list(text.encode())\n")
+    (tmp_path / "x.txt").write_text("one\ntwo\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    result = run("text", "x.txt", "out", "--per", "line", "--tokenizer", "cli_tokens:encode", "--workers", 1)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("2 samples, ")
+
+
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
 def test_every_format_has_a_command_with_its_options(row: Any) -> None:
     result = run(row.name, "--help")

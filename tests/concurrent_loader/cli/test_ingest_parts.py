@@ -37,6 +37,7 @@ def share(images: Path, url: Path, which: str, *options: str) -> Any:
     return run("ingest", "image-folder", images, url, *SMALL, "--workers", 1, "--part", which, *options)
 
 
+@pytest.mark.slow
 def test_shares_and_their_commit(images: Path, tmp_path: Path) -> None:
     one = ingest(ImageFolder(open_store(images)), tmp_path / "one", shard_size="4KiB").manifest
     url = tmp_path / "shares"
@@ -60,6 +61,7 @@ def test_shares_and_their_commit(images: Path, tmp_path: Path) -> None:
     assert share(images, url, "1/2").exit_code == 2  # the dataset exists
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
 def test_a_share_that_is_none(images: Path, tmp_path: Path, text: str) -> None:
     result = share(images, tmp_path / "x", text)
@@ -76,6 +78,7 @@ def test_a_share_of_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "one stream" in result.stderr
 
 
+@pytest.mark.slow
 def test_resuming_and_beginning_again(images: Path, tmp_path: Path) -> None:
     url = tmp_path / "again"
     assert share(images, url, "1/2").exit_code == 0

@@ -71,6 +71,7 @@ class TestDiff:
 
 
 class TestTag:
+    @pytest.mark.slow
     def test_moves_and_deletes(self, data: Path) -> None:
         assert run("tag", data, "stable", "--snapshot", 1).stdout == "tag stable: snapshot 1\n"
         refused = run("tag", data, "stable")
@@ -107,6 +108,7 @@ class TestGc:
 
 
 class TestCopy:
+    @pytest.mark.slow
     def test_copies_and_continues(self, data: Path, tmp_path: Path) -> None:
         run("tag", data, "paper")
         result = run("copy", data, tmp_path / "copy")

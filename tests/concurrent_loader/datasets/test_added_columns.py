@@ -73,6 +73,7 @@ def pair(added: str, native: str) -> Iterator[tuple[ShardDataset, ShardDataset]]
         yield first, second
 
 
+@pytest.mark.slow
 def test_the_same_batches(pair: tuple[ShardDataset, ShardDataset]) -> None:
     first, second = pair
     assert isinstance(first.source, JoinedSource)
@@ -81,6 +82,7 @@ def test_the_same_batches(pair: tuple[ShardDataset, ShardDataset]) -> None:
     assert batches(first, transform=lambda sample: {**sample, "n": len(sample["blob"])})[0]["n"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [["label"], ["caption", "blob"], ["data"], ["vector", "data"], ["blob"]])
 def test_the_same_batches_of_some_columns(pair: tuple[ShardDataset, ShardDataset], columns: list[str]) -> None:
     first, second = (each.select_columns(columns) for each in pair)
@@ -100,6 +102,7 @@ def test_files_of_other_columns_are_not_fetched(added: str, tmp_path: Path) -> N
         assert len(batches(dataset)) == 13
 
 
+@pytest.mark.slow
 def test_resume_after_columns_were_added(added: str) -> None:
     options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "seed": 3, "shuffle_window": "16KiB"}
     with ShardDataset(added, columns=["label"]) as dataset:
@@ -151,6 +154,7 @@ def test_damage_in_the_bucket_is_an_error(added: str) -> None:
             batches(dataset)
 
 
+@pytest.mark.slow
 def test_appended_samples_are_loaded(added: str, tmp_path: Path) -> None:
     write(added, TYPES, range(NUM, 250), append=True)
     write(str(tmp_path / "all"), TYPES, range(250))

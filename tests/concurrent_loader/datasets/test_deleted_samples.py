@@ -107,6 +107,7 @@ def test_an_epoch_has_each_live_sample_once(dataset: ShardDataset, options: dict
         assert (data, name) == (sample(label)["data"], sample(label)["name"])
 
 
+@pytest.mark.slow
 def test_an_epoch_in_order_is_that_of_a_dataset_that_never_had_the_samples(dataset: ShardDataset) -> None:
     native = f"memory://native-{uuid4().hex}"
     write(native, LIVE)

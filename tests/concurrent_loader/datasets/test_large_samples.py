@@ -28,6 +28,7 @@ def peak_bytes() -> Iterator[list[int]]:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("type_", "value"),
     [

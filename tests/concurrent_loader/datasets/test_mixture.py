@@ -83,6 +83,7 @@ def test_samples_of_all_in_every_batch(pair: list[ShardDataset]) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per", ["batch", "sample"])
 def test_neither_threads_nor_prefetching_change_anything(pair: list[ShardDataset], per: Any, tmp_path: Path) -> None:
     def run(**options: Any) -> list[list[str]]:
@@ -122,6 +123,7 @@ def test_ranks_make_the_same_global_batches(pair: list[ShardDataset], per: Any, 
     assert [[name for part in step for name in part] for step in zip(*ranks, strict=True)] == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per", ["batch", "sample"])
 def test_resumes_at_every_step_of_two_epochs(pair: list[ShardDataset], per: Any) -> None:
     mixture = Mixture(pair, [1, 3], per=per, stop=9)
@@ -255,6 +257,7 @@ def test_errors_name_the_data_set_and_the_sample(
     assert caught.value.sample is not None
 
 
+@pytest.mark.slow
 def test_decayed_shards_of_any_data_set_are_fetched_again(tmp_path: Path) -> None:
     caches = [tmp_path / "0", tmp_path / "1"]
     datasets = [
@@ -333,6 +336,7 @@ def test_pickles_as_its_data_sets(tmp_path: Path) -> None:
             dataset.close()
 
 
+@pytest.mark.slow
 def test_the_same_mixture_with_another_cache(tmp_path: Path, no_leaks: None) -> None:
     datasets = [ShardDataset(write(str(tmp_path / str(of)), size, of=of)) for of, size in enumerate(SIZES)]
     halves = datasets[1].split([0.5, 0.5])
@@ -350,6 +354,21 @@ def test_the_same_mixture_with_another_cache(tmp_path: Path, no_leaks: None) -> 
 
 
 # -- what cannot work --------------------------------------------------------------------------------------------------
+
+
+def test_weights_change_at_given_steps(pair: list[ShardDataset]) -> None:
+    mixture = Mixture(pair, {0: [1, 0], 3: [1, 2]}, stop=6)
+    assert mixture.shares == (1.0, 0.0)
+    whole = [batch.sources.tolist() for batch in ConcurrentDataLoader(mixture, 4, shuffle=True)]
+    assert [sum(map(max, whole[:3])), sum(map(max, whole[3:]))] == [0, 2]
+    for wrong, reason in {
+        "steps": ({1: [1, 1]}, "ascend from 0"), "late": ({0: [1, 1], 6: [1, 0]}, "lie before stop"),
+        "zero": ({0: [0, 0]}, "positive"), "number": ({0: [1]}, "one weight per dataset"),
+    }.values():  # fmt: skip
+        with pytest.raises(ConfigurationError, match=reason):
+            Mixture(pair, wrong, stop=6)
+    with pytest.raises(ConfigurationError, match="number of steps as stop"):
+        Mixture(pair, {0: [1, 1]})
 
 
 def test_what_cannot_work_is_refused(pair: list[ShardDataset], images: tuple[ShardDataset, ObjectDataset]) -> None:

@@ -129,6 +129,7 @@ def urls(request: pytest.FixtureRequest) -> tuple[str, str]:
     return few, many
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 def test_calls_per_sample(urls: tuple[str, str], use: Callable[[Selectable], int]) -> None:
     few, many = (calls_per_sample(url, use) for url in urls)
@@ -184,6 +185,7 @@ def test_workers_decode_each_value_once(tmp_path: Path) -> None:
     assert max(counts) <= 2 * NUM_SAMPLES  # of two columns
 
 
+@pytest.mark.slow
 async def test_a_missing_shard_is_missed_once(tmp_path: Path) -> None:
     entry = ShardEntry(
         key="shards/missing.cls", size=1000, num_samples=1, tail_start=32, digest="0" * 32, chunk_digests=(0,),

@@ -85,6 +85,7 @@ def test_it_is_the_crop_of_the_whole_picture(native, data):
     assert np.abs(got - wanted).mean() < 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("native", NATIVE)
 @pytest.mark.parametrize("shape", [(375, 500), (1500, 2000)])
 def test_nobody_sees_a_difference(native, shape):

@@ -15,6 +15,7 @@ from concurrent_loader.doctor.decoding import (
 from concurrent_loader.doctor.finding import Level
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_bytes", [10_000, 110_000, 1_000_000])
 def test_a_sample_has_about_the_size(num_bytes: int) -> None:
     jpeg = sample_jpeg(num_bytes=num_bytes)

@@ -28,6 +28,7 @@ def make(
     seed: int = 1,
     epoch: int = 0,
     window: int = 6,
+    changes: bool = False,
 ) -> MixturePlan:
     shares = check_weights(weights or [1.0] * len(shards))
     sizes = largest_remainder(shares, batch) if per == "sample" else [batch] * len(shards)
@@ -36,7 +37,16 @@ def make(
         EpochPlan(samples_per_shard=lengths, global_batch_size=size, seed=seed + number, fingerprint=number, **order)
         for number, (lengths, size) in enumerate(zip(shards, sizes, strict=True))
     )
-    return MixturePlan(children=children, shares=shares, per=per, stop=stop, epoch=epoch, seed=seed, shuffle=shuffle)
+    phases: Any = ()
+    if changes and per == "batch" and isinstance(stop, int):
+        phases = (
+            (0, shares),
+            (stop // 3, check_weights([0.0] + [1.0] * (len(shards) - 1) if len(shards) > 1 else [1.0], with_zero=True)),
+            (stop // 2, shares),
+        )
+    return MixturePlan(
+        children=children, shares=shares, per=per, stop=stop, epoch=epoch, seed=seed, shuffle=shuffle, phases=phases
+    )
 
 
 def samples(plan: MixturePlan, index: BatchIndex) -> list[tuple[int, int]]:
@@ -85,6 +95,7 @@ mixtures = st.builds(
     shuffle=st.booleans(),
     seed=st.integers(0, 2**32),
     window=st.integers(1, 40),
+    changes=st.booleans(),
 )
 
 
@@ -230,6 +241,16 @@ def test_of_a_batch_with_fewer_samples_than_ranks_each_rank_gets_one() -> None:
     parts = [batches[short[0]] for batches in ranks]
     assert [len(part) for part in parts] == [1] * 8
     assert sum(part.num_padded for part in parts) == 6
+
+
+def test_shares_change_at_given_steps() -> None:
+    plan = replace(make([[40], [40]], stop=12), phases=((0, (1.0, 0.0)), (4, (0.5, 0.5)), (8, (0.25, 0.75))))
+    whose = [int(index.source[0]) for index in plan.batches() if index.source is not None]
+    assert [sum(whose[step : step + 4]) for step in (0, 4, 8)] == [0, 2, 3]
+    assert plan.turns == (7, 5)
+    assert (
+        len({each.fingerprint for each in (plan, replace(plan, phases=plan.phases[:2]), replace(plan, phases=()))}) == 3
+    )
 
 
 def test_the_fingerprint_covers_what_the_order_depends_on() -> None:

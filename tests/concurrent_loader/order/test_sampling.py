@@ -66,6 +66,7 @@ def test_classes_without_replacement() -> None:
         Balanced("kind", num_samples=7, replacement=False).draw({"kind": labels}.__getitem__, 13, seed=0, epoch=0)
 
 
+@pytest.mark.slow
 def test_expectations_are_met_over_the_epochs() -> None:
     weights = np.array([1.0, 2.0, 3.0, 4.0, 0.0])
     sampling = Weighted(weights, num_samples=3)

@@ -64,6 +64,7 @@ def test_members_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(permutation_members(5, 70_001, 9_000, 50_000), expected)
 
 
+@pytest.mark.slow
 def test_permutation_is_uniform() -> None:
     num_items, num_keys = 8, 20_000
     counts = np.zeros((num_items, num_items))

@@ -11,7 +11,7 @@ from concurrent_loader.order import turns
 from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.mixture_plan import MixturePlan
 from concurrent_loader.order.shuffle import hash_items
-from concurrent_loader.order.turns import TurnOrder
+from concurrent_loader.order.turns import PhasedTurns, TurnOrder
 
 
 def whole_table(num_turns: list[int], keys: list[int] | None) -> list[tuple[int, int]]:
@@ -44,6 +44,19 @@ def test_blocks_are_parts_of_the_whole_order(
             gone.count(each) for each in range(len(num_turns))
         ]
     assert [order.turns_before(each, len(expected)) for each in range(len(num_turns))] == num_turns
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).filter(any), min_size=1, max_size=4), st.booleans())
+def test_phases_follow_each_other(phases: list[tuple[int, int]], shuffled: bool) -> None:
+    orders = [TurnOrder(phase, [7, number] if shuffled else None) for number, phase in enumerate(phases)]
+    together = PhasedTurns(phases, orders)
+    expected = [order.whose(step) for order, phase in zip(orders, phases, strict=True) for step in range(sum(phase))]
+    assert [together.whose(step) for step in range(len(expected))] == expected
+    for child in range(2):
+        steps = [step for step, whose in enumerate(expected) if whose == child]
+        assert [together.step_of(child, turn) for turn in range(len(steps))] == steps
+        before = [together.turns_before(child, step) for step in range(len(expected) + 1)]
+        assert before == [expected[:step].count(child) for step in range(len(expected) + 1)]
 
 
 @pytest.mark.parametrize("stop", [2**27, 2**45])

@@ -62,6 +62,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_first_batch_fails_at_once(vast: ShardDataset, shuffle: bool, planned: list[int]) -> None:
     with pytest.raises(DatasetChanged):
@@ -69,6 +70,7 @@ def test_the_first_batch_fails_at_once(vast: ShardDataset, shuffle: bool, planne
     assert sum(planned) < 4_000_000
 
 
+@pytest.mark.slow
 def test_views_and_mixtures(vast: ShardDataset, tmp_path: Path) -> None:
     with pytest.raises(DatasetChanged):
         next(iter(ConcurrentDataLoader(vast.subset([3, 10**9]), batch_size=2, shuffle=True)))

@@ -24,6 +24,11 @@ GRACE_S = 10
 TELLING_S = 2
 
 
+def seldom(*cases):
+    """Marks cases that are like the others but for the client or the start method."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long) for case in cases]
+
+
 def write(url, options):
     with ShardWriter(url, columns={"label": "int64", "data": "bytes"}, shard_size="4KiB", storage_options=options) as w:
         for number in range(NUM_SAMPLES):
@@ -96,25 +101,27 @@ def ends(pid):
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("client", ["auto", "aiobotocore", "fsspec", "local"])
+@pytest.mark.parametrize("client", ["auto", *seldom("aiobotocore", "fsspec", "local")])
 def test_fork(place, client):
     """Loaders in children, torch's workers, a fork in the middle of an epoch."""
     run(place, "fork", client)
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("client", ["auto", "local"])
+@pytest.mark.parametrize("client", ["auto", *seldom("local")])
 def test_forks_while_threads_work(place, client):
     run(place, "load", client)
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize(("client", "method"), [("auto", "spawn"), ("auto", "forkserver"), ("fsspec", "spawn")])
+@pytest.mark.parametrize(
+    ("client", "method"), [("auto", "spawn"), *seldom(("auto", "forkserver"), ("fsspec", "spawn"))]
+)
 def test_torch_workers_by_other_methods(place, client, method):
     run(place, f"torch:{method}", client)
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [*seldom("spawn"), "forkserver"])
 def test_a_loader_in_another_child(place, method):
     run(place, f"loader:{method}", "auto")

@@ -15,6 +15,7 @@ from concurrent_loader import ConcurrentDataLoader, ShardDataset, convert, expor
 from concurrent_loader.storage.adopt import adopt
 from concurrent_loader.storage.errors import (
     AlreadyExists,
+    CommitConflict,
     ConfigurationError,
     DatasetChanged,
     FormatError,
@@ -25,6 +26,7 @@ from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
 from concurrent_loader.storage.shards.verify import verify_dataset
 from concurrent_loader.storage.stores import MemoryStore, open_store
+from concurrent_loader.storage.stores.backends.local import LocalStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from lines import Lines
@@ -34,7 +36,7 @@ module = sys.modules["concurrent_loader.storage.adopt.adopt"]
 
 @pytest.fixture(autouse=True)
 def _lines(monkeypatch):
-    monkeypatch.setattr(module, "find_format", lambda name: Lines())
+    monkeypatch.setattr(module, "find_format", lambda name, **options: Lines())
 
 
 def body(file: int, row: int) -> bytes:
@@ -58,6 +60,7 @@ def samples(index, **options) -> list[tuple[bytes, int, str]]:
         return [(bytes(one["body"]), one["label"], one["name"]) for one in dataset[:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compressed", [(), (1,), (0, 1, 2)])
 @pytest.mark.parametrize("cached", [False, True])
 def test_samples_are_those_of_the_source(tmp_path, compressed, cached):
@@ -125,6 +128,7 @@ def test_an_etag_is_pinned_in_a_bucket():
         dataset[1]
 
 
+@pytest.mark.slow
 def test_appending_adopts_new_objects_only(tmp_path):
     first = write(tmp_path / "source", files=range(2))
     adopt("lines", tmp_path / "source", tmp_path / "index")
@@ -143,6 +147,7 @@ def test_appending_adopts_new_objects_only(tmp_path):
     assert samples(tmp_path / "index")[0] == (b"x", 1, "0.lines/0")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on(tmp_path, monkeypatch):
     expected = write(tmp_path / "source")
     (tmp_path / "source" / "3.lines").write_bytes(b"1:one\n!:bad\n")
@@ -202,6 +207,7 @@ def test_a_strangers_index_does_not_open_other_stores(tmp_path):
     assert convert("memory://adopt-stranger", tmp_path / "native", source_options={}).num_samples == 3
 
 
+@pytest.mark.slow
 def test_a_large_value_and_large_shards(tmp_path):
     (tmp_path / "source").mkdir()
     large = bytes(range(97, 122)) * 700_000
@@ -211,6 +217,43 @@ def test_a_large_value_and_large_shards(tmp_path):
     with ShardDataset(tmp_path / "index", cache_dir=tmp_path / "cache") as dataset:
         batches = list(ConcurrentDataLoader(dataset, batch_size=1))
         assert [bytes(batch["body"][0]) for batch in batches] == [b"a", large, b"c"]
+
+
+def test_of_two_adoptions_at_once_the_second_commit_fails(tmp_path, monkeypatch):
+    expected = write(tmp_path / "source", rows=20)
+    walk = Lines.walk
+
+    def late_walk(self, *args):
+        monkeypatch.setattr(Lines, "walk", walk)
+        adopt("lines", tmp_path / "source", tmp_path / "index")
+        return walk(self, *args)
+
+    monkeypatch.setattr(Lines, "walk", late_walk)
+    with pytest.raises(CommitConflict, match="another writer committed meanwhile"):
+        adopt("lines", tmp_path / "source", tmp_path / "index", num_threads=1)
+    assert samples(tmp_path / "index") == expected
+    report = adopt("lines", tmp_path / "source", tmp_path / "index", append=True)
+    assert (report.num_samples, report.manifest.snapshot) == (0, 1)
+
+
+def test_opening_reads_no_index_and_a_sample_reads_one(tmp_path, monkeypatch):
+    write(tmp_path / "source", rows=2000)
+    report = adopt("lines", tmp_path / "source", tmp_path / "index", shard_size="64KiB")
+    assert len(report.manifest.shards) > 50
+    assert report.index_bytes / report.num_samples < 40 + len("0.lines/1999") + 8  # the names and labels are in it
+    reads = []
+    get_range = LocalStore.get_range
+
+    async def counted(self, key, start, end, **options):
+        reads.append((key.split("/")[0], end - start))
+        return await get_range(self, key, start, end, **options)
+
+    monkeypatch.setattr(LocalStore, "get_range", counted)
+    with ShardDataset(tmp_path / "index") as dataset:
+        assert [folder for folder, _ in reads if folder != "manifests"] == []
+        dataset[3000]
+        assert sorted(folder for folder, _ in reads if folder != "manifests") == ["1.lines", "tails"]
+        assert sum(size for folder, size in reads if folder == "tails") < report.index_bytes / 20
 
 
 def test_nothing_to_adopt(tmp_path):

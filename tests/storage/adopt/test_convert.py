@@ -22,7 +22,7 @@ converting = sys.modules["concurrent_loader.storage.adopt.convert"]
 
 @pytest.fixture
 def adopted(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "find_format", lambda name: Lines())
+    monkeypatch.setattr(module, "find_format", lambda name, **options: Lines())
     (tmp_path / "source").mkdir()
     for file in range(3):
         lines = (b"%d:%b\n" % (1000 * file + row, bytes([97 + row % 26]) * 300) for row in range(500))
@@ -35,6 +35,7 @@ def batches(loader):
     return [(batch["label"].tolist(), [bytes(text) for text in batch["body"]], batch["name"]) for batch in loader]
 
 
+@pytest.mark.slow
 def test_samples_and_order_stay(adopted, tmp_path):
     seen = []
     manifest = convert(adopted, tmp_path / "native", on_progress=lambda now: seen.append(now.num_bytes))
@@ -52,6 +53,7 @@ def test_samples_and_order_stay(adopted, tmp_path):
             assert batches(loaders[0]) == batches(loaders[1])
 
 
+@pytest.mark.slow
 def test_columns_that_were_added_to_adopted_data(adopted, tmp_path):
     first = ShardDataset(adopted)
     rename_column(adopted, "name", "title")
@@ -76,6 +78,7 @@ def test_columns_that_were_added_to_adopted_data(adopted, tmp_path):
         adopt("lines", tmp_path / "source", adopted, append=True)
 
 
+@pytest.mark.slow
 def test_a_run_switches_in_the_middle_of_an_epoch(adopted, tmp_path):
     with ShardDataset(adopted) as dataset:
         whole = batches(ConcurrentDataLoader(dataset, batch_size=32, shuffle=True, seed=3))
@@ -99,6 +102,7 @@ def test_a_run_switches_in_the_middle_of_an_epoch(adopted, tmp_path):
             loader.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_an_interrupted_conversion_goes_on(adopted, tmp_path, monkeypatch):
     rebuild, done = converting._rebuild, []
 
@@ -126,6 +130,7 @@ def test_an_interrupted_conversion_goes_on(adopted, tmp_path, monkeypatch):
         convert(adopted, tmp_path / "native")
 
 
+@pytest.mark.slow
 def test_deleted_samples_are_not_copied(adopted, tmp_path):
     """Order and states stay nevertheless, because each shard has the same live samples."""
     delete(adopted, where="label < 1010 or label in [1250, 2499]")
@@ -139,6 +144,7 @@ def test_deleted_samples_are_not_copied(adopted, tmp_path):
         assert batches(loaders[0]) == batches(loaders[1])
 
 
+@pytest.mark.slow
 def test_compacting_makes_own_shards(adopted):
     delete(adopted, where="label < 1010")
     with ShardDataset(adopted) as dataset:

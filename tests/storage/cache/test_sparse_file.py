@@ -91,6 +91,7 @@ async def test_processes_add_to_one_file(open_reader: Callable[..., DatasetReade
     assert (gets(one), gets(two)) == before
 
 
+@pytest.mark.slow
 async def test_many_at_once(open_reader: Callable[..., DatasetReader], make_sample: MakeSample) -> None:
     readers = [open_reader() for _ in range(3)]
     for _ in range(2):

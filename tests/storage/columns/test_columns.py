@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import numpy as np
 import pytest
 
 from concurrent_loader import ShardDataset
-from concurrent_loader.storage import FetchEngine, ShardWriter, load_manifest, open_store, verify_dataset
+from concurrent_loader.storage import FetchEngine, ShardWriter, delete, load_manifest, open_store, purge, verify_dataset
 from concurrent_loader.storage.columns import add_column, add_columns, drop_column, rename_column
-from concurrent_loader.storage.columns import commits as committing
 from concurrent_loader.storage.columns import values as making
 from concurrent_loader.storage.errors import CommitConflict, ConfigurationError, SchemaError, StorageError
+from concurrent_loader.storage.shards.editing import commit_edit as committing
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import commit
 
@@ -120,11 +121,11 @@ class TestNames:
     def test_another_writer_comes_first(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         hits, schema = iter([True, True]), newest(url).schema
 
-        async def commit_late(engine: FetchEngine, manifest: Manifest) -> None:
+        async def commit_late(engine: FetchEngine, manifest: Manifest, **options: Any) -> None:
             if next(hits, False):
                 with ShardWriter(url, columns=schema, append=True) as writer:
                     writer.write(row(0))
-            await commit(engine, manifest)
+            await commit(engine, manifest, **options)
 
         monkeypatch.setattr(committing, "commit", commit_late)
         assert rename_column(url, "label", "class").snapshot == 4
@@ -132,6 +133,7 @@ class TestNames:
 
 
 class TestAdd:
+    @pytest.mark.slow
     def test_values_of_every_kind(self, url: str) -> None:
         before = files(url)
         vectors = np.arange(NUM * 3, dtype=np.float32).reshape(NUM, 3)
@@ -152,6 +154,7 @@ class TestAdd:
         assert manifest.statistics["blob"]["total_bytes"] == NUM * (NUM - 1) // 2
         assert problems(url) == []
 
+    @pytest.mark.slow
     def test_a_column_is_one_get_and_shards_are_not_fetched(self, url: str) -> None:
         add_column(url, "rank", "int32", np.arange(NUM, dtype=np.int32))
         add_column(url, "caption", "str", [f"caption {n}" for n in range(NUM)])
@@ -166,6 +169,7 @@ class TestAdd:
             path.unlink()  # no reader of the added columns needs them
         assert contents(url, columns=["rank"]) == [{"rank": n} for n in range(NUM)]
 
+    @pytest.mark.slow
     def test_a_function_of_samples(self, url: str) -> None:
         threads, seen = set(), []
 
@@ -205,6 +209,25 @@ class TestAdd:
         with pytest.raises(ConfigurationError, match="by="):
             add_column(url, "none", "int64", range(NUM), default=0)
 
+    def test_nulls(self, url: str) -> None:
+        some = {f"n{n}": n for n in range(0, NUM, 2)}
+        half = [n if n % 2 == 0 else None for n in range(NUM)]
+        add_column(url, "by_key", "int64?", some, by="name")
+        add_column(url, "listed", "str?", [None if n is None else str(n) for n in half])
+        masked = np.ma.array(np.arange(NUM, dtype=np.float32), mask=[n is None for n in half])
+        add_column(url, "masked", "float32?", masked)
+        add_columns(
+            url, {"both": "int8?", "other": "bytes?"}, lambda sample: {"both": sample["by_key"], "other": None},
+            inputs=["by_key"],
+        )  # fmt: skip
+        for n, each in enumerate(contents(url)):
+            expected = (half[n], None if half[n] is None else str(n), half[n], half[n], None)
+            assert (each["by_key"], each["listed"], each["masked"], each["both"], each["other"]) == expected
+        assert newest(url).statistics["by_key"] == {"max": NUM - 2, "min": 0, "num_null": NUM // 2}
+        assert problems(url) == []
+        with pytest.raises(SchemaError, match="only an optional column"):
+            add_column(url, "plain", "str", [None] * NUM)
+
     @pytest.mark.parametrize("values", [range(NUM - 1), [1] * (NUM + 1), "x" * NUM, 7, {1: 2}])
     def test_a_wrong_number_of_values(self, url: str, values: Any) -> None:
         with pytest.raises(ConfigurationError, match="one value per sample"):
@@ -237,10 +260,10 @@ class TestAdd:
     def test_again_after_a_failure_at_the_commit(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = 0
 
-        async def lost(engine: FetchEngine, manifest: Manifest) -> None:
+        async def lost(engine: FetchEngine, manifest: Manifest, **options: Any) -> None:
             nonlocal calls
             calls += 1
-            await commit(engine, manifest)
+            await commit(engine, manifest, **options)
             raise StorageError("the answer was lost")
 
         monkeypatch.setattr(committing, "commit", lost)
@@ -262,6 +285,28 @@ class TestAdd:
             add_column(url, "x", "int64", appending)
         assert add_column(url, "x", "int64", lambda sample: 2).num_samples == NUM + 1
 
+    def test_a_row_that_is_not_deleted_any_more(self, url: str) -> None:
+        delete(url, ids=[3])
+
+        def values(sample: dict[str, Any]) -> int:
+            if sample["label"] == 0:
+                manifest = newest(url)
+                undone = replace(manifest, snapshot=3, parent=manifest.digest, deleted=None)
+                asyncio.run(commit(FetchEngine(open_store(url)), undone))
+            return 1
+
+        with pytest.raises(CommitConflict, match="samples of the dataset changed"):
+            add_column(url, "x", "int64", values, inputs=["label"])
+
+    def test_rows_that_are_deleted_meanwhile(self, url: str) -> None:
+        def values(sample: dict[str, Any]) -> int:
+            if sample["label"] == 0:
+                delete(url, ids=[5])
+            return int(sample["label"])
+
+        add_column(url, "x", "int64", values, inputs=["label"])
+        assert [each["x"] for each in contents(url)] == [n for n in range(NUM) if n != 5]
+
     def test_columns_that_come_meanwhile(self, url: str) -> None:
         def renaming(sample: dict[str, Any]) -> int:
             if sample["label"] == 0:
@@ -271,6 +316,46 @@ class TestAdd:
 
         add_column(url, "x", "int64", renaming)
         assert contents(url)[3] == {"image": row(3)["image"], "class": 3, "name": "n3", "y": 3, "x": 1}
+
+    @pytest.mark.parametrize("is_function", [False, True])
+    def test_beside_deleted_rows(self, url: str, is_function: bool) -> None:
+        gone = {0, *range(7, 30), NUM - 1}  # with all rows of some shards
+        delete(url, ids=sorted(gone))
+        left = [n for n in range(NUM) if n not in gone]
+        kinds: dict[str, tuple[str, Callable[[int], Any]]] = {
+            "i": ("int16", int), "f": ("float32[2]", lambda n: [n, 1.0]), "s": ("str", str),
+            "j": ("json", lambda n: [n]), "b": ("bytes", lambda n: bytes([n])),
+            "m": ("image", lambda n: b"GIF89a" + bytes([n])),
+            "r": ("int8[...]", lambda n: [[n]]), "z": ("bool", lambda n: n % 2 == 0), "o": ("int64?", lambda n: None),
+            "l": ("float32[300]", lambda n: [float(n)] * 300),
+        }  # fmt: skip
+        types = {name: type_ for name, (type_, _) in kinds.items()}
+        if is_function:
+            add_columns(
+                url, types, lambda each: {name: of(each["label"]) for name, (_, of) in kinds.items()}, inputs=["label"]
+            )
+        else:
+            add_columns(url, types, {name: [of(n) for n in left] for name, (_, of) in kinds.items()})
+        add_column(url, "array", "int64", np.array(left))
+
+        def check() -> None:
+            found = contents(url)
+            assert [each["array"] for each in found] == left
+            for n, each in zip(left, found, strict=True):
+                assert each["name"] == f"n{n}"
+                for name, (_, of) in kinds.items():
+                    assert (each[name].tolist() if hasattr(each[name], "tolist") else each[name]) == of(n)
+            assert problems(url) == []
+
+        check()
+        with ShardDataset(url) as dataset:
+            assert dataset.column("i").tolist() == left  # type: ignore[union-attr]
+        delete(url, ids=[1])
+        left.pop(1)
+        check()
+        assert purge(url).is_proved
+        check()
+        assert newest(url).deleted is None
 
     def test_an_empty_dataset(self, tmp_path: Path) -> None:
         with ShardWriter(str(tmp_path / "e"), columns={"a": "int64"}, allow_empty=True):
@@ -298,6 +383,7 @@ class TestLater:
             "image": image, "class": number, "caption": f"n{number}n{number}", "blob": image, "label": number,
         }  # fmt: skip
 
+    @pytest.mark.slow
     def test_append_needs_all_columns(self, changed: str) -> None:
         with pytest.raises(SchemaError, match="differ"):
             ShardWriter(changed, columns={"image": "bytes", "class": "int64"}, append=True)
@@ -318,6 +404,7 @@ class TestLater:
         assert add_column(changed, "more", "int64", range(NUM + 30)).num_samples == NUM + 30
         assert problems(changed) == []
 
+    @pytest.mark.slow
     def test_a_writer_that_began_before(self, changed: str) -> None:
         writer = ShardWriter(changed, columns=newest(changed).schema, append=True)
         writer.write(self.row(0))
@@ -355,6 +442,7 @@ class TestLater:
             writer.write(self.row(0))
         assert newest(changed).fingerprint != first.fingerprint
 
+    @pytest.mark.slow
     def test_convert_and_export(self, changed: str, tmp_path: Path) -> None:
         from concurrent_loader import convert, export
 
@@ -374,6 +462,7 @@ def test_values_by_position_of_an_array_in_another_byte_order(url: str) -> None:
     assert contents(url, columns=["x", "y"])[50] == {"x": 50, "y": 50}
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_damaged_in_the_cache_is_fetched_again(
     url: str, tmp_path: Path, make_damage: Callable[[Path], None]
 ) -> None:

@@ -76,6 +76,7 @@ def run(source: Any, store: Any, name: str = "webdataset", **options: Any) -> An
     return asyncio.run(export_snapshot(engine, store, name, options=SMALL, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_a_folder_and_a_store_get_the_same_files(dataset, tmp_path, objects, name):
     url = f"memory://{uuid4()}"
@@ -88,6 +89,7 @@ def test_a_folder_and_a_store_get_the_same_files(dataset, tmp_path, objects, nam
     assert not list((tmp_path / "out").rglob(".unfinished*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 @pytest.mark.parametrize("number", [1, 3, 6])
 def test_an_interrupted_export_continues_with_the_files_that_are_missing(dataset, objects, name, number):
@@ -287,6 +289,7 @@ def test_large_shards_are_divided_into_files(write, samples, tmp_path):
     assert sum(shard["nsamples"] for shard in index["shardlist"]) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 @pytest.mark.parametrize("at", [0, 5, 12])
 def test_a_cancelled_export_leaves_finished_files_alone(dataset, tmp_path, name, at, objects):

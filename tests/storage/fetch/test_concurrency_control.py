@@ -121,6 +121,7 @@ def test_finds_it_in_any_world(latency_s: float, per_s: float, jitter: float, se
     assert run.rate(5, 9) >= 0.8 * best_fixed(world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("above", [3, 20, 100])
 def test_stays_below_what_the_store_bears(above: int) -> None:
     run = simulate(World(0.03, 1e-5, throttle_above=above), automatic(), 20)

@@ -161,7 +161,7 @@ def program(task: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.processes
+@pytest.mark.long  # every library with every kind of image, in processes of their own
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_no_library_takes_more_memory_than_foreseen() -> None:
     taken = program("memory")

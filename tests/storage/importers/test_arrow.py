@@ -66,8 +66,14 @@ def every_type(encoded: Any, num_rows: int = 40) -> tuple[pa.Table, dict[str, tu
                    [{"a": row, "b": ["x"]} for row in rows]),
         "map": (pa.array([[("k", row)] for row in rows], pa.map_(pa.string(), pa.int64())), "json",
                 [{"k": row} for row in rows]),
-        "maybe": (pa.array([None if row % 7 == 6 else f"t{row}" for row in rows]), "json",
+        "maybe": (pa.array([None if row % 7 == 6 else f"t{row}" for row in rows]), "str?",
                   [None if row % 7 == 6 else f"t{row}" for row in rows]),
+        "some": (pa.array([row if row % 7 < 6 else None for row in rows]), "int64?",
+                 [row if row % 7 < 6 else None for row in rows]),
+        "some bytes": (pa.array([b"x" if row % 7 < 6 else None for row in rows]), "bytes?",
+                       [b"x" if row % 7 < 6 else None for row in rows]),
+        "some lists": (pa.array([[row] if row % 7 < 6 else None for row in rows]), "int64[...]?",
+                       [[row] if row % 7 < 6 else None for row in rows]),
         "day": (pa.array([day] * num_rows), "str", ["2026-01-02 03:04:05.000000"] * num_rows),
         "price": (pa.array([Decimal("1.50")] * num_rows), "str", ["1.50"] * num_rows),
         "wait": (pa.array([dt.timedelta(seconds=row) for row in rows]), "int64", [row * 1_000_000 for row in rows]),
@@ -107,6 +113,7 @@ def test_every_type_arrives(tmp_path: Path, url: str, encoded: Any, samples_of: 
         assert [plain(sample[name]) for sample in samples] == values, name
 
 
+@pytest.mark.slow
 @without_leaks
 def test_a_remote_file_is_read_in_ranges(tmp_path: Path, url: str, samples_of: Any) -> None:
     rng = np.random.default_rng(0)

@@ -69,6 +69,7 @@ def test_appending_the_same_files_adds_nothing(tmp_path: Path, url: str) -> None
     assert [ingest(DatadingsFiles(path), url, append=True).num_samples for _ in range(2)] == [12, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", ".offsets", ".keys"])
 def test_every_changed_byte_is_an_error(tmp_path: Path, url: str, suffix: str) -> None:
     path = Path(f"{copy(tmp_path)}{suffix}")
@@ -79,6 +80,7 @@ def test_every_changed_byte_is_an_error(tmp_path: Path, url: str, suffix: str) -
             ingest(DatadingsFiles(tmp_path), url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", ".offsets", ".keys"])
 def test_every_cut_is_an_error_without_digests(tmp_path: Path, url: str, suffix: str) -> None:
     path = Path(f"{copy(tmp_path)}{suffix}")

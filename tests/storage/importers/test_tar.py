@@ -39,6 +39,7 @@ def texts(number: int, start: int = 0) -> list[tuple[str, bytes]]:
     return [(f"{at:06}.txt", f"text {at}".encode()) for at in range(start, start + number)]
 
 
+@pytest.mark.slow
 def test_what_webdataset_wrote_arrives(tmp_path: Path, url: str, encoded: Any, samples_of: Any) -> None:
     npy = io.BytesIO()
     np.save(npy, np.arange(6, dtype=np.float32).reshape(2, 3))
@@ -82,6 +83,7 @@ def test_every_compression_and_form_in_any_store(url: str, samples_of: Any, suff
     assert samples_of(url) == [{"__key__": name.removesuffix(".txt"), "txt": data.decode()} for name, data in files]
 
 
+@pytest.mark.slow
 def test_many_megabytes_are_fetched_in_pieces(url: str, samples_of: Any) -> None:
     rng = np.random.default_rng(0)
     files = [(f"{at}.bin", rng.bytes(1_500_000)) for at in range(20)]

@@ -46,6 +46,7 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_every_type_arrives(tmp_path: Path, url: str, samples_of: Any, zarr_format: int, is_remote: bool) -> None:
@@ -105,6 +106,7 @@ def test_arrays_of_other_lengths(tmp_path: Path, url: str) -> None:
         ingest(ZarrGroup(tmp_path / "x.zarr", group="none"), url, overwrite=True)
 
 
+@pytest.mark.slow
 def test_damage(tmp_path: Path, url: str) -> None:
     folder = tmp_path / "x.zarr"
     write(folder, 3)

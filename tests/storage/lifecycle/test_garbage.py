@@ -298,6 +298,21 @@ class TestReaders:
             await reader.read(13)
         await reader.cache.close()
 
+    async def test_a_collected_snapshot_is_known_without_a_newer_one(self, store: MemoryStore) -> None:
+        engine = FetchEngine(store)
+        manifest = await load_manifest(engine, 2)
+        reader = DatasetReader(manifest, engine, open_shard_cache(engine, None))
+        await collect_garbage(store, keep=1)
+        for key in (*manifest.referenced_keys(), "manifests/0000000003.clm"):  # as if a listing were not complete
+            await store.delete(key)
+        with pytest.raises(SnapshotDeleted, match="snapshot 2 was deleted while it was read; open the newest one "):
+            await reader.read(0)
+        with pytest.raises(SnapshotDeleted, match="not visible yet"):
+            await load_manifest(engine, 2)
+        with pytest.raises(NotFound, match="no such snapshot"):
+            await load_manifest(engine, 7)
+        await reader.cache.close()
+
     async def test_missing_shard_of_a_snapshot_that_exists(self, store: MemoryStore) -> None:
         engine = FetchEngine(store)
         manifest = await load_manifest(engine)

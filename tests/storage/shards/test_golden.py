@@ -21,12 +21,12 @@ def golden() -> dict[str, Any]:
     return runpy.run_path(str(GOLDEN / "make_golden.py"), run_name="golden")
 
 
-@pytest.mark.parametrize("name", ["raw", "empty"])
+@pytest.mark.parametrize("name", ["raw", "empty", "nulls"])
 def test_uncompressed_shards_are_written_byte_for_byte(golden: dict[str, Any], name: str) -> None:
     assert golden["build"](name) == (GOLDEN / f"{name}.cls").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["raw", "zstd", "empty"])
+@pytest.mark.parametrize("name", ["raw", "zstd", "empty", "nulls"])
 def test_golden_shards_are_read(golden: dict[str, Any], name: str) -> None:
     data = (GOLDEN / f"{name}.cls").read_bytes()
     schema, samples = golden["DATASETS"][name]
@@ -41,6 +41,7 @@ def test_golden_shards_are_read(golden: dict[str, Any], name: str) -> None:
                 got = index.decode_value(column, row, data[where.start : where.end])
             else:
                 got = index.value(column, row)
+            assert (got is None) == (value is None)
             np.testing.assert_array_equal(got, value)
 
 

@@ -44,7 +44,7 @@ def read_shard(file: bytes) -> tuple[dict[str, str], list[dict[str, Any]]]:
     assert footer[56:] == b"\x8aSLC\r\n\x1a\n"
     check(footer[:48], struct.unpack("<Q", footer[48:56])[0])
     tail_start, start, length, version, reserved, digest, n, size = struct.unpack("<QQIHHQQQ", footer[:48])
-    assert (version, reserved, size) == (1, 0, len(file))
+    assert (reserved, size) == (0, len(file))
     assert start + pad8(length) == size - 64
     text = check(file[start : size - 64], digest)
     assert not any(text[length:])
@@ -60,18 +60,24 @@ def read_shard(file: bytes) -> tuple[dict[str, str], list[dict[str, Any]]]:
         at += len(stored)
     assert at == start
 
-    types = {column["name"]: column["type"] for column in descriptor["columns"]}
+    columns = {column["name"]: column["type"] for column in descriptor["columns"]}
+    optional = {name for name, type_ in columns.items() if type_.endswith("?")}
+    assert version == (3 if optional else 1)
+    types = {name: type_.removesuffix("?") for name, type_ in columns.items()}
     samples: list[dict[str, Any]] = [dict.fromkeys(types) for _ in range(n)]
+    stored: dict[tuple[str, int], bytes] = {}
     for name, type_ in types.items():
         if type_ in ("str", "json"):
             values = small_values(*blocks["small", name], blocks.get(("dictionary", name)), n)
-            for sample, value in zip(samples, values, strict=True):
-                sample[name] = value.decode() if type_ == "str" else json.loads(value)
+            for i, (sample, value) in enumerate(zip(samples, values, strict=True)):
+                stored[name, i] = value
+                sample[name] = value.decode() if type_ == "str" else json.loads(value or b"null")
         elif not is_payload(type_):
             data = blocks["fixed", name][1]
             width = SIZES[type_.partition("[")[0]] * math.prod(shape_of(type_) or [])
             assert len(data) == n * width
             for i, sample in enumerate(samples):
+                stored[name, i] = data[i * width : (i + 1) * width]
                 sample[name] = number(type_, data[i * width : (i + 1) * width])
 
     payload = [name for name, type_ in types.items() if is_payload(type_)]
@@ -81,11 +87,21 @@ def read_shard(file: bytes) -> tuple[dict[str, str], list[dict[str, Any]]]:
         at = 32
         for k, (end, digest) in enumerate(zip(ends, digests, strict=True)):
             name = payload[k % len(payload)]
-            samples[k // len(payload)][name] = payload_value(types[name], check(file[at:end], digest))
+            stored[name, k // len(payload)] = check(file[at:end], digest)
+            if end > at or name not in optional:
+                samples[k // len(payload)][name] = payload_value(types[name], file[at:end])
             at = end
         assert pad8(at) == tail_start
         assert not any(file[at:tail_start])
-    return types, samples
+    for name in optional:
+        bits = int.from_bytes(blocks["validity", name][1], "little")
+        assert len(blocks["validity", name][1]) == -(-n // 8)
+        assert bits < 2**n - 1
+        for i, sample in enumerate(samples):
+            if not bits >> i & 1:
+                assert not stored[name, i].strip(b"\0")
+                sample[name] = None
+    return columns, samples
 
 
 def is_payload(type_: str) -> bool:
@@ -127,7 +143,7 @@ def payload_value(type_: str, data: bytes) -> Any:
     return {"shape": dims, "data": base64.b64encode(rest).decode()}
 
 
-@pytest.mark.parametrize("name", ["raw", "zstd", "empty"])
+@pytest.mark.parametrize("name", ["raw", "zstd", "empty", "nulls"])
 def test_the_specification_is_enough_to_read_the_golden_shards(name: str) -> None:
     expected = json.loads((GOLDEN / "expected.json").read_text(encoding="utf-8"))[name]
     schema, samples = read_shard((GOLDEN / f"{name}.cls").read_bytes())

@@ -112,6 +112,7 @@ BOUNDED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("client", "call"), [each for each in BOUNDED if each[1] != "head"])
 async def test_an_error_without_an_end(client, call):
     async with Server(lambda _: (b"HTTP/1.1 403 F\r\n", ENDLESS)) as server, opened(client, server.port) as store:

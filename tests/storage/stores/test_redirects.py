@@ -131,6 +131,7 @@ OPENERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("name", OPENERS)
 async def test_no_redirect_is_followed(name, verb):

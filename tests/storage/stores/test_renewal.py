@@ -164,6 +164,7 @@ async def test_what_is_refused_again_is_an_error_that_shows_no_token(client, cod
     assert "very-secret" not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_fifty_refused_calls_ask_once(client):
     sts = Sts()
@@ -174,6 +175,7 @@ async def test_fifty_refused_calls_ask_once(client):
     assert sts.num_calls == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_short_lived_keys_are_renewed_without_a_refusal(client):
     sts = Sts(life=timedelta(seconds=0.5))

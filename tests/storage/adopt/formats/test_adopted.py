@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from operator import attrgetter
 from typing import Any
 
+import cramjam
 import numpy as np
 import pytest
 
@@ -19,7 +22,7 @@ from concurrent_loader.storage.shards.format.transforms import transform
 
 FORMATS = {"litdata": LitDataFormat, "mds": MdsFormat, "tfrecord": TfRecordFormat}
 SOURCES = [
-    *(("mds", case) for case in ("all", "bits", "bz2", "gz", "modes", "parts", "zstd")),
+    *(("mds", case) for case in ("all", "bits", "br", "bz2", "gz", "modes", "parts", "snappy", "zstd")),
     *(("litdata", case) for case in ("all", "batch", "chunk", "leaf", "sample", "tokens")),
     ("tfrecord", "all"),
 ]
@@ -58,11 +61,23 @@ def test_an_adopted_source_has_the_values_of_its_own_reader(sources: Any, tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "case"),
-    [("mds", "br"), ("mds", "pickled"), ("litdata", "arrow"), ("litdata", "pickled"), ("tfrecord", "gzip")],
+    [("mds", "pickled"), ("litdata", "arrow"), ("litdata", "pickled"), ("tfrecord", "gzip")],
 )
 def test_what_cannot_be_read_in_place_names_the_way_out(sources: Any, tmp_path: Any, name: str, case: str) -> None:
     with pytest.raises((ConfigurationError, FormatError), match="ingest"):
         adopt(name, sources.golden / name / case, tmp_path / "index")
+
+
+@pytest.mark.parametrize(("name", "compress"), [("br", "brotli.compress"), ("snappy", "snappy.compress_raw")])
+def test_br_and_snappy_are_bounded_and_optional(monkeypatch: pytest.MonkeyPatch, name: str, compress: str) -> None:
+    data = bytes(attrgetter(compress)(cramjam)(bytes(1 << 20)))
+    assert transform(name, data, max_bytes=1 << 20) == bytes(1 << 20)
+    for damaged, max_bytes in ((data, 1000), (data, (1 << 20) - 1), (data[:-1], 1 << 20), (b"", 1 << 20)):
+        with pytest.raises(FormatError):
+            transform(name, damaged, max_bytes=max_bytes)
+    monkeypatch.setitem(sys.modules, "cramjam", None)
+    with pytest.raises(ConfigurationError, match="pip install cramjam"):
+        transform(name, data, max_bytes=1 << 20)
 
 
 def test_an_unknown_format_names_the_known_ones() -> None:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import random
+import threading
 import tracemalloc
 from typing import Any
 
@@ -23,6 +24,7 @@ from concurrent_loader.storage.adopt import adopt, convert
 from concurrent_loader.storage.adopt.formats import parquet as formats_parquet
 from concurrent_loader.storage.adopt.formats.parquet import Parquet
 from concurrent_loader.storage.adopt.protocol import BytesReader, ForeignColumn, SourceObject
+from concurrent_loader.storage.adopt.range_reader import MemoryLimit, RangeReader
 from concurrent_loader.storage.errors import (
     ConfigurationError,
     DatasetChanged,
@@ -285,6 +287,40 @@ def test_rows_that_are_not_columns_are_left_out(tmp_path):
         assert dataset.column("b").tolist() == [3, 4]
 
 
+def test_memory_for_decoding_is_limited(tmp_path, monkeypatch):
+    data = [table(60, first) for first in (0, 60, 120)]
+    source = folder(tmp_path / "source", *data)
+    most = sum(path.stat().st_size for path in source.iterdir())
+    reads, held = [], []
+    hold = MemoryLimit.hold
+    monkeypatch.setattr(MemoryLimit, "hold", lambda self, size: held.append(size) or hold(self, size))
+    read = RangeReader.read
+    monkeypatch.setattr(RangeReader, "read", lambda self, *span: reads.append(span) or read(self, *span))
+    monkeypatch.setattr(formats_parquet, "_DECODING", MemoryLimit(1))  # row groups wait for each other
+    report = adopt("parquet", source, tmp_path / "index", num_threads=3)
+    assert report.num_samples == 180
+    assert len(held) == 6
+    assert 0 < min(held) <= max(held) <= 4 * most
+    assert len(reads) < 3 * 6 + 20  # a row group is one request, whatever the number of its columns
+    with ShardDataset(tmp_path / "index") as dataset:
+        assert [each["label"] for each in dataset[:]] == [row % 3 for row in range(180)]
+
+
+def test_a_limit_on_memory():
+    limit, entered = MemoryLimit(10), threading.Event()
+
+    def late():
+        with limit.hold(99):
+            entered.set()
+
+    thread = threading.Thread(target=late)
+    with limit.hold(4), limit.hold(6):
+        thread.start()
+        assert not entered.wait(0.05)
+    thread.join(10)
+    assert entered.is_set()
+
+
 def test_empty_row_groups(tmp_path):
     schema = table(1).select(["image", "label"]).schema
     with pq.ParquetWriter(tmp_path / "a.parquet", schema) as writer:
@@ -354,6 +390,7 @@ def test_a_footer_that_lies_about_sizes_and_places(monkeypatch):
         walk(b"PAR1" + whole[-size:])
 
 
+@pytest.mark.slow
 def test_a_small_file_does_not_expand_without_limit(monkeypatch):
     monkeypatch.setattr(formats_parquet, "MAX_ROW_GROUP_BYTES", 64 << 20)
     large = pa.array([bytes(1 << 18)]).dictionary_encode()

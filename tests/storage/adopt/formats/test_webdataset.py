@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from concurrent_loader.storage.adopt.formats.tar_indexes import read_places
 from concurrent_loader.storage.adopt.formats.webdataset import WebDataset, split_name
 from concurrent_loader.storage.adopt.protocol import BytesReader, ForeignColumn, FoundSample, SourceObject
 from concurrent_loader.storage.errors import FormatError
@@ -358,12 +359,28 @@ def test_indexes_of_energon_state_the_number_of_samples() -> None:
 def test_an_index_of_dali_states_the_number_of_samples() -> None:
     entries = [entry("a.idx", 40), entry("a.tar"), entry("b.idx", 9 << 20), entry("b.tar")]
     found = WebDataset().objects(entries, Objects(a__idx=b"v1.2 2\njpg 512 4 1.jpg\njpg 1536 4 2.jpg\n"))
-    assert [dict(each.info) for each in found] == [{"num_samples": 2, "index": "a.idx"}, {}]
+    assert [(each.info.get("num_samples"), each.info["index"]) for each in found] == [(2, "a.idx"), (None, "b.idx")]
     assert len(walk(tar(("1.jpg", JPEG), ("2.jpg", JPEG)), **found[0].info)) == 2
     assert len(walk(tar(("1.jpg", JPEG), ("__meta__/2.jpg", JPEG)), **found[0].info)) == 1  # a sample to DALI
     for lying in (tar(("1.jpg", JPEG)), tar(("1.jpg", JPEG), ("2.jpg", JPEG), ("3.jpg", JPEG))):
         with pytest.raises(FormatError, match=r"index a\.idx states another number"):
             walk(lying, **found[0].info)
+
+
+@pytest.mark.parametrize(
+    ("data", "headers"),
+    [
+        (b"v1.1 2\njpg 512 4 cls 1536 1\njpg 2560 4\n", [0, 1024, 2048]),
+        (b"v1.2 1\njpg 512 4 a b.jpg seg.png 1536 1 a b.seg.png\n", [0, 1024]),
+        (b"v1.2 1\njpg 512 4 a.png\n", None),
+        (b"v1.2 1\njpg 512\n", None),
+        (b"another program's", None),
+        (b"", None),
+    ],
+)
+def test_the_places_in_an_index_of_dali(data: bytes, headers: list[int] | None) -> None:
+    places = read_places({"places": "a.idx", "read_index": lambda: data})
+    assert (None if places is None else places.headers) == headers
 
 
 def test_a_file_that_only_has_the_name_of_an_index_is_ignored() -> None:

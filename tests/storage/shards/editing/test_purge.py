@@ -100,6 +100,7 @@ def test_removed_snapshots_say_so(url: Path) -> None:
     check(url, [*range(7), *range(8, 101)])
 
 
+@pytest.mark.slow
 def test_snapshots_without_the_rows_stay(url: Path) -> None:
     write(url, range(100, 200), append=True)
     write(url, range(500, 520), overwrite=True)
@@ -157,6 +158,7 @@ def test_copies_in_other_samples_are_named(url: Path) -> None:
     check(url, [*range(7), *range(8, 100), 300])
 
 
+@pytest.mark.slow
 def test_the_same_shard_twice_of_which_one_row_is_deleted_once(url: Path) -> None:
     write(url, range(100), append=True)
     delete(url, ids=[107])
@@ -241,6 +243,7 @@ def test_stopped_anywhere_and_repeated(url: Path, num_calls: int, monkeypatch: p
             ShardDataset(url, snapshot=snapshot)
 
 
+@pytest.mark.slow
 def test_another_writer_meanwhile(url: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     delete(url, ids=[7])
     real, left = _Purge._rewritten, [1]
@@ -323,6 +326,7 @@ def test_in_a_bucket(s3_bucket: Any) -> None:
         ShardDataset(url, snapshot=1, storage_options=options)
 
 
+@pytest.mark.slow
 def test_the_bytes_of_added_columns_are_gone(url: Path) -> None:
     def values(row: dict[str, Any]) -> dict[str, Any]:
         number = row["label"] - 10**12

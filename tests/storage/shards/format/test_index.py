@@ -254,6 +254,7 @@ def test_a_cut_at_every_offset_is_an_error(file: bytes) -> None:
             verify_shard(file + surplus)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", [FILE, ALIKE.tobytes()], ids=["raw", "zstd"])
 def test_a_flipped_bit_at_every_byte_is_found(file: bytes) -> None:
     tail_start = opened(file).tail_start

@@ -131,7 +131,7 @@ def test_a_long_descriptor_is_refused_before_it_is_fetched() -> None:
 
 
 def test_another_version_is_named() -> None:
-    for at, value in ((20, 3), (22, 1)):
+    for at, value in ((20, 4), (22, 1)):
         data = bytearray(encode_footer(FOOTER))
         data[at] = value
         data[48:56] = xxhash.xxh3_64_intdigest(bytes(data[:48])).to_bytes(8, "little")

@@ -97,7 +97,34 @@ def _empty() -> tuple[dict[str, str], list[dict[str, Any]]]:
     return {"blob": "bytes", "text": "str", "label": "int64"}, []
 
 
-DATASETS = {"raw": _raw(), "zstd": _zstd(), "empty": _empty()}
+def _nulls() -> tuple[dict[str, str], list[dict[str, Any]]]:
+    schema = {
+        "image": "jpeg?",
+        "label": "int64?",
+        "box": "float32[2]?",
+        "large": "int16[600]?",
+        "name": "str?",
+        "meta": "json?",
+        "points": "uint16[...]?",
+        "blob": "bytes?",
+        "number": "int8",
+    }
+    first = {
+        "image": b"\xff\xd8\xffa",
+        "label": -1,
+        "box": np.array([1, 2], "f4"),
+        "large": np.arange(600, dtype="i2"),
+        "name": "",
+        "meta": {"a": [None]},
+        "points": np.zeros((0, 2), "u2"),
+        "blob": b"\x00",
+    }
+    absent = dict.fromkeys(first)
+    mixed = {name: first[name] if at % 2 else None for at, name in enumerate(first)}
+    return schema, [{**row, "number": at} for at, row in enumerate([first, absent, mixed, *[first] * 6])]
+
+
+DATASETS = {"raw": _raw(), "zstd": _zstd(), "empty": _empty(), "nulls": _nulls()}
 
 
 def build(name: str) -> bytes:
@@ -127,7 +154,10 @@ def main() -> None:
     expected = {}
     for name, (schema, samples) in DATASETS.items():
         (FOLDER / f"{name}.cls").write_bytes(build(name))
-        rows = [{key: value if schema[key] == "json" else plain(value) for key, value in s.items()} for s in samples]
+        rows = [
+            {key: value if schema[key].startswith("json") else plain(value) for key, value in s.items()}
+            for s in samples
+        ]
         expected[name] = {"schema": schema, "samples": rows}
     text = json.dumps(expected, indent=0, ensure_ascii=True)
     (FOLDER / "expected.json").write_text(text + "\n", encoding="utf-8")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from concurrent_loader.storage.errors import FormatError, SchemaError
 from concurrent_loader.storage.shards.manifest.column_changes import with_columns, with_names, without_columns
+from concurrent_loader.storage.shards.manifest.commit_tokens import with_token
 from concurrent_loader.storage.shards.manifest.manifest import (
     BundleEntry,
     ColumnPlace,
@@ -64,7 +65,8 @@ def plain() -> Manifest:
 def changed() -> Manifest:
     manifest = with_names(plain(), {"label": "class"})
     manifest = with_columns(manifest, {"label": "int32", "caption": "str"}, a_set("one"), {"label": {"max": 4}})
-    return with_columns(manifest, {"blob": "bytes"}, a_set("two"), {}, token="a job")
+    manifest = with_columns(manifest, {"blob": "bytes"}, a_set("two"), {})
+    return replace(manifest, metadata=with_token(manifest.metadata, "a job", manifest.snapshot))
 
 
 def decoded_with(change: Any) -> Manifest:
@@ -91,6 +93,20 @@ def test_golden() -> None:
         GOLDEN.write_bytes(encode(changed()))
     assert encode(changed()) == GOLDEN.read_bytes()
     assert decode(GOLDEN.read_bytes()) == changed()
+
+
+def test_optional_columns_are_a_feature() -> None:
+    manifest = replace(plain(), schema={**plain().schema, "label": "int64?"}, statistics={"label": {"num_null": 3}})
+    data = encode(manifest)
+    body = json.loads(data[32:])
+    assert (data[8], body["requires"]) == (3, ["optional-columns"])
+    assert decode(data) == manifest
+    assert "requires" not in json.loads(encode(plain())[32:])
+    del body["requires"]
+    text = json.dumps(body).encode()
+    header = struct.pack("<8sIIQQ", b"CLMANIF\n", 1, 0, len(text), xxhash.xxh3_64_intdigest(text))
+    with pytest.raises(FormatError, match="requires"):
+        decode(header + text)
 
 
 def test_a_manifest_without_changes_of_columns_is_as_before() -> None:

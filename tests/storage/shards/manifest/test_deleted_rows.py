@@ -96,6 +96,7 @@ class TestAgainstASet:
 
 
 class TestBytes:
+    @pytest.mark.slow
     def test_size_of_ten_million_samples(self) -> None:
         """About two bytes a deleted row when few rows are deleted at random, one when half are, none for a run."""
         random = np.random.default_rng(0).random(10**6)

@@ -413,6 +413,7 @@ class TestConflicts:
 
 
 class TestBundles:
+    @pytest.mark.slow
     def test_labels_of_many_samples_are_few_requests(self, url: str) -> None:
         num_samples = 20_000
         with ShardWriter(

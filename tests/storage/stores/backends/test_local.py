@@ -177,6 +177,7 @@ async def test_deleting_the_last_key_removes_its_folders_but_not_the_root(tmp_pa
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 async def test_put_and_delete_race_over_a_folder(tmp_path):
     store = LocalStore(tmp_path)
 

@@ -19,6 +19,7 @@ def test_nothing_left_is_no_error():
         thread.start()
 
 
+@pytest.mark.slow
 def test_a_thread_that_stays_is_named():
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, name="the-culprit")
@@ -37,6 +38,7 @@ def test_a_thread_that_is_ending_may_end():
         threading.Timer(0.02, stop.set).start()
 
 
+@pytest.mark.slow
 def test_an_open_file_is_named(tmp_path):
     kept = []
     try:
@@ -46,6 +48,7 @@ def test_an_open_file_is_named(tmp_path):
         kept[0].close()
 
 
+@pytest.mark.slow
 def test_a_second_descriptor_of_an_open_file_counts(tmp_path):
     with (tmp_path / "shared").open("w") as file:
         kept = []
@@ -56,6 +59,7 @@ def test_a_second_descriptor_of_an_open_file_counts(tmp_path):
             os.close(kept[0])
 
 
+@pytest.mark.slow
 async def test_a_pending_task_is_named():
     kept = []
     with pytest.raises(AssertionError, match="orphan"), no_leaks(deadline_s=SOON_S):
@@ -63,6 +67,7 @@ async def test_a_pending_task_is_named():
     kept[0].cancel()
 
 
+@pytest.mark.slow
 async def test_a_pending_task_of_a_block_inside_another_is_named_by_both():
     before = asyncio.create_task(asyncio.Event().wait(), name="before")
     kept = []
@@ -102,6 +107,7 @@ def test_only_objects_of_the_block_are_looked_at(monkeypatch, unfrozen):
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_garbage_that_holds_older_objects_is_no_leak(tmp_path):
     """The older object is part of the cycle, so that a collection without the older objects leaves the file open."""
 

@@ -7,6 +7,7 @@ groups. So a rank meets mostly the same shards in all batches, although no shard
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,18 +21,17 @@ from concurrent_loader.order.shard_usage import ShardUsage
 from concurrent_loader.order.shuffle import derive_key, hash_items
 from concurrent_loader.storage.errors import ConfigurationError
 
-__all__ = ["BatchListPlan"]
+__all__ = ["BatchListPlan", "ListedPlan"]
 
 Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BatchListPlan:
-    """The order of one epoch as a list of batches; see `concurrent_loader.order.protocol.Plan`.
+class ListedPlan(ABC):
+    """The order of one epoch as a list of parts of batches; see `concurrent_loader.order.protocol.Plan`.
 
     Args:
         bounds: (num_shards + 1,) int64, number of each shard's first sample, and the number of samples.
-        draw: Function from an epoch to its batches.
         global_batch_size: Largest number of samples in a global batch.
         seed: Seed of the order.
         epoch: Number of the epoch, from 0.
@@ -44,7 +44,6 @@ class BatchListPlan:
     """
 
     bounds: Indices
-    draw: Callable[[int], Batches]
     global_batch_size: int
     seed: int
     epoch: int
@@ -53,6 +52,37 @@ class BatchListPlan:
     shuffle: bool
     fingerprint: int
     _uses: dict[tuple[int, int], tuple[Indices, Indices]] = field(default_factory=dict, init=False, repr=False)
+
+    # -- members that each kind of list defines --------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def max_steps(self) -> int:
+        """Number of steps of every rank."""
+
+    @abstractmethod
+    def batch(self, step: int, rank: int = 0, world_size: int = 1) -> BatchIndex:
+        """Returns a rank's part of one batch.
+
+        Raises:
+            ConfigurationError: The step does not exist.
+        """
+
+    @property
+    @abstractmethod
+    def _all_shards(self) -> Indices:
+        """(n,): shard of each entry of the list."""
+
+    @property
+    @abstractmethod
+    def _steps(self) -> Indices:
+        """(n,): step of each entry of the list."""
+
+    @abstractmethod
+    def _ranks(self, world_size: int) -> Indices:
+        """(n,): rank that gets each entry of the list."""
+
+    # -- size ------------------------------------------------------------------------------------------------------
 
     @property
     def num_groups(self) -> int:
@@ -64,36 +94,17 @@ class BatchListPlan:
         """Number of shards, empty ones included."""
         return len(self.bounds) - 1
 
-    @property
-    def max_steps(self) -> int:
-        """Number of steps of every rank."""
-        return len(self._batches.ends)
-
     def num_steps(self, rank: int = 0, world_size: int = 1) -> int:
         """Returns the number of a rank's batches, the same on all ranks."""
         if not 0 <= rank < world_size:
             raise ConfigurationError("rank must lie in 0 … world_size - 1", got=(rank, world_size))
         return self.max_steps
 
-    def batch(self, step: int, rank: int = 0, world_size: int = 1) -> BatchIndex:
-        """Returns a rank's part of one batch.
-
-        A rank without a sample in a small batch gets one padding sample.
-
-        Raises:
-            ConfigurationError: The step does not exist.
-        """
+    def _check_step(self, step: int, rank: int, world_size: int) -> None:
         if not 0 <= step < self.num_steps(rank, world_size):
             raise ConfigurationError("the epoch has no such step", expected=f"0 … {self.max_steps - 1}", got=step)
-        start, stop, size = self._starts[step], self._batches.ends[step], int(self._batches.sizes[step])
-        whole = self._samples[start:stop]
-        num = len(whole)
-        own = whole[rank * num // world_size : (rank + 1) * num // world_size]
-        wanted = (rank + 1) * size // world_size - rank * size // world_size
-        num_padded = max(wanted - len(own), 0 if len(own) else 1)
-        samples = np.concatenate([own, whole[(rank + np.arange(num_padded)) % num]])
-        shards = self._shards_of(samples)
-        return BatchIndex(step, shards, samples - self.bounds[shards], samples, num_padded)
+
+    # -- for the pipeline ------------------------------------------------------------------------------------------
 
     def batches(self, start_step: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[BatchIndex]:
         """Iterates over a rank's batches from a step on."""
@@ -134,7 +145,45 @@ class BatchListPlan:
         np.maximum.at(highest, shards, ranks)
         return ShardUsage(first, last, highest > lowest)
 
-    # -- the list --------------------------------------------------------------------------------------------------
+    def _shards_of(self, samples: Indices) -> Indices:
+        return np.searchsorted(self.bounds, samples, side="right") - 1
+
+    def _rank_uses(self, rank: int, world_size: int) -> tuple[Indices, Indices]:
+        found = self._uses.get((rank, world_size))
+        if found is None:
+            own = self._ranks(world_size) == rank
+            last = np.full(self.num_shards, -1, np.int64)
+            np.maximum.at(last, self._all_shards[own], self._steps[own])
+            found = self._uses[rank, world_size] = last, np.bincount(self._all_shards[own], minlength=self.num_shards)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchListPlan(ListedPlan):
+    """The order of one epoch as a list of batches.
+
+    Args:
+        draw: Function from an epoch to its batches.
+    """
+
+    draw: Callable[[int], Batches]
+
+    @property
+    def max_steps(self) -> int:
+        return len(self._batches.ends)
+
+    def batch(self, step: int, rank: int = 0, world_size: int = 1) -> BatchIndex:
+        """Returns a rank's part of one batch. A rank without a sample in a small batch gets one padding sample."""
+        self._check_step(step, rank, world_size)
+        start, stop, size = self._starts[step], self._batches.ends[step], int(self._batches.sizes[step])
+        whole = self._samples[start:stop]
+        num = len(whole)
+        own = whole[rank * num // world_size : (rank + 1) * num // world_size]
+        wanted = (rank + 1) * size // world_size - rank * size // world_size
+        num_padded = max(wanted - len(own), 0 if len(own) else 1)
+        samples = np.concatenate([own, whole[(rank + np.arange(num_padded)) % num]])
+        shards = self._shards_of(samples)
+        return BatchIndex(step, shards, samples - self.bounds[shards], samples, num_padded)
 
     @cached_property
     def _batches(self) -> Batches:
@@ -146,7 +195,6 @@ class BatchListPlan:
 
     @cached_property
     def _steps(self) -> Indices:
-        """(n,): step of each sample in the list."""
         return np.repeat(np.arange(self.max_steps), self._batches.ends - self._starts[: self.max_steps])
 
     @cached_property
@@ -162,21 +210,8 @@ class BatchListPlan:
     def _all_shards(self) -> Indices:
         return self._shards_of(self._samples)
 
-    def _shards_of(self, samples: Indices) -> Indices:
-        return np.searchsorted(self.bounds, samples, side="right") - 1
-
     def _ranks(self, world_size: int) -> Indices:
-        """(n,): rank that gets each sample of the list."""
         sizes = self._batches.ends - self._starts[: self.max_steps]
         within = np.arange(len(self._samples)) - self._starts[self._steps]
         # The rank r with r * n // R <= i < (r + 1) * n // R.
         return ((within + 1) * world_size - 1) // sizes[self._steps]
-
-    def _rank_uses(self, rank: int, world_size: int) -> tuple[Indices, Indices]:
-        found = self._uses.get((rank, world_size))
-        if found is None:
-            own = self._ranks(world_size) == rank
-            last = np.full(self.num_shards, -1, np.int64)
-            np.maximum.at(last, self._all_shards[own], self._steps[own])
-            found = self._uses[rank, world_size] = last, np.bincount(self._all_shards[own], minlength=self.num_shards)
-        return found
