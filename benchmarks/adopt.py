@@ -1,16 +1,22 @@
-"""Tar files of others, read in place, against native shards: ``python -m benchmarks.adopt [--json FILE] [--quick]``.
+"""Data of other formats, read in place: against the format's own loader, and against native shards.
+
+    python -m benchmarks.adopt [--json FILE] [--format NAME …] [--rounds N] [--without-rivals] [--quick]
 
 Photographs (19,200 JPEGs, 1.07 GB, delivered as bytes) from one MinIO behind a first byte of 30 ms ± 10 ms and 90 MB/s
-per connection. `concurrent_loader.storage.adopt.adopt` scans tar files as WebDataset writes them, and `ShardDataset`
-reads them in place; *native* is the same loader over shards of this project. WebDataset's own loader takes part in
-`benchmarks.peers`. Each epoch is a fresh process, and everything that it delivers is checked. Sides take
-turns; a ratio is the median over the rounds of the ratio within a round. *Cold* is without a cache, *warm* with the
-cache that the cold epoch before left. An epoch that did not end in a minute counts for no figure.
+per connection. Each rival (`benchmarks.peers.catalog`) writes them in its format and reads them with its loader. Then
+`concurrent_loader.storage.adopt.adopt` scans the same bytes, and `ShardDataset` reads them in place. *Native* is the
+same loader over shards of this project. Each epoch is a fresh process, and everything that it delivers is checked.
+Sides take turns; a ratio is the median over the rounds of the ratio within a round. *Cold* is without a cache, *warm*
+with the cache that the cold epoch before left. An epoch that did not end in a minute counts for no figure. A rival
+whose first epoch, out of turn, does not end gives way to the same loader with smaller shards, where there is one.
 
-JSON: ``tar_vs_native``, ``warm_vs_native``: images per second in place against native, cold and warm. ``scan_mb_s``: MB
-per second of processor time of a scan, without latency; ``scan_wall_mb_s``: per second; ``scan_rss_mb``: highest memory
-of its process; ``index_bytes_per_sample``: size of the index per sample and column; ``scans``: all of these. ``rows``:
-for each ``side`` (``in_place, native``) and ``epoch``; ``complete``: rounds that ended.
+JSON: ``tar_vs_native``, ``warm_vs_native``: images per second in place, from tar files, against native, cold and warm.
+``tar_vs_webdataset, mds_vs_streaming, litdata_vs_litdata, parquet_vs_hf``: cold, against the rival on the same bytes;
+null if the format was not measured, or its loader always failed. ``scan_mb_s``: MB per second of processor time of a
+scan of the tar files, without latency; ``scan_wall_mb_s``: per second; ``scan_rss_mb``: highest memory of its process;
+``index_bytes_per_sample``: size of the index per sample and column; ``scans``: these for each format. ``rows``: for
+each ``format``, ``side`` (``in_place, rival, native``) and ``epoch``; ``complete``: rounds that ended; ``loader``: the
+rival's. ``errors``: what failed. The file is written before each epoch, too.
 """
 
 from __future__ import annotations
@@ -21,8 +27,8 @@ import random
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -32,22 +38,41 @@ from msgspec import structs
 from rich.console import Console
 
 from benchmarks.bucket import far_away
-from benchmarks.command import bar, program
+from benchmarks.command import command_line, publish
 from benchmarks.figures import four_digits, with_spread
 from benchmarks.harness import CommandError
-from benchmarks.machine import read_into_page_cache
-from benchmarks.peers.bucket import BUCKET, led_to, put_files
-from benchmarks.peers.figures import check, image_digest
+from benchmarks.machine import describe_machine, read_into_page_cache, versions
+from benchmarks.peers.bucket import BUCKET, led_to, put_files, signed_urls
+from benchmarks.peers.catalog import Peer, find
+from benchmarks.peers.figures import check, image_digest, without_paths
 from benchmarks.peers.job import Job, Outcome, paths, written
-from benchmarks.peers.processes import run_job
+from benchmarks.peers.processes import EnvironmentFailed, python_of, run_job
 from benchmarks.peers.turns import Side, empty_folder, median_ratio, take_turns
-from benchmarks.photos import make_photos, replicate_photos
+from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
 from benchmarks.program import ROOT
 from concurrent_loader.storage.testing import LocalS3, local_s3
 
 _DEADLINE_S = 180.0
 _WRITE_S = 900.0
-_FORMAT = "webdataset"
+_SCANNED = ("scan_mb_s", "scan_wall_mb_s", "scan_rss_mb", "index_bytes_per_sample")
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """A format, its own loaders, and ours in place."""
+
+    format: str  # for `adopt`
+    rivals: tuple[str, ...]  # in `benchmarks.peers.catalog`; the next one takes part if one does not end an epoch
+    key: str  # of the ratio in the JSON
+    columns: tuple[str, str] = ("image", "number")  # of the image and of its number in the adopted dataset
+
+
+CONTESTS = (
+    Contest("webdataset", ("webdataset",), "tar_vs_webdataset", ("jpg", "__key__")),
+    Contest("mds", ("mosaicml", "mosaicml_8mb"), "mds_vs_streaming"),
+    Contest("litdata", ("litdata",), "litdata_vs_litdata"),
+    Contest("parquet", ("hf_datasets",), "parquet_vs_hf"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,143 +85,191 @@ class Load:
     num_rounds: int = 5  # turns of each side
     batch_size: int = 128
     limit_s: float = 60.0  # when an epoch is cut short
-    num_threads: int = 2
+    num_workers: int = 2  # processes, or threads of ours
     tar_bytes: int = 64_000_000
     resident: bool = True  # whether real memory is put behind the page cache before each epoch
-    data: str = ".demo/adopt"  # folder for all that is made
 
 
 FULL = Load()
-QUICK = Load(60, 1, latency_ms=5, num_rounds=1, batch_size=16, num_threads=1, tar_bytes=1 << 20, resident=False)
+QUICK = Load(60, 1, latency_ms=5, num_rounds=1, batch_size=16, num_workers=1, tar_bytes=1 << 20, resident=False)
 
 
 @dataclass(slots=True)
 class _Side(Side):
-    """Ours, in place or over native shards."""
+    """``in_place``, ``rival`` or ``native``."""
 
-    format: str = ""
+    format: str = "native"
+    place: str = "native"  # prefix of the bytes that it reads
+    loader: str | None = None  # the rival's, in words
+    keys: list[str] = field(default_factory=list)  # of the objects, for a rival that needs signed URLs
     faults: set[str] = field(default_factory=set)
-    peak_bytes: int = 0
+    peak_bytes: int = 0  # of one more cold epoch, after the rounds
+    error: str | None = None
 
 
-def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
-    """Writes both forms, scans the tar files, and lets both sides read."""
-    data = Path(load.data).resolve()
-    data.mkdir(parents=True, exist_ok=True)
-    photos = replicate_photos(make_photos(data, count=load.num_photos), min_bytes=load.raw_bytes)
-    found = paths(str(photos.root))
-    digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(found)]
-    order = random.Random(0).sample(range(len(found)), len(found))
-    native = Job(
-        peer="ours", photos=str(photos.root), prefix="native", options={"layout": "shards"}, batch_size=load.batch_size,
-        num_workers=load.num_threads, resident_bytes=photos.num_bytes * 11 // 10 if load.resident else 0,
-    )  # fmt: skip
-    in_place = structs.replace(
-        native, prefix=f"{_FORMAT}-index-0", options={"layout": "shards", "columns": ("jpg", "__key__")}
-    )
-    sides = [
-        _Side("native", sys.executable, native, True, format="native"),
-        _Side("in_place", sys.executable, in_place, True, format=_FORMAT),
-    ]
-    with (
-        empty_folder(data / "run") as run_folder,
-        local_s3(data_dir=Path(run_folder) / "s3") as server,
-        bar(console, "Epochs and scans", load.num_rounds * 5) as progress,
-    ):
-        server.make_bucket(BUCKET)
-        writing = structs.replace(native, task="write", order=order)
-        run_job(sys.executable, led_to(writing, server.storage_options()), deadline_s=_WRITE_S)
-        with empty_folder(Path(run_folder) / "write") as folder:
-            _write_tars(structs.replace(writing, folder=folder), load.tar_bytes)
-            put_files(server, _FORMAT, Path(folder))
-        scans = []
-        for number in range(load.num_rounds):
-            read_into_page_cache(Path(run_folder) / "s3" / BUCKET / _FORMAT)
-            scans.append(_scan(server, number))
-            progress.advance()
-        scan = {key: median(each[key] for each in scans) for key in scans[0]}
-        with far_away(server, load.latency_ms) as (far, first_byte_ms):
+class _Measuring:
+    """One run: the sides, and what is scanned, delivered and failed."""
 
-            def read(side: _Side, job: Job, *, watch_memory: bool = False) -> tuple[Outcome, int]:
-                read_into_page_cache(Path(run_folder) / "s3" / BUCKET / side.format)
-                job = structs.replace(led_to(job, far.storage_options()), limit_s=load.limit_s)
-                outcome, peak_bytes = run_job(side.python, job, deadline_s=_DEADLINE_S, watch_memory=watch_memory)
-                if fault := check(outcome, digests, decoded=False):
-                    side.faults.add(fault)
-                return outcome, peak_bytes
+    def __init__(
+        self, load: Load, photos: PhotoFolder, folder: Path, server: LocalS3, far: LocalS3, console: Console
+    ) -> None:
+        self._load, self._folder, self._server, self._far, self._console = load, folder, server, far, console
+        found = paths(str(photos.root))
+        self._digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(found)]
+        self._order = random.Random(0).sample(range(len(found)), len(found))
+        self._native = Job(
+            peer="ours", photos=str(photos.root), prefix="native", options={"layout": "shards"},
+            batch_size=load.batch_size, num_workers=load.num_workers,
+            resident_bytes=photos.num_bytes * 11 // 10 if load.resident else 0,
+        )  # fmt: skip
+        self.sides = [_Side("native", sys.executable, self._native, True)]
+        self.scans: dict[str, dict[str, float]] = {}
+        self.errors: dict[str, str] = {}
+        self._write(sys.executable, self._native)
 
-            def run(side: _Side, job: Job, epoch: str, number: int) -> Outcome:
-                progress.advance()
-                return read(side, job)[0]
+    def enter(self, contest: Contest, *, with_rivals: bool) -> None:
+        """Has the rival write its format, and adopts that."""
+        for name in contest.rivals:
+            peer, options = find(name), dict(find(name).options)
+            if contest.format == "webdataset":
+                options["tar_bytes"] = self._load.tar_bytes
+            job = structs.replace(self._native, peer=peer.program, prefix=name, options=options)
+            self._console.print(f"{contest.format}: {peer.title} writes, a scan follows", style="dim")
+            try:
+                python = python_of(peer.environment, _environments()) if with_rivals else None
+                keys = self._write(python, job)
+            except (CommandError, EnvironmentFailed, subprocess.TimeoutExpired, OSError) as error:
+                self._fail(name, error)
+                continue
+            rival = self._rival(contest, peer, python, job, keys) if python else None
+            if rival is not None and name != contest.rivals[-1] and not self._ends(rival):
+                self._fail(name, CommandError(rival.error or f"its epoch did not end in {self._load.limit_s:g} s"))
+                continue
+            self.scans[contest.format] = self._scan(contest.format, name)
+            columns = {"layout": "shards", "columns": contest.columns}
+            ours = structs.replace(self._native, prefix=f"{name}-index-0", options=columns)
+            self.sides.append(_Side("in_place", sys.executable, ours, True, format=contest.format, place=name))
+            self.sides += [] if rival is None else [rival]
+            return
 
-            cache = Path(run_folder) / "cache"
-            take_turns(sides, load.num_rounds, cache, run)
-            for side in sides:
-                with empty_folder(cache) as folder:
-                    _, side.peak_bytes = read(side, structs.replace(side.job, cache_dir=folder), watch_memory=True)
-    return {
-        **figures_of(*sides),
-        **scan,
-        "scans": {_FORMAT: scan},
-        "first_byte_ms": first_byte_ms,
-        "load": asdict(load),
-    }
+    def _write(self, python: str | None, job: Job) -> list[str]:
+        """Writes a format, tar files by tarfile without an interpreter of the rival; returns the keys of its files."""
+        with empty_folder(self._folder / "write") as folder:
+            job = led_to(job, self._server.storage_options())
+            job = structs.replace(job, task="write", folder=folder, order=self._order)
+            if python is None:
+                _write_tars(job)
+            else:
+                run_job(python, job, deadline_s=_WRITE_S)
+            return put_files(self._server, job.prefix, Path(folder))
+
+    def _rival(self, contest: Contest, peer: Peer, python: str, job: Job, keys: list[str]) -> _Side:
+        loader = f"{peer.title}, {peer.layout}"
+        return _Side(
+            "rival", python, job, peer.caches, format=contest.format, place=job.prefix, loader=loader, keys=keys
+        )
+
+    def _ends(self, side: _Side) -> bool:
+        with empty_folder(self._folder / "cache") as folder:
+            outcome = self._epoch(side, structs.replace(side.job, cache_dir=folder))
+        return outcome is not None and outcome.complete
+
+    def _scan(self, format_name: str, place: str) -> dict[str, float]:
+        """Adopts a format several times, each in a process that imports nothing else; returns medians."""
+        scans: list[dict[str, float]] = []
+        task = {"format": format_name, "source": f"s3://{BUCKET}/{place}", "options": self._server.storage_options()}
+        for number in range(self._load.num_rounds):
+            read_into_page_cache(self._folder / "s3" / BUCKET / place)
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.adopt_scan"],
+                input=json.dumps({**task, "index": f"s3://{BUCKET}/{place}-index-{number}"}),
+                capture_output=True, text=True, check=False, cwd=ROOT, timeout=_WRITE_S,
+            )  # fmt: skip
+            if done.returncode:
+                raise CommandError(f"the scan of {format_name} ended with status {done.returncode}\n{done.stderr}")
+            scans.append(json.loads(done.stdout))
+        return {name: median(scan[name] for scan in scans) for name in scans[0]}
+
+    def take_turns(self, save: Callable[[], object]) -> None:
+        """Gives every side its turns, and one more cold epoch to see its memory."""
+
+        def run(side: _Side, job: Job, epoch: str, number: int) -> Outcome | None:
+            save()
+            self._console.print(f"round {number + 1}: {side.format}, {side.name}, {epoch}", style="dim")
+            return self._epoch(side, job)
+
+        take_turns(self.sides, self._load.num_rounds, self._folder / "cache", run)
+        for side in self.sides:
+            with empty_folder(self._folder / "cache") as folder:
+                job = structs.replace(side.job, cache_dir=folder if side.caches else None)
+                self._epoch(side, job, watch_memory=True)
+
+    def _epoch(self, side: _Side, job: Job, *, watch_memory: bool = False) -> Outcome | None:
+        """Returns None if a rival fails: its error is beside its figures; ours must not fail."""
+        read_into_page_cache(self._folder / "s3" / BUCKET / side.place)
+        urls = signed_urls(self._far, side.keys) if job.peer == "webdataset_tars" else []
+        job = structs.replace(led_to(job, self._far.storage_options()), limit_s=self._load.limit_s, urls=urls)
+        try:
+            outcome, peak_bytes = run_job(side.python, job, deadline_s=_DEADLINE_S, watch_memory=watch_memory)
+        except (CommandError, OSError) as error:
+            if side.name != "rival":
+                raise
+            side.error = self._fail(side.format, error)
+            return None
+        side.peak_bytes = max(side.peak_bytes, peak_bytes)
+        if fault := check(outcome, self._digests, decoded=False):
+            side.faults.add(fault)
+        return outcome
+
+    def _fail(self, name: str, error: Exception) -> str:
+        self._console.print(f"{name} fails:\n{error}", markup=False, style="red")
+        self.errors[name] = without_paths(str(error), str(_environments().parent), str(self._folder), str(ROOT))
+        return self.errors[name]
 
 
-def _scan(server: LocalS3, number: int) -> dict[str, float]:
-    """Adopts the tar files in a process that imports nothing else: its memory is measured."""
-    source = f"s3://{BUCKET}/{_FORMAT}"
-    task = {
-        "format": _FORMAT,
-        "source": source,
-        "index": f"{source}-index-{number}",
-        "options": server.storage_options(),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.adopt_scan"], input=json.dumps(task), capture_output=True, text=True,
-        check=False, cwd=ROOT, timeout=_WRITE_S,
-    )  # fmt: skip
-    if done.returncode:
-        raise CommandError(f"the scan ended with status {done.returncode}\n{done.stderr}")
-    figures: dict[str, float] = json.loads(done.stdout)
-    return figures
-
-
-def figures_of(native: _Side, in_place: _Side) -> dict[str, Any]:
+def figures_of(sides: Sequence[_Side]) -> dict[str, Any]:
     """Returns the ratios, and a row for each side and kind of epoch."""
-    keys = {"tar_vs_native": "cold", "warm_vs_native": "warm"}
-    rows = [row(side, epoch) for side in (native, in_place) for epoch in side.outcomes]
+    found = {(side.format, side.name): side for side in sides}
+    tar, native = ("webdataset", "in_place"), ("native", "native")
+    keys = {"tar_vs_native": (tar, native, "cold"), "warm_vs_native": (tar, native, "warm")}
+    for contest in CONTESTS:
+        keys[contest.key] = (contest.format, "in_place"), (contest.format, "rival"), "cold"
 
-    def ratio(epoch: str) -> float | None:
-        mine, theirs = (side.outcomes.get(epoch, {}) for side in (in_place, native))
-        return median_ratio(mine, theirs, lambda outcome: outcome.samples_s)
+    def rounds(name: tuple[str, str], epoch: str) -> dict[int, Outcome]:
+        return found[name].outcomes.get(epoch, {}) if name in found else {}
 
-    return {**{key: ratio(epoch) for key, epoch in keys.items()}, "rows": rows}
+    ratios = {
+        key: median_ratio(rounds(ours, epoch), rounds(theirs, epoch), lambda outcome: outcome.samples_s)
+        for key, (ours, theirs, epoch) in keys.items()
+    }
+    return {**ratios, "rows": [row(side, epoch) for side in sides for epoch in side.outcomes or ("cold",)]}
 
 
 def row(side: _Side, epoch: str) -> dict[str, Any]:
     """Returns a row of the JSON: medians over the rounds that ended."""
-    outcomes = [outcome for outcome in side.outcomes[epoch].values() if outcome.complete]
+    outcomes = [outcome for outcome in side.outcomes.get(epoch, {}).values() if outcome.complete]
     keys = ("samples_s", "cpu_s_per_1000", "first_batch_s")
     values: dict[str, Sequence[float]] = {name: [getattr(each, name) for each in outcomes] for name in keys}
     return {
         "format": side.format,
         "side": side.name,
         "epoch": epoch,
-        "rounds": len(side.outcomes[epoch]),
+        "rounds": len(side.outcomes.get(epoch, {})),
         "complete": len(outcomes),
         **(with_spread(values, four_digits) if outcomes else {**dict.fromkeys(values), "spread": {}}),
-        "peak_rss_mb": round(side.peak_bytes / 1e6, 1),  # of one more cold epoch, after the rounds
+        "peak_rss_mb": round(side.peak_bytes / 1e6, 1),
+        "loader": side.loader,
         "fault": "; ".join(sorted(side.faults)) or None,
+        "error": side.error,
     }
 
 
-def _write_tars(job: Job, tar_bytes: int) -> None:
+def _write_tars(job: Job) -> None:
     """Writes tar files as WebDataset's writer does."""
     files: list[tuple[int, bytes]] = []
     num_bytes = num_tars = 0
     for number, data in chain(written(job), [(-1, b"")]):
-        if files and (number < 0 or num_bytes + len(data) > tar_bytes):
+        if files and (number < 0 or num_bytes + len(data) > job.options["tar_bytes"]):
             with tarfile.open(Path(job.folder) / f"{num_tars:06d}.tar", "w") as tar:
                 for each, image in files:
                     info = tarfile.TarInfo(f"{each:07d}.jpg")
@@ -208,7 +281,61 @@ def _write_tars(job: Job, tar_bytes: int) -> None:
         num_bytes += len(data)
 
 
-main = program("adopt", __doc__, run_benchmark, FULL, QUICK)
+def _environments() -> Path:
+    """Returns the folder of the rivals' environments, which `benchmarks.peers` shares."""
+    return Path(".demo/peers/environments").resolve()
+
+
+def run_benchmark(
+    load: Load, contests: Sequence[Contest], console: Console, *, with_rivals: bool, file: Path | None
+) -> dict[str, Any]:
+    """Writes all formats, scans them, and lets all sides read; ``file`` gets the figures so far before each epoch."""
+    data = Path(".demo/adopt").resolve()
+    data.mkdir(parents=True, exist_ok=True)
+    photos = replicate_photos(make_photos(data, count=load.num_photos), min_bytes=load.raw_bytes)
+    with (
+        empty_folder(data / "run") as folder,
+        local_s3(data_dir=Path(folder) / "s3") as server,
+        far_away(server, load.latency_ms) as (far, first_byte_ms),
+    ):
+        server.make_bucket(BUCKET)
+        measuring = _Measuring(load, photos, Path(folder), server, far, console)
+        for contest in contests:
+            measuring.enter(contest, with_rivals=with_rivals)
+        tar_scan, scans, errors = measuring.scans.get("webdataset", {}), measuring.scans, measuring.errors
+        facts = {"scans": scans, "errors": errors, "first_byte_ms": first_byte_ms, "load": asdict(load)}
+
+        def figures() -> dict[str, Any]:
+            return {**figures_of(measuring.sides), **{name: tar_scan.get(name) for name in _SCANNED}, **facts}
+
+        def save() -> None:
+            if file is not None:
+                so_far = {**figures(), "machine": describe_machine(), "versions": versions()}
+                file.write_text(json.dumps(so_far, indent=2) + "\n", encoding="utf-8")
+
+        measuring.take_turns(save)
+        return figures()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit status."""
+    parser = command_line("adopt", __doc__)
+    names = [contest.format for contest in CONTESTS]
+    parser.add_argument("--format", action="append", choices=names, help="only this one; may be repeated")
+    parser.add_argument("--rounds", type=int, help=f"of all sides (default {FULL.num_rounds})")
+    parser.add_argument("--without-rivals", action="store_true", help="tar files only, in place and native")
+    options = parser.parse_args(arguments)
+    load = QUICK if options.quick else FULL
+    if options.rounds is not None:
+        load = replace(load, num_rounds=options.rounds)
+    chosen = ["webdataset"] if options.without_rivals else options.format or names
+    contests = [contest for contest in CONTESTS if contest.format in chosen]
+
+    def measure(console: Console) -> dict[str, Any]:
+        return run_benchmark(load, contests, console, with_rivals=not options.without_rivals, file=options.json)
+
+    return publish("adopt", measure, options.json)
+
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -168,6 +168,18 @@ def by_cell(rows: Sequence[Figures]) -> list[list[str]]:
     return found
 
 
-FILTERS = {
-    maker.__name__: maker for maker in (number, percent, ranged, seconds, size, grid, table, pivot, peer_rows, by_cell)
-}
+def adopt_rows(figures: Figures) -> list[dict[str, Any]]:
+    """Returns the rows of `benchmarks.adopt` with the rate as it is shown, and one for each rival without a turn."""
+    rows = [dict(row) for row in figures["rows"]]
+    measured = {row["format"] for row in rows if row["side"] == "rival"}
+    errors = {name: error for name, error in figures.get("errors", {}).items() if name not in measured}
+    rows += [{"format": name, "side": "rival", "epoch": "cold", "error": error} for name, error in errors.items()]
+    for row in rows:
+        why = row.get("error") or f"limit {figures['load']['limit_s']:g} s"
+        rate = row.get("samples_s")
+        row["rate"] = f"did not finish ({why.strip().splitlines()[-1]})" if rate is None else number(rate)
+    return rows
+
+
+_MAKERS = (number, percent, ranged, seconds, size, grid, table, pivot, peer_rows, by_cell, adopt_rows)
+FILTERS = {maker.__name__: maker for maker in _MAKERS}

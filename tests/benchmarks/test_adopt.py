@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from benchmarks.adopt import _Side, _write_tars, figures_of, row
+from benchmarks.adopt import CONTESTS, _Side, _write_tars, figures_of, row
+from benchmarks.peers.catalog import find
 from benchmarks.peers.job import Job, Outcome
 from benchmarks.peers.turns import median_ratio, take_turns
+from benchmarks.report_text import adopt_rows
 
 JOB = Job(peer="ours", photos="")
 
@@ -53,13 +55,36 @@ def test_sides_take_turns_and_a_warm_epoch_follows_a_cold_one_that_ended(tmp_pat
     }  # fmt: skip
 
 
-def test_ratios_are_in_place_over_native() -> None:
+def test_ratios_are_in_place_over_native_and_over_the_rival_on_the_same_bytes() -> None:
     native = _Side("native", "python", JOB, True, {"cold": rounds(100, 100), "warm": rounds(100)})
-    found = figures_of(native, _Side("in_place", "python", JOB, True, {"cold": rounds(90, 80)}))
+    in_place = _Side("in_place", "python", JOB, True, {"cold": rounds(90, 80)}, format="webdataset")
+    rival = _Side("rival", "python", JOB, True, {"cold": rounds(10, 20)}, format="webdataset", loader="WebDataset")
+    failed = _Side("rival", "python", JOB, True, format="mds", error="Traceback\nIndexError: 0")
+    found = figures_of([native, in_place, rival, failed])
     assert (found["tar_vs_native"], found["warm_vs_native"]) == (0.85, None)
-    assert [(each["side"], each["epoch"]) for each in found["rows"]] == [
-        ("native", "cold"), ("native", "warm"), ("in_place", "cold"),
+    assert (found["tar_vs_webdataset"], found["mds_vs_streaming"], found["parquet_vs_hf"]) == (6.5, None, None)
+    assert [(each["side"], each["epoch"], each["loader"], each["error"]) for each in found["rows"]] == [
+        ("native", "cold", None, None), ("native", "warm", None, None), ("in_place", "cold", None, None),
+        ("rival", "cold", "WebDataset", None), ("rival", "cold", None, failed.error),
     ]  # fmt: skip
+
+
+def test_the_report_says_why_a_rival_did_not_finish() -> None:
+    cut = {0: structs.replace(rounds(1)[0], complete=False)}
+    sides = [
+        _Side("rival", "python", JOB, True, {"cold": rounds(10)}, format="webdataset"),
+        _Side("rival", "python", JOB, True, {"cold": cut}, format="litdata"),
+        _Side("rival", "python", JOB, True, format="mds", error="Traceback\nIndexError: 0"),
+    ]
+    figures = {**figures_of(sides), "errors": {"mds": "…", "hf_datasets": "no packages"}, "load": {"limit_s": 60.0}}
+    assert [(each["format"], each["rate"]) for each in adopt_rows(figures)] == [
+        ("webdataset", "10"), ("litdata", "did not finish (limit 60 s)"), ("mds", "did not finish (IndexError: 0)"),
+        ("hf_datasets", "did not finish (no packages)"),
+    ]  # fmt: skip
+
+
+def test_each_rival_takes_part_in_the_peers_benchmark() -> None:
+    assert all(find(name).environment for contest in CONTESTS for name in contest.rivals)
 
 
 @pytest.mark.parametrize(("size", "num_tars"), [(1, 3), (8, 2), (100, 1)])
@@ -70,7 +95,8 @@ def test_tar_files_of_a_size(tmp_path: Path, size: int, num_tars: int) -> None:
         (photos / f"{number}.jpg").write_bytes(b"%d" % number * 4)
     folder = tmp_path / "tars"
     folder.mkdir()
-    _write_tars(Job(peer="ours", photos=str(tmp_path / "photos"), order=[2, 0, 1], folder=str(folder)), size)
+    job = Job(peer="ours", photos=str(tmp_path / "photos"), order=[2, 0, 1], folder=str(folder))
+    _write_tars(structs.replace(job, options={"tar_bytes": size}))
     names = []
     for path in sorted(folder.iterdir()):
         with tarfile.open(path) as tar:
