@@ -1,17 +1,21 @@
 """The main job, end to end, on real photographs: ``python -m benchmarks.demo``, or ``make demo``.
 
 A local S3 server, photographs as an image folder, as raw objects and as shards, and one epoch of training from each of
-them, the shards with a cold and with a warm cache; then a table. Photographs that are there already are used again.
+them, the shards with a cold and with a warm cache; then a table, and a page with it. Photographs that are there already
+are used again.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from msgspec import structs
 from rich import box
 from rich.console import Console
@@ -19,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.bucket import open_bucket, photos_in, write_shards
 from benchmarks.command import bar, ends_with_one_line
-from benchmarks.machine import Bystanders
+from benchmarks.machine import Bystanders, cpu_name, num_cores, versions
 from benchmarks.peers.bucket import led_to, put_objects
 from benchmarks.peers.figures import image_digest
 from benchmarks.peers.job import Job, Outcome, paths
@@ -29,6 +33,7 @@ from benchmarks.remote_vs_local import TRAIN, checked, pace, sides_of, waiting_s
 
 _NOISE = 0.05  # share of the machine that others may take before figures are called noisy
 _DEADLINE_S = 600.0
+_COLUMNS = ("", "img/s", "1st batch", "waits", "GETs", "MB", "loss", "acc.")  # fit a terminal of 80 columns
 _NOTES = {
     "image folder": "torch DataLoader, 2 worker processes, files in the page cache",
     "raw objects": "torch DataLoader, 2 worker processes, boto3, one blocking GET an image; the first {} of them",
@@ -50,9 +55,9 @@ def run_demo(options: Namespace, console: Console) -> None:
         put_objects(f"s3://{bucket.name}/{prefix}/objects", bucket.direct, found)
         shards = f"s3://{bucket.name}/{prefix}/shards"
         write_shards(photos, shards, bucket.direct)
-        console.print(
-            f"[bold]Shards[/]       as this makes them: concurrent-loader ingest image-folder {photos.root} {shards}"
-        )
+        command = ["concurrent-loader", "ingest", "image-folder", str(photos.root), shards]
+        ingest = shlex.join([*command, "--endpoint-url", bucket.direct["endpoint_url"]])
+        console.print(f"[bold]Shards[/]       as this makes them: {ingest}", soft_wrap=True)
         console.print(f"[bold]Latency[/]      {bucket.latency}\n", soft_wrap=True)
         folder, ours = sides_of(TRAIN, photos, f"{prefix}/shards", bucket)
         by_object = structs.replace(
@@ -70,14 +75,35 @@ def run_demo(options: Namespace, console: Console) -> None:
                 return checked(outcome, digests, decoded=True)
 
             take_turns(sides, options.rounds, options.data / "cache", run)
-    epochs = [side.outcomes[epoch] for side in sides for epoch in side.epochs]
-    console.print(table(dict(zip(_NOTES, epochs, strict=True))))
-    for name, note in _NOTES.items():
-        console.print(f"[dim]{name}: {note.format(len(epochs[1][0].numbers))}[/]")
-    if others.share() > _NOISE:
-        console.print(f"[yellow]Other programs took {others.share():.0%} of the machine: figures are noisy.[/]")
+    epochs, share = [side.outcomes[epoch] for side in sides for epoch in side.epochs], others.share()
+    rows: list[dict[str, Any]] = [
+        {"cells": _cells(name, rounds), "note": note.format(len(rounds[0].numbers)), "pace": _pace(rounds)}
+        for (name, note), rounds in zip(_NOTES.items(), epochs, strict=True)
+    ]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in _COLUMNS:
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row["cells"])
+    console.print(table)
+    for row in rows:
+        console.print(f"[dim]{row['cells'][0]}: {row['note']}[/]")
+    if share > _NOISE:
+        console.print(f"[yellow]Other programs took {share:.0%} of the machine: figures are noisy.[/]")
     local, _, cold, warm = epochs
     console.print(f"\n[bold]{headline(local, cold, warm)}[/]")
+    facts = {
+        "Machine": f"{cpu_name()}, {num_cores()} cores",
+        "Other programs": f"took {share:.0%} of the machine while it was measured",
+        "Server": bucket.server,
+        "Latency": bucket.latency,
+        "Photographs": f"{photos.count:,} JPEGs, {photos.num_bytes / 1e6:,.0f} MB, {len(CLASSES)} classes",
+        "Training": f"batches of {TRAIN.batch_size}; the same network, weights, decoder and augmentation on all sides",
+        "Versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
+    }
+    report = options.data / "report.html"
+    write_page(report, rows, headline=headline(local, cold, warm), facts=facts, commands=[options.command, ingest])
+    console.print(f"Report: {report.resolve()}", soft_wrap=True)
 
 
 def headline(local: Rounds, cold: Rounds, warm: Rounds) -> str:
@@ -89,22 +115,34 @@ def headline(local: Rounds, cold: Rounds, warm: Rounds) -> str:
     )
 
 
-def table(rows: dict[str, Rounds]) -> Table:
-    """Makes the table for the terminal; medians over the rounds."""
-    made = Table("", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in ("img/s", "1st batch", "waits", "GETs", "MB", "loss", "acc."):
-        made.add_column(title, justify="right", no_wrap=True)
-    for name, rounds in rows.items():
-        outcomes, last = list(rounds.values()), rounds[max(rounds)]
-        counted = (f"{last.fetched.gets:,}", f"{last.fetched.num_bytes / 1e6:,.1f}") if last.fetched else ("–", "–")
-        assert last.lesson is not None
-        made.add_row(
-            name, f"{median(map(pace, outcomes)):,.0f}",
-            f"{median(each.first_batch_s - each.build_s for each in outcomes):.2f} s",
-            f"{median(map(waiting_share, outcomes)):.1%}", *counted,
-            f"{last.lesson.first_loss:.2f} → {last.lesson.last_loss:.2f}", f"{last.lesson.accuracy:.1%}",
-        )  # fmt: skip
-    return made
+def _pace(rounds: Rounds) -> float:
+    return median(map(pace, rounds.values()))
+
+
+def _cells(name: str, rounds: Rounds) -> list[str]:
+    """Returns a side's cells of the table: medians over the rounds; requests and lesson of the last one."""
+    outcomes, last = list(rounds.values()), rounds[max(rounds)]
+    counted = (f"{last.fetched.gets:,}", f"{last.fetched.num_bytes / 1e6:,.1f}") if last.fetched else ("–", "–")
+    assert last.lesson is not None
+    return [
+        name, f"{_pace(rounds):,.0f}", f"{median(each.first_batch_s - each.build_s for each in outcomes):.2f} s",
+        f"{median(map(waiting_share, outcomes)):.1%}", *counted,
+        f"{last.lesson.first_loss:.2f} → {last.lesson.last_loss:.2f}", f"{last.lesson.accuracy:.1%}",
+    ]  # fmt: skip
+
+
+def write_page(
+    file: Path, rows: Sequence[Mapping[str, Any]], *, headline: str, facts: Mapping[str, str], commands: Sequence[str]
+) -> None:
+    """Writes the HTML page, which refers to nothing outside itself."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True
+    )
+    page = environment.get_template("demo.html.jinja").render(
+        rows=rows, headline=headline, facts=facts, commands=commands, columns=_COLUMNS,
+        top=max(row["pace"] for row in rows),
+    )  # fmt: skip
+    file.write_text(page, encoding="utf-8")
 
 
 def parse_options(arguments: Sequence[str] | None) -> Namespace:
@@ -119,6 +157,9 @@ def parse_options(arguments: Sequence[str] | None) -> Namespace:
     options = parser.parse_args(arguments)
     if min(options.images, options.objects, options.rounds) < 1 or options.latency < 0:
         parser.error("--images, --objects and --rounds are at least 1, --latency is at least 0")
+    options.command = shlex.join(
+        ["python", "-m", "benchmarks.demo", *(sys.argv[1:] if arguments is None else arguments)]
+    )
     return options
 
 
