@@ -1,8 +1,8 @@
-"""What happens as work grows, and by which power: samples, shards, nodes, the size of a sample.
+"""What happens as work grows, and by which power: samples, shards, nodes, the size of a sample, rows per shard.
 
     python -m benchmarks.scale [--json FILE] [--quick]
 
-Four series. ``slopes`` has, for each figure, the exponent of its power law (least squares over logarithms): over all
+Five series. ``slopes`` has, for each figure, the exponent of its power law (least squares over logarithms): over all
 points, and over the last two, because a fixed cost hides growth at small sizes. 0: does not depend on it; 1: in
 proportion.
 
@@ -15,6 +15,8 @@ proportion.
 - ``nodes``, 1 to 64, counted in the plans of an epoch of a dataset like ImageNet, nothing being sent; with the default
   number of groups and with one per node: the keys of `benchmarks.scale_points.simulate_nodes`.
 - ``sample_bytes``, 100 B to 10 MB, written and read like ``shards``, with the same keys.
+- ``rows``, small rows of each ``kind`` of column, 200, 2,000 and 20,000 per shard (``rows_per_shard``), 20,000 in all,
+  read like ``shards``: the slope of ``samples_s`` shows whether the work for a row depends on its shard.
 
 Times are medians over the rounds (``spread`` of a row has the extremes), after one round that is not counted; the page
 cache is warm. Each row that has ``rss_added_mb`` has a process of its own; that is the highest resident memory since
@@ -28,6 +30,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,7 +42,7 @@ from benchmarks.command import bar, program
 from benchmarks.figures import four_digits
 from benchmarks.fresh_process import in_fresh_process
 from benchmarks.scale_points import Point, measure_opening, measure_reading, simulate_nodes
-from benchmarks.synthetic import synthetic_manifest, write_manifest, write_noise
+from benchmarks.synthetic import ROW_BYTES, synthetic_manifest, write_manifest, write_noise
 
 _POINT_S = 1200.0  # a point that takes longer has hung
 Row = dict[str, Any]
@@ -59,6 +62,7 @@ _SERIES = {
         ),
     ),
     "sample_bytes": ("sample_bytes", "num_shards first_batch_s samples_s mb_s cpu_s_per_1000 gets rss_added_mb"),
+    "rows": ("rows_per_shard", "num_shards first_batch_s samples_s cpu_s_per_1000 gets"),
 }
 
 
@@ -74,6 +78,7 @@ class Load:
     sample_sizes: tuple[int, ...]  # points of the fourth, in bytes
     sample_series_bytes: int  # payload of each of them, as far as ``most_samples`` allows
     most_samples: int  # of any dataset that is really written
+    rows_per_shard: tuple[int, ...]  # points of the fifth, for each column type; the last is the number of rows
     num_rounds: int  # that are counted
     global_batch_size: int = 4096  # of all nodes together
     node_samples_s: float = 20_000.0  # that a node consumes: eight GPUs at 2,500 images per second each
@@ -83,7 +88,8 @@ class Load:
     @property
     def num_points(self) -> int:
         """Rows of all series."""
-        return len(self.samples) + len(self.shards) + 2 * len(self.nodes) + len(self.sample_sizes)
+        rows = len(ROW_BYTES) * len(self.rows_per_shard)
+        return len(self.samples) + len(self.shards) + 2 * len(self.nodes) + len(self.sample_sizes) + rows
 
 
 FULL = Load(
@@ -95,6 +101,7 @@ FULL = Load(
     sample_sizes=(100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000),
     sample_series_bytes=200_000_000,
     most_samples=100_000,
+    rows_per_shard=(200, 2_000, 20_000),
     num_rounds=5,
 )
 QUICK = Load(
@@ -106,6 +113,7 @@ QUICK = Load(
     sample_sizes=(100, 10_000),
     sample_series_bytes=200_000,
     most_samples=1_000,
+    rows_per_shard=(50, 500),
     num_rounds=1,
     own_processes=False,
 )
@@ -142,6 +150,11 @@ def measure(load: Load, folder: Path, *, on_point: Callable[[], object] = lambda
     for sample_bytes in load.sample_sizes:
         num_samples = max(1, min(load.most_samples, load.sample_series_bytes // sample_bytes))
         add("sample_bytes", _read(load, str(folder / f"bytes-{sample_bytes}"), num_samples, sample_bytes, 8 << 20))
+    for kind, num_bytes in ROW_BYTES.items():
+        for rows in load.rows_per_shard:
+            shard_bytes = max(4096, rows * (num_bytes + 24) * 5 // 4)  # with the row's part of the tail
+            read = _read(load, str(folder / f"{kind}-{rows}"), load.rows_per_shard[-1], num_bytes, shard_bytes, kind)
+            add("rows", {"kind": kind, "rows_per_shard": rows, **read})
     return found
 
 
@@ -165,15 +178,15 @@ def _point(load: Load, measure: Callable[..., Point], *arguments: Any) -> Point:
     return in_fresh_process(measure, arguments, what=str(arguments), timeout_s=_POINT_S)
 
 
-def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes: int) -> Row:
-    manifest = write_noise(url, num_samples=num_samples, sample_bytes=sample_bytes, shard_bytes=shard_bytes)
+def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes: int, kind: str | None = None) -> Row:
+    sizes = {"num_samples": num_samples, "sample_bytes": sample_bytes}
+    manifest = write_noise(url, **sizes, shard_bytes=shard_bytes, kind=kind)
     batch_size = min(256, max(1, num_samples // 16))
     point = _point(load, measure_reading, url, batch_size, load.num_rounds)
     medians = {name: median(times) for name, times in point.seconds.items()}
     return {
         "num_shards": len(manifest.shards),
-        "num_samples": num_samples,
-        "sample_bytes": sample_bytes,
+        **sizes,
         "batch_size": batch_size,
         "open_s": medians["open_s"],
         "first_batch_s": medians["first_batch_s"],
@@ -199,7 +212,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
 
 
 def fit(found: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Returns series → figure → exponents; each way to group nodes is a series of its own."""
+    """Returns series → figure → exponents; each kind of rows, and each way to group nodes, is a series."""
     half = len(found["nodes"]) // 2
     named = {
         "samples": ("samples", found["samples"]),
@@ -207,6 +220,7 @@ def fit(found: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, dict[str, flo
         "nodes, groups by default": ("nodes", found["nodes"][:half]),
         "nodes, a group each": ("nodes", found["nodes"][half:]),
         "sample_bytes": ("sample_bytes", found["sample_bytes"]),
+        **{f"rows, {kind}": ("rows", list(rows)) for kind, rows in groupby(found["rows"], lambda row: row["kind"])},
     }
     fitted: dict[str, dict[str, dict[str, float | None]]] = {}
     for name, (kind, rows) in named.items():
