@@ -242,7 +242,9 @@ def figures_of(sides: Sequence[_Side]) -> dict[str, Any]:
         key: median_ratio(rounds(ours, epoch), rounds(theirs, epoch), lambda outcome: outcome.samples_s)
         for key, (ours, theirs, epoch) in keys.items()
     }
-    return {**ratios, "rows": [row(side, epoch) for side in sides for epoch in side.outcomes or ("cold",)]}
+    failed = ("cold",)  # the row that has the error of a rival that never came to an outcome
+    epochs = [(side, epoch) for side in sides for epoch in side.outcomes or (failed if side.error else ())]
+    return {**ratios, "rows": [row(*each) for each in epochs]}
 
 
 def row(side: _Side, epoch: str) -> dict[str, Any]:

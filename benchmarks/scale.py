@@ -179,14 +179,14 @@ def _point(load: Load, measure: Callable[..., Point], *arguments: Any) -> Point:
 
 
 def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes: int, kind: str | None = None) -> Row:
-    sizes = {"num_samples": num_samples, "sample_bytes": sample_bytes}
-    manifest = write_noise(url, **sizes, shard_bytes=shard_bytes, kind=kind)
+    manifest = write_noise(url, num_samples=num_samples, sample_bytes=sample_bytes, shard_bytes=shard_bytes, kind=kind)
     batch_size = min(256, max(1, num_samples // 16))
     point = _point(load, measure_reading, url, batch_size, load.num_rounds)
     medians = {name: median(times) for name, times in point.seconds.items()}
     return {
         "num_shards": len(manifest.shards),
-        **sizes,
+        "num_samples": num_samples,
+        "sample_bytes": sample_bytes,
         "batch_size": batch_size,
         "open_s": medians["open_s"],
         "first_batch_s": medians["first_batch_s"],
