@@ -143,7 +143,8 @@ class _Measuring:
                 continue
             rival = self._rival(contest, peer, python, job, keys) if python else None
             if rival is not None and name != contest.rivals[-1] and not self._ends(rival):
-                self._fail(name, CommandError(rival.error or f"its epoch did not end in {self._load.limit_s:g} s"))
+                failed = self.errors.pop(contest.format, f"its epoch did not end in {self._load.limit_s:g} s")
+                self._fail(name, CommandError(failed))
                 continue
             self.scans[contest.format] = self._scan(contest.format, name)
             columns = {"layout": "shards", "columns": contest.columns}
