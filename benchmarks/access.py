@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from concurrent_loader.storage.testing.faults.http_proxy import Exchange
@@ -90,13 +92,11 @@ class Measured:
     later_epoch: Requests  # the epoch after it, in the same process
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkSizes:
-    """How large the files of others are."""
-
-    webdataset_bytes: int = 3_000_000_000  # the default of ``webdataset.ShardWriter``
-    mds_bytes: int = 64 << 20  # the default of ``streaming.MDSWriter``
-    litdata_bytes: int = 64_000_000  # what its documentation writes; it has no default
+CHUNK_SIZES = {
+    "webdataset_bytes": 3_000_000_000,  # the default of ``webdataset.ShardWriter``
+    "mds_bytes": 64 << 20,  # the default of ``streaming.MDSWriter``
+    "litdata_bytes": 64_000_000,  # what its documentation writes; it has no default
+}
 
 
 def scaled(measured: Measured, workload: Workload, *, per_object: bool) -> Access:
@@ -115,7 +115,7 @@ def scaled(measured: Measured, workload: Workload, *, per_object: bool) -> Acces
     return Access(measured.system, "measured", note, opening, first, later)
 
 
-def computed(workload: Workload, sizes: ChunkSizes) -> list[Access]:
+def computed(workload: Workload) -> list[Access]:
     """Returns what others ask for, by their documentation, at the least: no retries, no HEADs, no overlap of nodes.
 
     boto3's transfer manager, by which MDS and LitData may fetch, divides what is larger than 8 MB into several GETs.
@@ -125,20 +125,18 @@ def computed(workload: Workload, sizes: ChunkSizes) -> list[Access]:
     whole = Requests(gets=workload.num_samples, bytes=workload.num_bytes)
     pages = Requests(lists=-(-workload.num_samples // _PAGE_KEYS))
 
-    def files(chunk_bytes: int) -> Requests:
-        return Requests(gets=-(-workload.num_bytes // chunk_bytes), bytes=workload.num_bytes)
+    def kept(name: str, of: str) -> tuple[Requests, str]:
+        size = CHUNK_SIZES[name]
+        return Requests(gets=-(-workload.num_bytes // size), bytes=workload.num_bytes), of.format(size / 1e6)
 
-    tar, mds, chunk = files(sizes.webdataset_bytes), files(sizes.mds_bytes), files(sizes.litdata_bytes)
+    on_drive = "kept on the local drive for later epochs"
+    tar, tar_note = kept("webdataset_bytes", "one GET a tar file of {:,.0f} MB, in every epoch (no cache_dir)")
+    mds, mds_note = kept("mds_bytes", f"one GET an MDS shard of {{:,.0f}} MB, {on_drive}")
+    chunk, chunk_note = kept("litdata_bytes", f"one GET a chunk of {{:,.0f}} MB, {on_drive}")
     each = "one GET a sample, in every epoch; keys listed once (boto3, s3fs, s3torchconnector's map dataset)"
-    tars = f"one GET a tar file of {sizes.webdataset_bytes / 1e6:,.0f} MB, in every epoch (no cache_dir)"
-    kept = "one GET {} of {:,.0f} MB, kept on the local drive for later epochs"
-    mds_note, chunk_note = (
-        kept.format("an MDS shard", sizes.mds_bytes / 1e6),
-        kept.format("a chunk", sizes.litdata_bytes / 1e6),
-    )
     return [
         Access("torch, objects", "computed", each, pages, whole, whole),
-        Access("WebDataset", "computed", tars, nothing, tar, tar),
+        Access("WebDataset", "computed", tar_note, nothing, tar, tar),
         Access("MosaicML Streaming", "computed", mds_note, index, mds, nothing),
         Access("LitData", "computed", chunk_note, index, chunk, nothing),
     ]
@@ -188,3 +186,34 @@ def _peer_access(
         *(["no warm epoch was measured"] if "warm" not in epochs else []),
     ]
     return Access(f"{peer}, {layout}", "measured", "; ".join(notes), Requests(), times(cold), times(warm))
+
+
+# -- prices ------------------------------------------------------------------------------------------------------------
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Prices of one store, in US dollars."""
+
+    store: str  # which, and where it is read from
+    get_per_million: float  # GETs and HEADs
+    list_per_million: float  # LISTs, of up to 1,000 keys each
+    read_per_gib: float  # retrieval and transfer
+    source: str  # where the price stands; the page decides, not this table
+    note: str  # for which region and class, and what is left out
+    confirmed: str  # where the figures were last found, and which of them were not
+
+    def dollars(self, requests: Requests) -> float:
+        """Returns what these requests cost."""
+        return (
+            (requests.gets + requests.heads) * self.get_per_million / 1e6
+            + requests.lists * self.list_per_million / 1e6
+            + requests.bytes / _GIB * self.read_per_gib
+        )
+
+
+_TABLE = tomllib.loads(Path(__file__).with_name("prices.toml").read_text(encoding="utf-8"))
+PRICES_AS_OF: str = _TABLE["as_of"]
+PRICES = tuple(Price(**entry) for entry in _TABLE["price"])

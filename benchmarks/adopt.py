@@ -5,385 +5,266 @@
 Photographs (19,200 JPEGs, 1.07 GB, delivered as bytes) from one MinIO behind a first byte of 30 ms ± 10 ms and 90 MB/s
 per connection. Each rival (`benchmarks.peers.catalog`) writes them in its format and reads them with its loader. Then
 `concurrent_loader.storage.adopt.adopt` scans the same bytes, and `ShardDataset` reads them in place. *Native* is the
-same loader over shards of this project. Each epoch is a fresh process, and everything that an epoch delivers is
-checked. Sides take turns, in another order in each round; a ratio is the median over the rounds of the ratio within a
-round. *Cold* is without a cache, *warm* with the cache that the cold epoch before left. An epoch that did not end in a
-minute has failed, and counts for no figure.
+same loader over shards of this project. Each epoch is a fresh process, and everything that it delivers is checked.
+Sides take turns; a ratio is the median over the rounds of the ratio within a round. *Cold* is without a cache, *warm*
+with the cache that the cold epoch before left. An epoch that did not end in a minute counts for no figure. A rival
+whose first epoch, out of turn, does not end gives way to the same loader with smaller shards, where there is one.
 
 JSON: ``tar_vs_native``, ``warm_vs_native``: images per second in place, from tar files, against native, cold and warm.
 ``tar_vs_webdataset, mds_vs_streaming, litdata_vs_litdata, parquet_vs_hf``: cold, against the rival on the same bytes;
 null if the format was not measured, or its loader always failed. ``scan_mb_s``: MB per second of processor time of a
-scan of the tar files, without latency; ``scan_wall_mb_s``: per second. ``scan_rss_mb``: highest memory of the scan's
-process. ``index_bytes_per_sample``: size of all objects of the tar files' index per sample and column. ``rows``:
-``format, side`` (``in_place, rival, native``)``, epoch, rounds, complete`` (rounds that came to the end)``, samples_s,
-cpu_s_per_1000, first_batch_s, peak_rss_mb`` (of one more cold epoch each, after the rounds)``, fault, error, spread``.
-``scans``: the same figures for each format. ``errors``: what failed. ``first_byte_ms, load, machine, versions,
-other_programs_share``.
+scan of the tar files, without latency; ``scan_wall_mb_s``: per second; ``scan_rss_mb``: highest memory of its process;
+``index_bytes_per_sample``: size of the index per sample and column; ``scans``: these for each format. ``rows``: for
+each ``format``, ``side`` (``in_place, rival, native``) and ``epoch``; ``complete``: rounds that ended; ``loader``: the
+rival's. ``errors``: what failed. The file is written before each epoch, too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import random
-import shutil
-import statistics
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from msgspec import structs
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.bucket import far_away
-from benchmarks.command import command_line, ends_with_one_line
+from benchmarks.command import command_line, publish
 from benchmarks.figures import four_digits, with_spread
 from benchmarks.harness import CommandError
-from benchmarks.machine import Bystanders, describe_machine, read_into_page_cache, versions
+from benchmarks.machine import describe_machine, read_into_page_cache, versions
 from benchmarks.peers.bucket import BUCKET, led_to, put_files, signed_urls
 from benchmarks.peers.catalog import Peer, find
 from benchmarks.peers.figures import check, image_digest, without_paths
 from benchmarks.peers.job import Job, Outcome, paths, written
 from benchmarks.peers.processes import EnvironmentFailed, python_of, run_job
-from benchmarks.photos import make_photos, replicate_photos
+from benchmarks.peers.turns import Side, empty_folder, median_ratio, take_turns
+from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
 from benchmarks.program import ROOT
-from concurrent_loader.storage.adopt.formats import FORMATS
 from concurrent_loader.storage.testing import LocalS3, local_s3
-
-__all__ = ["main"]
 
 _DEADLINE_S = 180.0
 _WRITE_S = 900.0
-_NATIVE = "native"
+_SCANNED = ("scan_mb_s", "scan_wall_mb_s", "scan_rss_mb", "index_bytes_per_sample")
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """A format, its own loader, and ours in place.
+    """A format, its own loaders, and ours in place."""
 
-    Attributes:
-        format: Name of the format for `adopt`.
-        rival: Name of the rival in `benchmarks.peers.catalog`.
-        key: Key of the ratio in the JSON.
-        columns: Columns of the image and of its number in the adopted dataset.
-    """
-
-    format: str
-    rival: str
-    key: str
-    columns: tuple[str, str] = ("image", "number")
+    format: str  # for `adopt`
+    rivals: tuple[str, ...]  # in `benchmarks.peers.catalog`; the next one takes part if one does not end an epoch
+    key: str  # of the ratio in the JSON
+    columns: tuple[str, str] = ("image", "number")  # of the image and of its number in the adopted dataset
 
 
 CONTESTS = (
-    Contest("webdataset", "webdataset", "tar_vs_webdataset", ("jpg", "__key__")),
-    Contest("mds", "mosaicml", "mds_vs_streaming"),
-    Contest("litdata", "litdata", "litdata_vs_litdata"),
-    Contest("parquet", "hf_datasets", "parquet_vs_hf"),
+    Contest("webdataset", ("webdataset",), "tar_vs_webdataset", ("jpg", "__key__")),
+    Contest("mds", ("mosaicml", "mosaicml_8mb"), "mds_vs_streaming"),
+    Contest("litdata", ("litdata",), "litdata_vs_litdata"),
+    Contest("parquet", ("hf_datasets",), "parquet_vs_hf"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        num_photos: Number of photographs that are cut.
-        raw_bytes: Size that they are repeated to.
-        latency_ms: Time to the first byte.
-        num_rounds: Number of turns of each side.
-        batch_size: Number of images per batch.
-        limit_s: Time after which an epoch is cut short.
-        num_workers: Number of worker processes, or of threads for ours.
-        tar_bytes: Size of a tar file.
-        resident: Whether real memory is put behind the page cache before each epoch.
-    """
-
-    num_photos: int = 3_200
-    raw_bytes: int = 1_000_000_000
+    num_photos: int = 3_200  # that are cut
+    raw_bytes: int = 1_000_000_000  # size that they are repeated to
     latency_ms: int = 30
-    num_rounds: int = 5
+    num_rounds: int = 5  # turns of each side
     batch_size: int = 128
-    limit_s: float = 60.0
-    num_workers: int = 2
+    limit_s: float = 60.0  # when an epoch is cut short
+    num_workers: int = 2  # processes, or threads of ours
     tar_bytes: int = 64_000_000
-    resident: bool = True
+    resident: bool = True  # whether real memory is put behind the page cache before each epoch
 
 
-_QUICK = Load(
-    num_photos=60, raw_bytes=1, latency_ms=5, num_rounds=1, batch_size=16, num_workers=1, tar_bytes=1 << 20,
-    resident=False,
-)  # fmt: skip
+FULL = Load()
+QUICK = Load(60, 1, latency_ms=5, num_rounds=1, batch_size=16, num_workers=1, tar_bytes=1 << 20, resident=False)
 
 
 @dataclass(slots=True)
-class _Side:
-    """Who takes turns, and what came of them: outcomes by kind of epoch, one per round."""
+class _Side(Side):
+    """``in_place``, ``rival`` or ``native``."""
 
-    format: str
-    name: str
-    python: str
-    job: Job
-    caches: bool
-    outcomes: dict[str, dict[int, Outcome]] = field(default_factory=dict)
+    format: str = "native"
+    place: str = "native"  # prefix of the bytes that it reads
+    loader: str | None = None  # the rival's, in words
+    keys: list[str] = field(default_factory=list)  # of the objects, for a rival that needs signed URLs
     faults: set[str] = field(default_factory=set)
-    peak_bytes: int = 0
+    peak_bytes: int = 0  # of one more cold epoch, after the rounds
     error: str | None = None
 
 
 class _Measuring:
-    """One run.
-
-    Args:
-        load: How much is measured.
-        contests: Formats.
-        with_rivals: Whether rivals take part; without them, there are tar files only, which Python writes.
-        data: Folder for everything that is made.
-        console: Where progress is printed.
-    """
+    """One run: the sides, and what is scanned, delivered and failed."""
 
     def __init__(
-        self, load: Load, contests: Sequence[Contest], *, with_rivals: bool, data: Path, console: Console
+        self, load: Load, photos: PhotoFolder, folder: Path, server: LocalS3, far: LocalS3, console: Console
     ) -> None:
-        self._load = load
-        self._contests = contests
-        self._with_rivals = with_rivals
-        self._data = data.resolve() / "adopt"
-        self._environments = data.resolve() / "peers" / "environments"  # of `benchmarks.peers`
-        self._console = console
-        self._sides: list[_Side] = []
-        self._scans: dict[str, dict[str, Any]] = {}
-        self._errors: dict[str, str] = {}
-        self._others = Bystanders()
-
-    def run(self, on_figures: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """Measures everything, and returns the figures; ``on_figures`` gets those so far after each round."""
-        shutil.rmtree(self._data / "run", ignore_errors=True)
-        self._data.mkdir(parents=True, exist_ok=True)
-        photos = replicate_photos(make_photos(self._data, count=self._load.num_photos), min_bytes=self._load.raw_bytes)
+        self._load, self._folder, self._server, self._far, self._console = load, folder, server, far, console
         found = paths(str(photos.root))
         self._digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(found)]
-        self._job = Job(
-            peer="ours",
-            task="epoch",
-            photos=str(photos.root),
-            order=[],
-            options={"layout": "shards"},
-            batch_size=self._load.batch_size,
-            num_workers=self._load.num_workers,
-            resident_bytes=photos.num_bytes * 11 // 10 if self._load.resident else 0,
-        )
         self._order = random.Random(0).sample(range(len(found)), len(found))
-        with local_s3(data_dir=self._data / "run" / "s3") as server:
-            server.make_bucket(BUCKET)
-            self._write_native(server)
-            for contest in self._contests:
-                self._prepare(contest, server)
-            with far_away(server, self._load.latency_ms) as (far, self._first_byte_ms):
-                self._take_turns(far, on_figures)
-        shutil.rmtree(self._data / "run", ignore_errors=True)
-        return self._figures()
+        self._native = Job(
+            peer="ours", photos=str(photos.root), prefix="native", options={"layout": "shards"},
+            batch_size=load.batch_size, num_workers=load.num_workers,
+            resident_bytes=photos.num_bytes * 11 // 10 if load.resident else 0,
+        )  # fmt: skip
+        self.sides = [_Side("native", sys.executable, self._native, True)]
+        self.scans: dict[str, dict[str, float]] = {}
+        self.errors: dict[str, str] = {}
+        self._write(sys.executable, self._native)
 
-    # -- data ----------------------------------------------------------------------------------------------------------
-
-    def _write_native(self, server: LocalS3) -> None:
-        self._tell("native shards are written")
-        job = structs.replace(self._job, prefix=_NATIVE)
-        writing = led_to(structs.replace(job, task="write", order=self._order), server)
-        run_job(sys.executable, writing, deadline_s=_WRITE_S)
-        self._sides.append(_Side(_NATIVE, _NATIVE, sys.executable, job, caches=True))
-
-    def _prepare(self, contest: Contest, server: LocalS3) -> None:
+    def enter(self, contest: Contest, *, with_rivals: bool) -> None:
         """Has the rival write its format, and adopts that."""
-        peer = find(contest.rival)
-        prefix = contest.format
-        job = structs.replace(self._job, peer=peer.program, prefix=prefix, options=dict(peer.options))
-        if contest.format == "webdataset":
-            job.options["tar_bytes"] = self._load.tar_bytes
-        self._tell(f"{contest.format}: {peer.title if self._with_rivals else 'tarfile'} writes the images")
-        folder = self._data / "run" / "write"
-        folder.mkdir(parents=True)
-        writing = structs.replace(job, task="write", folder=str(folder), order=self._order)
-        try:
-            keys = self._write(peer, led_to(writing, server), server)
-        except (CommandError, EnvironmentFailed, subprocess.TimeoutExpired, OSError) as error:
-            self._fail(contest.rival, error)
+        for name in contest.rivals:
+            peer, options = find(name), dict(find(name).options)
+            if contest.format == "webdataset":
+                options["tar_bytes"] = self._load.tar_bytes
+            job = structs.replace(self._native, peer=peer.program, prefix=name, options=options)
+            self._console.print(f"{contest.format}: {peer.title} writes, a scan follows", style="dim")
+            try:
+                python = python_of(peer.environment, _environments()) if with_rivals else None
+                keys = self._write(python, job)
+            except (CommandError, EnvironmentFailed, subprocess.TimeoutExpired, OSError) as error:
+                self._fail(name, error)
+                continue
+            rival = self._rival(contest, peer, python, job, keys) if python else None
+            if rival is not None and name != contest.rivals[-1] and not self._ends(rival):
+                failed = self.errors.pop(contest.format, f"its epoch did not end in {self._load.limit_s:g} s")
+                self._fail(name, CommandError(failed))
+                continue
+            self.scans[contest.format] = self._scan(contest.format, name)
+            columns = {"layout": "shards", "columns": contest.columns}
+            ours = structs.replace(self._native, prefix=f"{name}-index-0", options=columns)
+            self.sides.append(_Side("in_place", sys.executable, ours, True, format=contest.format, place=name))
+            self.sides += [] if rival is None else [rival]
             return
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        self._scans[contest.format] = self._scan(contest, server)
-        columns = {"layout": "shards", "columns": contest.columns}
-        ours = structs.replace(self._job, prefix=f"{prefix}-index-0", options=columns)
-        self._sides.append(_Side(contest.format, "in_place", sys.executable, ours, caches=True))
-        if self._with_rivals:
-            job.options["keys"] = keys  # signed when the way is known
-            python = python_of(peer.environment, self._environments)
-            self._sides.append(_Side(contest.format, "rival", python, job, caches=peer.caches))
 
-    def _write(self, peer: Peer, job: Job, server: LocalS3) -> list[str]:
-        if self._with_rivals:
-            run_job(python_of(peer.environment, self._environments), job, deadline_s=_WRITE_S)
-        else:
-            _write_tars(job)
-        return put_files(server, job.prefix, Path(job.folder))
+    def _write(self, python: str | None, job: Job) -> list[str]:
+        """Writes a format, tar files by tarfile without an interpreter of the rival; returns the keys of its files."""
+        with empty_folder(self._folder / "write") as folder:
+            job = led_to(job, self._server.storage_options())
+            job = structs.replace(job, task="write", folder=folder, order=self._order)
+            if python is None:
+                _write_tars(job)
+            else:
+                run_job(python, job, deadline_s=_WRITE_S)
+            return put_files(self._server, job.prefix, Path(folder))
 
-    def _scan(self, contest: Contest, server: LocalS3) -> dict[str, Any]:
-        """Adopts a format several times, each in a fresh process; returns medians."""
-        task = {
-            "format": contest.format,
-            "source": f"s3://{BUCKET}/{contest.format}",
-            "options": dict(server.storage_options()),
-        }
-        scans: list[dict[str, Any]] = []
+    def _rival(self, contest: Contest, peer: Peer, python: str, job: Job, keys: list[str]) -> _Side:
+        loader = f"{peer.title}, {peer.layout}"
+        return _Side(
+            "rival", python, job, peer.caches, format=contest.format, place=job.prefix, loader=loader, keys=keys
+        )
+
+    def _ends(self, side: _Side) -> bool:
+        with empty_folder(self._folder / "cache") as folder:
+            outcome = self._epoch(side, structs.replace(side.job, cache_dir=folder))
+        return outcome is not None and outcome.complete
+
+    def _scan(self, format_name: str, place: str) -> dict[str, float]:
+        """Adopts a format several times, each in a process that imports nothing else; returns medians."""
+        scans: list[dict[str, float]] = []
+        task = {"format": format_name, "source": f"s3://{BUCKET}/{place}", "options": self._server.storage_options()}
         for number in range(self._load.num_rounds):
-            self._tell(f"{contest.format}: scan {number + 1}")
-            read_into_page_cache(self._data / "run" / "s3" / BUCKET / contest.format)
+            read_into_page_cache(self._folder / "s3" / BUCKET / place)
             done = subprocess.run(
                 [sys.executable, "-m", "benchmarks.adopt_scan"],
-                input=json.dumps({**task, "index": f"s3://{BUCKET}/{contest.format}-index-{number}"}),
+                input=json.dumps({**task, "index": f"s3://{BUCKET}/{place}-index-{number}"}),
                 capture_output=True, text=True, check=False, cwd=ROOT, timeout=_WRITE_S,
             )  # fmt: skip
             if done.returncode:
-                raise CommandError(f"the scan of {contest.format} ended with status {done.returncode}\n{done.stderr}")
+                raise CommandError(f"the scan of {format_name} ended with status {done.returncode}\n{done.stderr}")
             scans.append(json.loads(done.stdout))
-        return {name: statistics.median(scan[name] for scan in scans) for name in scans[0]}
+        return {name: median(scan[name] for scan in scans) for name in scans[0]}
 
-    # -- turns ---------------------------------------------------------------------------------------------------------
+    def take_turns(self, save: Callable[[], object]) -> None:
+        """Gives every side its turns, and one more cold epoch to see its memory."""
 
-    def _take_turns(self, far: LocalS3, on_figures: Callable[[dict[str, Any]], object]) -> None:
-        for number in range(self._load.num_rounds):
-            turn = number * len(self._sides) // self._load.num_rounds
-            for side in (*self._sides[turn:], *self._sides[:turn])[:: -1 if number % 2 else 1]:
-                self._tell(f"round {number + 1}: {side.format}, {side.name}")
-                with self._told(side), self._cache() as cache:
-                    for epoch in ("cold", "warm") if side.caches else ("cold",):
-                        outcome, _ = self._epoch(side, far, cache if side.caches else None)
-                        side.outcomes.setdefault(epoch, {})[number] = outcome
-                        if not outcome.complete:
-                            break
-            on_figures(self._figures())
-        for side in self._sides:
-            self._tell(f"memory: {side.format}, {side.name}")
-            with self._told(side), self._cache() as cache:
-                _, side.peak_bytes = self._epoch(side, far, cache if side.caches else None, watch_memory=True)
+        def run(side: _Side, job: Job, epoch: str, number: int) -> Outcome | None:
+            save()
+            self._console.print(f"round {number + 1}: {side.format}, {side.name}, {epoch}", style="dim")
+            return self._epoch(side, job)
 
-    def _epoch(
-        self, side: _Side, far: LocalS3, cache: str | None, *, watch_memory: bool = False
-    ) -> tuple[Outcome, int]:
-        read_into_page_cache(self._data / "run" / "s3" / BUCKET / side.format)
-        keys = side.job.options.get("keys", [])
-        job = structs.replace(
-            led_to(side.job, far),
-            cache_dir=cache,
-            limit_s=self._load.limit_s,
-            urls=signed_urls(far, keys) if side.job.peer == "webdataset_tars" else [],
-            options={name: value for name, value in side.job.options.items() if name != "keys"},
-        )
-        outcome, peak_bytes = run_job(side.python, job, deadline_s=_DEADLINE_S, watch_memory=watch_memory)
-        fault = check(outcome, self._digests, decoded=False)
-        if fault:
-            side.faults.add(fault)
-        return outcome, peak_bytes
+        take_turns(self.sides, self._load.num_rounds, self._folder / "cache", run)
+        for side in self.sides:
+            with empty_folder(self._folder / "cache") as folder:
+                job = structs.replace(side.job, cache_dir=folder if side.caches else None)
+                self._epoch(side, job, watch_memory=True)
 
-    @contextlib.contextmanager
-    def _cache(self) -> Iterator[str]:
-        folder = self._data / "run" / "cache"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+    def _epoch(self, side: _Side, job: Job, *, watch_memory: bool = False) -> Outcome | None:
+        """Returns None if a rival fails: its error is beside its figures; ours must not fail."""
+        read_into_page_cache(self._folder / "s3" / BUCKET / side.place)
+        urls = signed_urls(self._far, side.keys) if job.peer == "webdataset_tars" else []
+        job = structs.replace(led_to(job, self._far.storage_options()), limit_s=self._load.limit_s, urls=urls)
         try:
-            yield str(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def _told(self, side: _Side) -> Iterator[None]:
-        """A rival that fails a turn has the error beside its figures; ours must not fail."""
-        try:
-            yield
+            outcome, peak_bytes = run_job(side.python, job, deadline_s=_DEADLINE_S, watch_memory=watch_memory)
         except (CommandError, OSError) as error:
             if side.name != "rival":
                 raise
             side.error = self._fail(side.format, error)
+            return None
+        side.peak_bytes = max(side.peak_bytes, peak_bytes)
+        if fault := check(outcome, self._digests, decoded=False):
+            side.faults.add(fault)
+        return outcome
 
     def _fail(self, name: str, error: Exception) -> str:
-        self._errors[name] = without_paths(str(error), str(self._data), str(ROOT))
         self._console.print(f"{name} fails:\n{error}", markup=False, style="red")
-        return self._errors[name]
-
-    def _tell(self, what: str) -> None:
-        self._console.print(what, markup=False, highlight=False, style="dim")
-
-    # -- figures -------------------------------------------------------------------------------------------------------
-
-    def _figures(self) -> dict[str, Any]:
-        sides = {(side.format, side.name): side for side in self._sides}
-        tar, native = sides.get(("webdataset", "in_place")), sides[_NATIVE, _NATIVE]
-        scan = self._scans.get("webdataset", {})
-        return {
-            "tar_vs_native": _ratio(tar, native, "cold"),
-            "warm_vs_native": _ratio(tar, native, "warm"),
-            **{
-                contest.key: _ratio(
-                    sides.get((contest.format, "in_place")), sides.get((contest.format, "rival")), "cold"
-                )
-                for contest in CONTESTS
-            },
-            **{
-                name: scan.get(name)
-                for name in ("scan_mb_s", "scan_wall_mb_s", "scan_rss_mb", "index_bytes_per_sample")
-            },
-            "rows": [_row(side, epoch) for side in self._sides for epoch in side.outcomes],
-            "scans": self._scans,
-            "errors": self._errors,
-            "first_byte_ms": self._first_byte_ms,
-            "load": asdict(self._load),
-            "machine": describe_machine(),
-            "versions": versions(),
-            "other_programs_share": round(self._others.share(), 3),
-        }
+        self.errors[name] = without_paths(str(error), str(_environments().parent), str(self._folder), str(ROOT))
+        return self.errors[name]
 
 
-def _ratio(ours: _Side | None, theirs: _Side | None, epoch: str) -> float | None:
-    """Returns the median over the rounds of the ratio of rates, or None without a round in which both came to the end.
+def figures_of(sides: Sequence[_Side]) -> dict[str, Any]:
+    """Returns the ratios, and a row for each side and kind of epoch."""
+    found = {(side.format, side.name): side for side in sides}
+    tar, native = ("webdataset", "in_place"), ("native", "native")
+    keys = {"tar_vs_native": (tar, native, "cold"), "warm_vs_native": (tar, native, "warm")}
+    for contest in CONTESTS:
+        keys[contest.key] = (contest.format, "in_place"), (contest.format, "rival"), "cold"
 
-    An epoch that was cut short may have stood still: it says that the side failed, and not how slow it is.
-    """
-    if ours is None or theirs is None:
-        return None
-    mine, others = ours.outcomes.get(epoch, {}), theirs.outcomes.get(epoch, {})
-    pairs = [(mine[at], others[at]) for at in mine if at in others and mine[at].complete and others[at].complete]
-    return four_digits(statistics.median(_rate(one) / _rate(other) for one, other in pairs)) if pairs else None
+    def rounds(name: tuple[str, str], epoch: str) -> dict[int, Outcome]:
+        return found[name].outcomes.get(epoch, {}) if name in found else {}
 
-
-def _row(side: _Side, epoch: str) -> dict[str, Any]:
-    outcomes = [outcome for outcome in side.outcomes[epoch].values() if outcome.complete]
-    values = {
-        "samples_s": [_rate(outcome) for outcome in outcomes],
-        "cpu_s_per_1000": [1000 * outcome.cpu_s / len(outcome.numbers) for outcome in outcomes],
-        "first_batch_s": [outcome.first_batch_s for outcome in outcomes],
+    ratios = {
+        key: median_ratio(rounds(ours, epoch), rounds(theirs, epoch), lambda outcome: outcome.samples_s)
+        for key, (ours, theirs, epoch) in keys.items()
     }
+    failed = ("cold",)  # the row that has the error of a rival that never came to an outcome
+    epochs = [(side, epoch) for side in sides for epoch in side.outcomes or (failed if side.error else ())]
+    return {**ratios, "rows": [row(*each) for each in epochs]}
+
+
+def row(side: _Side, epoch: str) -> dict[str, Any]:
+    """Returns a row of the JSON: medians over the rounds that ended."""
+    outcomes = [outcome for outcome in side.outcomes.get(epoch, {}).values() if outcome.complete]
+    keys = ("samples_s", "cpu_s_per_1000", "first_batch_s")
+    values: dict[str, Sequence[float]] = {name: [getattr(each, name) for each in outcomes] for name in keys}
     return {
         "format": side.format,
         "side": side.name,
         "epoch": epoch,
-        "rounds": len(side.outcomes[epoch]),
+        "rounds": len(side.outcomes.get(epoch, {})),
         "complete": len(outcomes),
         **(with_spread(values, four_digits) if outcomes else {**dict.fromkeys(values), "spread": {}}),
         "peak_rss_mb": round(side.peak_bytes / 1e6, 1),
+        "loader": side.loader,
         "fault": "; ".join(sorted(side.faults)) or None,
         "error": side.error,
     }
-
-
-def _rate(outcome: Outcome) -> float:
-    return len(outcome.numbers) / outcome.epoch_s
 
 
 def _write_tars(job: Job) -> None:
@@ -403,49 +284,61 @@ def _write_tars(job: Job) -> None:
         num_bytes += len(data)
 
 
+def _environments() -> Path:
+    """Returns the folder of the rivals' environments, which `benchmarks.peers` shares."""
+    return Path(".demo/peers/environments").resolve()
+
+
+def run_benchmark(
+    load: Load, contests: Sequence[Contest], console: Console, *, with_rivals: bool, file: Path | None
+) -> dict[str, Any]:
+    """Writes all formats, scans them, and lets all sides read; ``file`` gets the figures so far before each epoch."""
+    data = Path(".demo/adopt").resolve()
+    data.mkdir(parents=True, exist_ok=True)
+    photos = replicate_photos(make_photos(data, count=load.num_photos), min_bytes=load.raw_bytes)
+    with (
+        empty_folder(data / "run") as folder,
+        local_s3(data_dir=Path(folder) / "s3") as server,
+        far_away(server, load.latency_ms) as (far, first_byte_ms),
+    ):
+        server.make_bucket(BUCKET)
+        measuring = _Measuring(load, photos, Path(folder), server, far, console)
+        for contest in contests:
+            measuring.enter(contest, with_rivals=with_rivals)
+        tar_scan, scans, errors = measuring.scans.get("webdataset", {}), measuring.scans, measuring.errors
+        facts = {"scans": scans, "errors": errors, "first_byte_ms": first_byte_ms, "load": asdict(load)}
+
+        def figures() -> dict[str, Any]:
+            return {**figures_of(measuring.sides), **{name: tar_scan.get(name) for name in _SCANNED}, **facts}
+
+        def save() -> None:
+            if file is not None:
+                so_far = {**figures(), "machine": describe_machine(), "versions": versions()}
+                file.write_text(json.dumps(so_far, indent=2) + "\n", encoding="utf-8")
+
+        measuring.take_turns(save)
+        return figures()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark from the command line; returns the exit status."""
+    """Runs the benchmark; returns the exit status."""
     parser = command_line("adopt", __doc__)
     names = [contest.format for contest in CONTESTS]
     parser.add_argument("--format", action="append", choices=names, help="only this one; may be repeated")
-    parser.add_argument("--rounds", type=int, help=f"of all sides (default {Load().num_rounds})")
+    parser.add_argument("--rounds", type=int, help=f"of all sides (default {FULL.num_rounds})")
     parser.add_argument("--without-rivals", action="store_true", help="tar files only, in place and native")
-    parser.add_argument("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
-    parsed = parser.parse_args(arguments)
-    load = _QUICK if parsed.quick else Load()
-    if parsed.rounds is not None:
-        load = replace(load, num_rounds=parsed.rounds)
-    chosen = ["webdataset"] if parsed.without_rivals else parsed.format or names
-    contests = [contest for contest in CONTESTS if contest.format in chosen and contest.format in FORMATS]
+    options = parser.parse_args(arguments)
+    load = QUICK if options.quick else FULL
+    if options.rounds is not None:
+        load = replace(load, num_rounds=options.rounds)
+    chosen = ["webdataset"] if options.without_rivals else options.format or names
+    contests = [contest for contest in CONTESTS if contest.format in chosen]
 
-    def write(figures: Mapping[str, Any]) -> None:
-        if parsed.json is not None:
-            parsed.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    def measure(console: Console) -> dict[str, Any]:
+        return run_benchmark(load, contests, console, with_rivals=not options.without_rivals, file=options.json)
 
-    def run() -> None:
-        console = Console()
-        measuring = _Measuring(load, contests, with_rivals=not parsed.without_rivals, data=parsed.data, console=console)
-        figures = measuring.run(write)
-        write(figures)
-        _show(figures, console)
-
-    return ends_with_one_line(run)
-
-
-def _show(figures: Mapping[str, Any], console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for title in ("format", "side", "epoch", "images/s", "CPU s per 1,000", "first batch, s", "MB", "fault"):
-        table.add_column(title, justify="left" if title in ("format", "side", "epoch", "fault") else "right")
-    for row in figures["rows"]:
-        table.add_row(
-            row["format"], row["side"], row["epoch"], f"{row['samples_s']:,.0f}", f"{row['cpu_s_per_1000']:.3f}",
-            f"{row['first_batch_s']:.2f}", f"{row['peak_rss_mb']:,.0f}", row["fault"] or "",
-        )  # fmt: skip
-    console.print(table)
-    for name, value in figures.items():
-        if value is None or isinstance(value, float):
-            console.print(f"{name}: {value}", markup=False)
+    return publish("adopt", measure, options.json)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,19 +1,25 @@
-"""A bucket for one demo or benchmark: a local S3 server, and in front of it the latency of a real one."""
+"""A bucket for one demo or benchmark: a local S3 server, behind the latency of a real one, and what is put into it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import botocore.session
+import obstore.store
 import psutil
 from botocore.config import Config
+from rich.console import Console
 
+from benchmarks.command import bar
+from benchmarks.photos import CLASSES, PhotoFolder, make_photos
+from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import LocalS3, ToolUnavailable, local_s3, measure_latency, toxiproxy
 
@@ -87,7 +93,7 @@ def open_bucket(data_dir: Path, *, latency_ms: int) -> Iterator[Bucket]:
 def put_all(
     url: str,
     options: Mapping[str, str],
-    values: Mapping[str, bytes | Path],
+    values: Mapping[str, bytes] | Mapping[str, Path],
     *,
     on_object: Callable[[], object] = lambda: None,
 ) -> int:
@@ -129,3 +135,41 @@ def botocore_client(options: Mapping[str, str], **config: Any) -> Any:
         aws_secret_access_key=options["secret_access_key"],
         config=Config(s3={"addressing_style": "path"}, **config),
     )
+
+
+def obstore_client(bucket: str, options: Mapping[str, Any]) -> obstore.store.S3Store:
+    """Makes obstore's client from the options of a store."""
+    http = options["endpoint_url"].startswith("http://")
+    return obstore.store.S3Store(
+        bucket,
+        endpoint=options["endpoint_url"],
+        region=options.get("region", "us-east-1"),
+        access_key_id=options["access_key_id"],
+        secret_access_key=options["secret_access_key"],
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": http, "allow_invalid_certificates": not options.get("verify_tls", True)},
+    )
+
+
+# -- photographs -------------------------------------------------------------------------------------------------------
+
+
+def photos_in(folder: Path | str, count: int, console: Console) -> PhotoFolder:
+    """Makes photographs below a folder, with a progress bar, or finds those of an earlier run."""
+    with bar(console, "Photographs", count) as progress:
+        return make_photos(Path(folder), count=count, on_photo=progress.advance)
+
+
+def put_objects(photos: PhotoFolder, url: str, options: Mapping[str, str]) -> None:
+    """Puts every photograph into the bucket as ``class/file.jpg``, unless it is there."""
+    put_all(url, options, {f"{path.parent.name}/{path.name}": path for path in photos.paths()})
+
+
+def write_shards(photos: PhotoFolder, url: str, options: Mapping[str, str] | None = None) -> None:
+    """Writes photographs as shards, in random order, each with its label and its number among the sorted paths."""
+    columns, paths = {"image": "jpeg", "label": "int64", "number": "int64"}, photos.paths()
+    with ShardWriter(url, columns=columns, overwrite=True, storage_options=dict(options or {})) as writer:
+        for number in random.Random(0).sample(range(len(paths)), len(paths)):
+            path = paths[number]
+            label = CLASSES.index(path.parent.name)
+            writer.write({"image": path.read_bytes(), "label": label, "number": number})

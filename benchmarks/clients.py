@@ -32,9 +32,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 
-from benchmarks.bucket import put_all
+from benchmarks.bucket import obstore_client, put_all
 from benchmarks.command import bar, program
-from benchmarks.single_objects import obstore_client
 from concurrent_loader.storage.stores import Store, open_store
 from concurrent_loader.storage.testing import local_s3
 from concurrent_loader.storage.testing.servers.errors import ServerFailed

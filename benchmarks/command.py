@@ -7,8 +7,10 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from statistics import median
+from time import perf_counter, thread_time
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -36,13 +38,30 @@ def command_line(name: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def program(
-    name: str, description: str | None, measure: Callable[[Load, Console], Mapping[str, Any]], full: Load, quick: Load
+    name: str,
+    description: str | None,
+    measure: Callable[[Load, Console], Mapping[str, Any]],
+    full: Load,
+    quick: Load,
+    *options: str,
 ) -> Callable[[Sequence[str] | None], int]:
-    """Makes the main function of a benchmark that has two sizes and no other options; it returns the exit status."""
+    """Makes the main function of a benchmark that has two sizes; it returns the exit status.
+
+    ``options`` are those fields of the sizes, numbers and texts, that the command line may set.
+    """  # fmt: skip
 
     def main(arguments: Sequence[str] | None = None) -> int:
-        options = command_line(name, description).parse_args(arguments)
-        return publish(name, lambda console: measure(quick if options.quick else full, console), options.json)
+        parser = command_line(name, description)
+        for option in options:
+            default = getattr(full, option)
+            parser.add_argument(f"--{option.replace('_', '-')}", type=type(default), help=f"default {default}")
+        parsed = vars(parser.parse_args(arguments))
+        given = {option: parsed[option] for option in options if parsed[option] is not None}
+        if any(not isinstance(value, str) and value <= 0 for value in given.values()):
+            parser.error("numbers must be positive")
+        load: Any = quick if parsed["quick"] else full
+        load = replace(load, **given) if given else load
+        return publish(name, lambda console: measure(load, console), parsed["json"])
 
     return main
 
@@ -78,6 +97,27 @@ def in_turns(sides: Sequence[Side], num_rounds: int) -> Iterator[tuple[int, Side
     for number in range(num_rounds):
         for side in sides[:: -1 if number % 2 else 1]:
             yield number, side
+
+
+def in_turns_by_item(
+    calls: Mapping[str, Callable[[int], object]], num_items: int, num_rounds: int, tick: Callable[[], object]
+) -> dict[str, list[float]]:
+    """Returns each call's processor seconds for each item: medians over the rounds, of which the first warms up.
+
+    Calls take turns item by item, in another order each time, so that whatever else the machine does befalls all alike.
+    """
+    took: dict[str, list[list[float]]] = {name: [[] for _ in range(num_items)] for name in calls}
+    names = list(calls)
+    for turn in range(num_rounds + 1):
+        for item in range(num_items):
+            first = (turn + item) % len(names)
+            for name in names[first:] + names[:first]:
+                began = thread_time()
+                calls[name](item)
+                if turn:
+                    took[name][item].append(thread_time() - began)
+        tick()
+    return {name: [median(times) for times in each] for name, each in took.items()}
 
 
 class Bar:

@@ -11,7 +11,7 @@ Others: by their documentation, at the least; see `benchmarks.access.computed`. 
 the benchmark that runs them, what they were seen to ask for is added, scaled likewise.
 
 One node reads; several with caches of their own and groups to match ask for about the same in all (see
-`benchmarks.scale`), without them each for its part again. Prices are in `benchmarks.prices`, with their day and their
+`benchmarks.scale`), without them each for its part again. Prices are in `benchmarks.access`, with their day and their
 sources: **check them**. Storage is not counted, nor is the drive that a cache needs.
 
 JSON: ``workload`` (``num_samples, sample_bytes, num_epochs``); ``measured``, what was counted (``system, num_samples,
@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,22 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.access import Access, ChunkSizes, Measured, Requests, Workload, computed, peer_accesses, scaled
+from benchmarks.access import (
+    CHUNK_SIZES,
+    PRICES,
+    PRICES_AS_OF,
+    Access,
+    Measured,
+    Requests,
+    Workload,
+    computed,
+    peer_accesses,
+    scaled,
+)
 from benchmarks.bucket import put_all
-from benchmarks.command import bar, command_line, publish
-from benchmarks.prices import PRICES, PRICES_AS_OF
+from benchmarks.command import bar, program
 from benchmarks.synthetic import noise, write_noise
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, ShardDataset
-from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.sizes import parse_size
 from concurrent_loader.storage.testing import HttpFaults, LocalS3, http_faults, local_s3
@@ -59,14 +68,18 @@ _OPENERS: dict[str, Callable[..., ShardDataset | ObjectDataset]] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is really read."""
+    """What is priced, and how much of it is really read."""
 
-    num_shards: int  # full ones, approximately
-    most_samples: int  # in shards, beyond one full shard
-    num_objects: int
+    samples: int = 1_281_167  # of the dataset: ImageNet's
+    sample_bytes: str = "110KB"
+    epochs: int = 90
+    peers: str = ""  # file with the figures of `benchmarks.peers`, to be counted as well
+    num_shards: int = 32  # full ones, approximately
+    most_samples: int = 100_000  # in shards, beyond one full shard
+    num_objects: int = 1_000
 
 
-FULL = Load(num_shards=32, most_samples=100_000, num_objects=1_000)
+FULL = Load()
 QUICK = Load(num_shards=2, most_samples=1_000, num_objects=32)
 
 
@@ -123,11 +136,13 @@ def priced(access: Access, num_epochs: int) -> dict[str, Any]:
     return {**asdict(access), "run": asdict(run), "usd": usd}
 
 
-def run_benchmark(
-    load: Load, workload: Workload, sizes: ChunkSizes, peers: Path | None, console: Console
-) -> dict[str, Any]:
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Measures ours, and prices all systems."""
-    seen = peer_accesses(json.loads(peers.read_text(encoding="utf-8")), workload) if peers is not None else []
+    workload = Workload(load.samples, parse_size(load.sample_bytes, name="--sample-bytes"), load.epochs)
+    peers = Path(load.peers)
+    seen = peer_accesses(json.loads(peers.read_text(encoding="utf-8")), workload) if peers.is_file() else []
+    if load.peers and not peers.is_file():
+        console.print(f"no figures of peers: there is no file {peers}", highlight=False)
     with (
         tempfile.TemporaryDirectory(prefix="cost-benchmark-") as folder,
         local_s3(kinds=("minio", "moto")) as server,  # its own: nothing is left in anybody's bucket
@@ -138,40 +153,15 @@ def run_benchmark(
     return {
         "workload": asdict(workload),
         "measured": [asdict(one) for one in measured],
-        "rows": [priced(access, workload.num_epochs) for access in (*ours, *seen, *computed(workload, sizes))],
+        "rows": [priced(access, workload.num_epochs) for access in (*ours, *seen, *computed(workload))],
         "prices_as_of": PRICES_AS_OF,
         "prices": [asdict(price) for price in PRICES],
-        "chunk_sizes": asdict(sizes),
+        "chunk_sizes": CHUNK_SIZES,
         "server": server.kind,
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    parser = command_line("cost", __doc__)
-    parser.add_argument("--samples", type=int, default=1_281_167, help="of the dataset; default ImageNet's")
-    parser.add_argument("--sample-bytes", default="110KB", help="of each, default 110KB")
-    parser.add_argument("--epochs", type=int, default=90, help="of a run, default 90")
-    parser.add_argument("--peers", type=Path, metavar="FILE", help="figures of benchmarks.peers, to be counted as well")
-    for name, default in asdict(ChunkSizes()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", default=str(default), help=f"of a file, default {default}")
-    options = parser.parse_args(arguments)
-    try:
-        sample_bytes, *chunks = (
-            parse_size(getattr(options, name), name=f"--{name.replace('_', '-')}")
-            for name in ("sample_bytes", *asdict(ChunkSizes()))
-        )
-    except ConfigurationError as error:
-        parser.error(str(error))
-    if min(options.samples, options.epochs, sample_bytes, *chunks) < 1:
-        parser.error("all numbers must be at least 1")
-    if options.peers is not None and not options.peers.is_file():
-        Console(stderr=True).print(f"no figures of peers: there is no file {options.peers}", highlight=False)
-        options.peers = None
-    workload, sizes = Workload(options.samples, sample_bytes, options.epochs), ChunkSizes(*chunks)
-    load = QUICK if options.quick else FULL
-    return publish("cost", lambda console: run_benchmark(load, workload, sizes, options.peers, console), options.json)
-
+main = program("cost", __doc__, run_benchmark, FULL, QUICK, "samples", "sample_bytes", "epochs", "peers")
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

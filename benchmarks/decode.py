@@ -28,7 +28,7 @@ from rich.console import Console
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as v2
 
-from benchmarks.command import bar, program
+from benchmarks.command import bar, in_turns_by_item, program
 from benchmarks.photos import CLASSES, open_photograph
 from concurrent_loader.augment import RandomResizedCrop, uniforms
 from concurrent_loader.decode import Decoder, available_backends, has_native_crop, make_crop_decoder, make_decoder
@@ -194,17 +194,10 @@ def measure(
     photos: PhotoSet, recipes: dict[str, Recipe], num_rounds: int, tick: Callable[[], object]
 ) -> dict[str, float]:
     """Returns the processor seconds of one image by recipe: the sum over images of each one's median."""
-    took: dict[str, list[list[float]]] = {name: [[] for _ in photos.jpegs] for name in recipes}
-    names = list(recipes)
-    for turn in range(num_rounds):
-        for number, (jpeg, box) in enumerate(zip(photos.jpegs, photos.boxes, strict=True)):
-            first = (turn + number) % len(names)
-            for name in names[first:] + names[:first]:
-                began = time.thread_time()
-                recipes[name](jpeg, box)
-                took[name][number].append(time.thread_time() - began)
-        tick()
-    return {name: statistics.mean(map(statistics.median, each)) for name, each in took.items()}
+    images = list(zip(photos.jpegs, photos.boxes, strict=True))
+    calls = {name: lambda number, recipe=recipe: recipe(*images[number]) for name, recipe in recipes.items()}
+    took = in_turns_by_item(calls, len(images), num_rounds, tick)
+    return {name: statistics.mean(each) for name, each in took.items()}
 
 
 def scaling(photos: PhotoSet, num_rounds: int) -> float:
@@ -246,7 +239,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
     rows: list[dict[str, object]] = []
     ratios: dict[str, float] = {}
     best = "ours, native" if has_native_crop() else "ours, library"
-    with bar(console, "Rounds", len(sets) * load.num_rounds) as progress:
+    with bar(console, "Rounds", len(sets) * (load.num_rounds + 1)) as progress:
         for photos in sets:
             cpu_s = measure(photos, recipes, load.num_rounds, progress.advance)
             ratios[photos.name] = cpu_s["torchvision.io + v2"] / cpu_s[best]

@@ -1,174 +1,151 @@
 """The main job, end to end, on real photographs: ``python -m benchmarks.demo``, or ``make demo``.
 
-A local S3 server, photographs as an image folder, as raw objects and as unified shards, and one epoch of training from
-each of them, the shards with a cold and with a warm cache; then a table and a report. What is there already is used
-again.
+A local S3 server, photographs as an image folder, as raw objects and as shards, and one epoch of training from each of
+them, the shards with a cold and with a warm cache; then a table, and a page with it. Photographs that are there already
+are used again.
 """
 
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from msgspec import structs
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks.bucket import Bucket, open_bucket
+from benchmarks.bucket import open_bucket, photos_in, write_shards
 from benchmarks.command import bar, ends_with_one_line
-from benchmarks.filling import has_shards, ingest, ingest_command, photos_in, put_objects
-from benchmarks.harness import Epoch, Request, run_epoch
 from benchmarks.machine import Bystanders, cpu_name, num_cores, versions
-from benchmarks.photos import CLASSES, PhotoFolder
-from benchmarks.report import Row, headline, table, write_report
+from benchmarks.peers.bucket import led_to, put_objects
+from benchmarks.peers.figures import image_digest
+from benchmarks.peers.job import Job, Outcome, paths
+from benchmarks.peers.turns import Rounds, Side, median_ratio, outcome_of, take_turns
+from benchmarks.photos import CLASSES
+from benchmarks.remote_vs_local import TRAIN, checked, pace, sides_of, waiting_share
 
-_BATCH_SIZE = 64
-_COLD = "shards, cold cache"
 _NOISE = 0.05  # share of the machine that others may take before figures are called noisy
+_DEADLINE_S = 600.0
+_COLUMNS = ("", "img/s", "1st batch", "waits", "GETs", "MB", "loss", "acc.")  # fit a terminal of 80 columns
+_NOTES = {
+    "image folder": "torch DataLoader, 2 worker processes, files in the page cache",
+    "raw objects": "torch DataLoader, 2 worker processes, boto3, one blocking GET an image; the first {} of them",
+    "shards, cold cache": "ConcurrentDataLoader as it comes, empty cache folder",
+    "shards, warm cache": "the same cache folder, opened by a new process",
+}
 
 
-def run_demo(options: Namespace, console: Console) -> Path:
+def run_demo(options: Namespace, console: Console) -> None:
     """Runs the whole demo."""
     console.print("[bold]concurrent-loader[/]: training from a bucket as fast as from a local drive\n")
     options.data.mkdir(parents=True, exist_ok=True)
-    photos = _make_photos(options, console)
+    photos = photos_in(options.data, options.images, console)
+    mean_kb = photos.mean_bytes / 1e3
+    console.print(f"[bold]Photographs[/]  {photos.count:,} JPEGs of {mean_kb:.0f} KB, {len(CLASSES)} classes")
     with open_bucket(options.data / "s3", latency_ms=options.latency) as bucket:
+        prefix, found = photos.root.parent.name, paths(str(photos.root))
         console.print(f"[bold]Bucket[/]       {bucket.server}, at {bucket.direct['endpoint_url']}")
-        prefix = f"s3://{bucket.name}/{photos.root.parent.name}"
-        _fill(photos, prefix, bucket, console)
+        put_objects(f"s3://{bucket.name}/{prefix}/objects", bucket.direct, found)
+        shards = f"s3://{bucket.name}/{prefix}/shards"
+        write_shards(photos, shards, bucket.direct)
+        command = ["concurrent-loader", "ingest", "image-folder", str(photos.root), shards]
+        ingest = shlex.join([*command, "--endpoint-url", bucket.direct["endpoint_url"]])
+        console.print(f"[bold]Shards[/]       as this makes them: {ingest}", soft_wrap=True)
         console.print(f"[bold]Latency[/]      {bucket.latency}\n", soft_wrap=True)
-        others = Bystanders()
-        rows = _train(options, photos, prefix, bucket, console)
-        others_share = others.share()
-        facts = _facts(photos, bucket, others_share)
-        console.print(table(rows))
-        for row in rows:
-            if row.note:
-                console.print(f"[dim]{row.name}: {row.note}[/]")
-        if others_share > _NOISE:
-            console.print(
-                f"[yellow]Other programs took {others_share:.0%} of the machine meanwhile: figures are noisy.[/]"
-            )
-        console.print(f"\n[bold]{headline(rows)}[/]")
-        command = shlex.join(ingest_command(photos, f"{prefix}/shards", bucket.direct["endpoint_url"]))
-        report: Path = options.data / "report.html"
-        write_report(report, rows, facts=facts, commands=[options.command, command])
-    console.print(f"Report: {report.resolve()}", soft_wrap=True)
-    return report
+        folder, ours = sides_of(TRAIN, photos, f"{prefix}/shards", bucket)
+        by_object = structs.replace(
+            folder.job, prefix=f"{prefix}/objects", options={"client": "boto3"}, resident_bytes=0,
+            num_batches=-(-min(options.objects, photos.count) // TRAIN.batch_size),
+        )  # fmt: skip
+        objects = Side("objects", sys.executable, led_to(by_object, bucket.remote, bucket=bucket.name), False)
+        others, sides = Bystanders(), [folder, objects, ours]
+        digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(found)]
+        with bar(console, "Epochs", 4 * options.rounds) as progress:
 
+            def run(side: Side, job: Job, epoch: str, number: int) -> Outcome:
+                outcome = outcome_of(side, job, deadline_s=_DEADLINE_S)
+                progress.advance()
+                return checked(outcome, digests, decoded=True)
 
-def _make_photos(options: Namespace, console: Console) -> PhotoFolder:
-    photos = photos_in(options.data, options.images, console, seed=options.seed)
-    console.print(
-        f"[bold]Photographs[/]  {photos.count:,} JPEGs of {photos.mean_bytes / 1e3:.0f} KB on average, "
-        f"{len(CLASSES)} classes, in {photos.root}"
-    )
-    return photos
-
-
-def _fill(photos: PhotoFolder, prefix: str, bucket: Bucket, console: Console) -> None:
-    with bar(console, "Raw objects", photos.count) as progress:
-        num_put = put_objects(photos, f"{prefix}/objects", bucket.direct, on_object=progress.advance)
-    reused = "" if num_put else " (from an earlier run)"
-    console.print(f"[bold]Raw objects[/]  {photos.count:,} in {prefix}/objects{reused}")
-    shards = f"{prefix}/shards"
-    if has_shards(photos, shards, bucket.direct):
-        console.print(f"[bold]Shards[/]       in {shards} (from an earlier run)")
-        return
-    console.print(
-        "[bold]Shards[/]       by the command that you would type (straight to the server, without the latency):"
-    )
-    console.print(f"  $ {shlex.join(ingest_command(photos, shards, bucket.direct['endpoint_url']))}", soft_wrap=True)
-    ingest(photos, shards, bucket.direct)
-
-
-def _train(options: Namespace, photos: PhotoFolder, prefix: str, bucket: Bucket, console: Console) -> list[Row]:
-    """Trains an epoch from each side and round, in processes of their own."""
-    cache = options.data / "cache"
-    sides = _sides(options, photos, prefix, bucket, cache)
-    epochs: dict[str, list[Epoch]] = {name: [] for name, _, _ in sides}
-    for number in range(options.rounds):
-        # Alternating, so that what the machine does meanwhile hits all sides alike; raw objects take too long for more.
-        turn = sides if number == 0 else [sides[0], *sides[2:]] if number % 2 == 0 else [*sides[2:], sides[0]]
-        for name, request, _ in turn:
-            if name == _COLD:
-                shutil.rmtree(cache, ignore_errors=True)
-            with bar(console, f"{name}, round {number + 1}", request.limit or photos.count) as progress:
-                epochs[name].append(run_epoch(request, on_progress=progress.reach))
-    return [
-        Row(name, _median(epochs[name]), note, tuple(epoch.samples_per_s for epoch in epochs[name]))
-        for name, _, note in sides
+            take_turns(sides, options.rounds, options.data / "cache", run)
+    epochs, share = [side.outcomes[epoch] for side in sides for epoch in side.epochs], others.share()
+    rows: list[dict[str, Any]] = [
+        {"cells": _cells(name, rounds), "note": note.format(len(rounds[0].numbers)), "pace": _pace(rounds)}
+        for (name, note), rounds in zip(_NOTES.items(), epochs, strict=True)
     ]
-
-
-def _median(epochs: Sequence[Epoch]) -> Epoch:
-    """Returns the epoch of median speed (the slower one of two)."""
-    return sorted(epochs, key=lambda epoch: epoch.samples_per_s)[(len(epochs) - 1) // 2]
-
-
-def _sides(
-    options: Namespace, photos: PhotoFolder, prefix: str, bucket: Bucket, cache: Path
-) -> list[tuple[str, Request, str]]:
-    """Returns name, request and note of each side, in order of appearance."""
-    folder = Request(
-        side="folder",
-        step="train",
-        location=str(photos.root),
-        num_classes=len(CLASSES),
-        batch_size=_BATCH_SIZE,
-        seed=options.seed,
-        resident_bytes=photos.num_bytes * 11 // 10,
-    )
-    num_objects = min(options.objects, photos.count)
-    of_all = f"{num_objects:,} of the {photos.count:,} objects, chosen at random, to save time; "
-    objects = msgspec.structs.replace(
-        folder,
-        side="objects",
-        location=f"{prefix}/objects",
-        storage_options=dict(bucket.remote),
-        limit=num_objects,
-        resident_bytes=0,  # it writes no files
-    )
-    shards = msgspec.structs.replace(
-        folder,
-        side="shards",
-        location=f"{prefix}/shards",
-        storage_options=dict(bucket.remote),
-        client=options.client,
-        cache_dir=str(cache),
-    )
-    return [
-        ("image folder", folder, "torch DataLoader, 2 worker processes, files in the page cache"),
-        (
-            "raw objects",
-            objects,
-            (
-                f"{of_all if num_objects < photos.count else ''}torch DataLoader, 2 worker processes, botocore, one "
-                "blocking GET an image"
-            ),
-        ),
-        (_COLD, shards, "ConcurrentDataLoader as it comes, empty cache folder"),
-        ("shards, warm cache", shards, "the same cache folder, opened by a new process"),
-    ]
-
-
-def _facts(photos: PhotoFolder, bucket: Bucket, others_share: float) -> dict[str, str]:
-    return {
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in _COLUMNS:
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row["cells"])
+    console.print(table)
+    for row in rows:
+        console.print(f"[dim]{row['cells'][0]}: {row['note']}[/]")
+    if share > _NOISE:
+        console.print(f"[yellow]Other programs took {share:.0%} of the machine: figures are noisy.[/]")
+    local, _, cold, warm = epochs
+    console.print(f"\n[bold]{headline(local, cold, warm)}[/]")
+    facts = {
         "Machine": f"{cpu_name()}, {num_cores()} cores",
-        "Other programs": f"took {others_share:.0%} of the machine while it was measured",
+        "Other programs": f"took {share:.0%} of the machine while it was measured",
         "Server": bucket.server,
         "Latency": bucket.latency,
         "Photographs": f"{photos.count:,} JPEGs, {photos.num_bytes / 1e6:,.0f} MB, {len(CLASSES)} classes",
-        "Training": f"batches of {_BATCH_SIZE}; the same network, weights, decoder, augmentation and "
-        "OMP_WAIT_POLICY=PASSIVE (the best for all) on all sides",
+        "Training": f"batches of {TRAIN.batch_size}; the same network, weights, decoder and augmentation on all sides",
         "Versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
     }
+    report = options.data / "report.html"
+    write_page(report, rows, headline=headline(local, cold, warm), facts=facts, commands=[options.command, ingest])
+    console.print(f"Report: {report.resolve()}", soft_wrap=True)
 
 
-def parse_options(arguments: Sequence[str]) -> Namespace:
+def headline(local: Rounds, cold: Rounds, warm: Rounds) -> str:
+    """Returns the result in one sentence; a ratio is the median of those within a round."""
+    shares = [f"{median_ratio(remote, local, pace) or 0:.0%}" for remote in (cold, warm)]
+    return (
+        f"From the bucket the network trains at {shares[0]} of the local drive's speed with a cold cache and at "
+        f"{shares[1]} with a warm one (rounds: {len(local)})."
+    )
+
+
+def _pace(rounds: Rounds) -> float:
+    return median(map(pace, rounds.values()))
+
+
+def _cells(name: str, rounds: Rounds) -> list[str]:
+    """Returns a side's cells of the table: medians over the rounds; requests and lesson of the last one."""
+    outcomes, last = list(rounds.values()), rounds[max(rounds)]
+    counted = (f"{last.fetched.gets:,}", f"{last.fetched.num_bytes / 1e6:,.1f}") if last.fetched else ("–", "–")
+    assert last.lesson is not None
+    return [
+        name, f"{_pace(rounds):,.0f}", f"{median(each.first_batch_s - each.build_s for each in outcomes):.2f} s",
+        f"{median(map(waiting_share, outcomes)):.1%}", *counted,
+        f"{last.lesson.first_loss:.2f} → {last.lesson.last_loss:.2f}", f"{last.lesson.accuracy:.1%}",
+    ]  # fmt: skip
+
+
+def write_page(
+    file: Path, rows: Sequence[Mapping[str, Any]], *, headline: str, facts: Mapping[str, str], commands: Sequence[str]
+) -> None:
+    """Writes the HTML page, which refers to nothing outside itself."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True
+    )
+    page = environment.get_template("demo.html.jinja").render(
+        rows=rows, headline=headline, facts=facts, commands=commands, columns=_COLUMNS,
+        top=max(row["pace"] for row in rows),
+    )  # fmt: skip
+    file.write_text(page, encoding="utf-8")
+
+
+def parse_options(arguments: Sequence[str] | None) -> Namespace:
     """Reads the command line."""
     parser = ArgumentParser(prog="python -m benchmarks.demo", description=__doc__)
     add = parser.add_argument
@@ -177,18 +154,18 @@ def parse_options(arguments: Sequence[str]) -> Namespace:
     add("--objects", type=int, default=320, help="raw objects to train on (default 320)")
     add("--latency", type=int, default=30, help="ms to the first byte; 0 for none (default 30)")
     add("--rounds", type=int, default=3, help="epochs from each side; the median is shown (default 3)")
-    add("--seed", type=int, default=0, help="of photographs, order and weights (default 0)")
-    add("--client", default="auto", help="for the shards: auto, native, aiobotocore, fsspec")
     options = parser.parse_args(arguments)
-    if options.images < 1 or options.objects < 1 or options.rounds < 1 or options.latency < 0:
+    if min(options.images, options.objects, options.rounds) < 1 or options.latency < 0:
         parser.error("--images, --objects and --rounds are at least 1, --latency is at least 0")
-    options.command = shlex.join(["python", "-m", "benchmarks.demo", *arguments])
+    options.command = shlex.join(
+        ["python", "-m", "benchmarks.demo", *(sys.argv[1:] if arguments is None else arguments)]
+    )
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the demo; returns the exit status."""
-    options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    options = parse_options(arguments)
     return ends_with_one_line(lambda: run_demo(options, Console()))
 
 

@@ -22,24 +22,29 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch.utils.data import DataLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.bucket import BANDWIDTH_MB_S, far_away, put_all
-from benchmarks.command import bar, command_line, in_turns, publish
+from benchmarks.command import bar, in_turns, program
 from benchmarks.fresh_process import cpu_of_fresh_processes_s, in_fresh_process
 from benchmarks.local_items import BATCH_SIZE, HUGGING_FACE, KINDS, SIDES, cpu_s, epoch_times, is_installed
 from benchmarks.machine import Bystanders, describe_machine
-from benchmarks.single_objects import CLIENTS, NUM_OBJECTS, OBJECT_BYTES, key_of
+from benchmarks.peers.bucket import led_to
+from benchmarks.peers.job import Job
+from benchmarks.peers.programs.items import SOURCES, key_of
 from concurrent_loader import ConcurrentDataLoader
 from concurrent_loader.map_style.loader import DEFAULT_IN_FLIGHT
 from concurrent_loader.storage.testing import local_s3
 
+OBJECT_BYTES = 115_000
+NUM_OBJECTS = 256
 _BATCH = 32
 _WORST = {
     "never_slower_min": "ratio",
@@ -47,7 +52,7 @@ _WORST = {
     "torch_to_itself_min": "to_itself",
     "torch_to_itself_cpu_min": "cpu_to_itself",
 }
-_PRELOAD = ("concurrent_loader.map_style.loader", "benchmarks.local_items", "benchmarks.single_objects")
+_PRELOAD = ("benchmarks.drop_in",)
 _EPOCH_S = 300.0  # an epoch that takes longer has hung
 
 
@@ -55,54 +60,38 @@ _EPOCH_S = 300.0  # an epoch that takes longer has hung
 class Case:
     """What both sides have in common, and what only ours has."""
 
-    client: str  # see `benchmarks.single_objects`
+    client: str  # a source of `benchmarks.peers.programs.items`; with `` async`` behind it by its coroutine
     num_workers: int
-    in_flight: int  # of ours
+    in_flight: int = 64  # of ours
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """How much is measured."""
 
-    latency_ms: int
     cases: tuple[Case, ...]  # the first is the main one
     num_rounds: int
     vanilla_batches: int  # of torch's loader in an epoch, for each of its processes
     ours_batches: int  # of ours in an epoch; more, so that the start weighs as little
+    latency_ms: int = 30
     kinds: tuple[str, ...] = tuple(KINDS)  # of local items
     workers: tuple[int, ...] = (0, 2, 4)  # for each of these kinds
     num_local_rounds: int = 21
     local_scale: float = 1.0  # multiplies the number of local items
 
 
-_MAIN = Case("botocore", 2, DEFAULT_IN_FLIGHT)
-_OTHERS = (
+_CASES = (
+    Case("botocore", 2, DEFAULT_IN_FLIGHT),
     Case("botocore", 0, DEFAULT_IN_FLIGHT),
-    Case("obstore", 2, 64),
-    Case("obstore async", 2, 64),
-    Case("obstore async", 0, 64),
+    Case("obstore", 2),
+    Case("obstore async", 2),
+    Case("obstore async", 0),
 )
-FULL = Load(30, (_MAIN, *_OTHERS), num_rounds=5, vanilla_batches=8, ours_batches=120)
+FULL = Load(_CASES, num_rounds=5, vanilla_batches=8, ours_batches=120)
 QUICK = Load(
-    30,
-    (_MAIN, Case("obstore async", 0, 64)),
-    num_rounds=1,
-    vanilla_batches=1,
-    ours_batches=4,
-    kinds=("in memory", "NumPy augmentation", HUGGING_FACE),
-    workers=(0, 1),
-    num_local_rounds=1,
-    local_scale=0.02,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """One measurement."""
-
-    batch_s: float  # of one batch, on average
-    first_batch_s: float
-    cpu_ms: float  # of the loader's processes, per item
+    (_CASES[0], _CASES[-1]), 1, vanilla_batches=1, ours_batches=4,
+    kinds=("in memory", "NumPy augmentation", HUGGING_FACE), workers=(0, 1), num_local_rounds=1, local_scale=0.02,
+)  # fmt: skip
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
@@ -170,21 +159,57 @@ def _worst(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 # -- objects in a bucket -----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One measurement."""
+
+    batch_s: float  # of one batch, on average
+    first_batch_s: float
+    cpu_ms: float  # of the loader's processes, per item
+
+
+class _Objects(Dataset[tuple[int, Tensor]]):
+    """One GET per item; further items are the same objects again."""
+
+    def __init__(self, job: Job, client: str, length: int) -> None:
+        self._source = SOURCES[client](job)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor]:
+        return _item(index, self._source.read(index % NUM_OBJECTS))
+
+
+class _ObjectsByCoroutine(_Objects):
+    async def getitem_async(self, index: int) -> tuple[int, Tensor]:
+        return _item(index, await self._source.read_async(index % NUM_OBJECTS))
+
+
+def _item(index: int, data: Any) -> tuple[int, Tensor]:
+    if len(data) != OBJECT_BYTES or int.from_bytes(bytes(data[:4]), "little") != index % NUM_OBJECTS:
+        raise AssertionError(f"item {index} has the wrong bytes")
+    return index, torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
 def _run_remote(load: Load, console: Console) -> dict[str, Any]:
     epochs: dict[tuple[Case, str], list[Epoch]] = {
         (case, side): [] for case in load.cases for side in ("vanilla", "ours")
     }
     rest, bucket = secrets.token_bytes(OBJECT_BYTES - 4), f"drop-in-{secrets.token_hex(6)}"
     with local_s3() as server:
-        values = {key_of(number): number.to_bytes(4, "little") + rest for number in range(NUM_OBJECTS)}
+        job = Job(peer="items", photos="", prefix="objects")
+        values = {key_of(job, number): number.to_bytes(4, "little") + rest for number in range(NUM_OBJECTS)}
         put_all(server.make_bucket(bucket), server.storage_options(), values)
         with (
             far_away(server, load.latency_ms) as (far, latency_ms),
             bar(console, "Epochs", load.num_rounds * len(epochs)) as progress,
         ):
+            job = led_to(job, far.storage_options(), bucket=bucket)
             for _, (case, side) in in_turns(list(epochs), load.num_rounds):
-                arguments = (bucket, far.storage_options(), case, side, load)
                 what = f"{side}, {case}"
+                arguments = (job, case, side, load)
                 epoch = in_fresh_process(_measure, arguments, what=what, preload=_PRELOAD, timeout_s=_EPOCH_S)
                 epochs[case, side].append(epoch)
                 progress.advance()
@@ -208,21 +233,20 @@ def _run_remote(load: Load, console: Console) -> dict[str, Any]:
 
 def _row(case: Case, vanilla: Sequence[Epoch], ours: Sequence[Epoch]) -> dict[str, Any]:
     row: dict[str, Any] = asdict(case)
-    medians: dict[str, float] = {}
     for side, epochs in (("vanilla", vanilla), ("ours", ours)):
         for name, digits in (("batch_s", 4), ("first_batch_s", 3), ("cpu_ms", 3)):
-            medians[f"{side}_{name}"] = statistics.median(getattr(epoch, name) for epoch in epochs)
-            row[f"{side}_{name}"] = round(medians[f"{side}_{name}"], digits)
-        row[f"{side}_items_per_s"] = round(_BATCH / medians[f"{side}_batch_s"], 1)
-    return {**row, "speedup": round(medians["vanilla_batch_s"] / medians["ours_batch_s"], 2)}
+            row[f"{side}_{name}"] = round(statistics.median(getattr(epoch, name) for epoch in epochs), digits)
+        row[f"{side}_items_per_s"] = round(_BATCH / statistics.median(epoch.batch_s for epoch in epochs), 1)
+    return {**row, "speedup": round(row["vanilla_batch_s"] / row["ours_batch_s"], 2)}
 
 
-def _measure(bucket: str, options: dict[str, str], case: Case, side: str, load: Load) -> Epoch:
+def _measure(job: Job, case: Case, side: str, load: Load) -> Epoch:
     """Measures an epoch, in a process of its own: no client or connection is left from the last."""
     multiprocessing.set_start_method("fork", force=True)  # torch's workers, as anywhere on Linux
     torch.set_num_threads(1)
     num_batches = load.vanilla_batches * max(1, case.num_workers) if side == "vanilla" else load.ours_batches
-    dataset = CLIENTS[case.client](bucket, options, num_batches * _BATCH, case.in_flight)
+    client, _, by_coroutine = case.client.partition(" ")
+    dataset = (_ObjectsByCoroutine if by_coroutine else _Objects)(job, client, num_batches * _BATCH)
     common: dict[str, Any] = {
         "batch_size": _BATCH,
         "shuffle": True,
@@ -230,11 +254,9 @@ def _measure(bucket: str, options: dict[str, str], case: Case, side: str, load: 
         "generator": torch.Generator().manual_seed(0),
     }
     began = perf_counter()
-    kind: Any = DataLoader
-    if side == "ours":
-        kind = ConcurrentDataLoader
-        if case.in_flight != DEFAULT_IN_FLIGHT:
-            common["in_flight"] = case.in_flight
+    kind: Any = DataLoader if side == "vanilla" else ConcurrentDataLoader
+    if side == "ours" and case.in_flight != DEFAULT_IN_FLIGHT:
+        common["in_flight"] = case.in_flight
     seen, first_batch_s = [], 0.0
     for numbers, _ in kind(dataset, **common):
         first_batch_s = first_batch_s or perf_counter() - began
@@ -247,19 +269,7 @@ def _measure(bucket: str, options: dict[str, str], case: Case, side: str, load: 
     return Epoch(took_s / num_batches, first_batch_s, 1000 * cpu_s() / len(seen))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    parser = command_line("drop_in", __doc__)
-    default = f"{FULL.num_rounds} and {FULL.num_local_rounds}"
-    parser.add_argument("--rounds", type=int, help=f"of each case and of each local cell (default {default})")
-    options = parser.parse_args(arguments)
-    if options.rounds is not None and options.rounds < 1:
-        parser.error("--rounds is at least 1")
-    load = QUICK if options.quick else FULL
-    if options.rounds:
-        load = replace(load, num_rounds=options.rounds, num_local_rounds=options.rounds)
-    return publish("drop_in", lambda console: run_benchmark(load, console), options.json)
-
+main = program("drop_in", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

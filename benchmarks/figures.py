@@ -1,10 +1,10 @@
-"""What repeated measurements amount to: medians with their extremes, few digits, and a check of what was delivered."""
+"""What repeated measurements amount to: medians with their extremes, and few digits."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 
 def four_digits(value: float) -> float:
@@ -33,28 +33,3 @@ def with_spread(values: Mapping[str, Sequence[float]], digits: Callable[[float],
         **{key: digits(statistics.median(found)) for key, found in values.items()},
         "spread": {key: [digits(min(found)), digits(max(found))] for key, found in values.items()},
     }
-
-
-class Delivered(Protocol):
-    """What an epoch reports about the samples that it delivered."""
-
-    @property
-    def num_samples(self) -> int: ...
-
-    @property
-    def class_counts(self) -> list[int]: ...
-
-    @property
-    def digest(self) -> str | None: ...
-
-
-def check_same_samples(epochs: Mapping[str, Sequence[Delivered]]) -> None:
-    """Raises ValueError unless all sides delivered the same samples: number, classes and, for files, their bytes."""
-    seen = {
-        (epoch.num_samples, tuple(epoch.class_counts), epoch.digest): side
-        for side, side_epochs in epochs.items()
-        for epoch in side_epochs
-    }
-    if len(seen) > 1:
-        told = "; ".join(f"{side}: {number}, {counts}, {digest}" for (number, counts, digest), side in seen.items())
-        raise ValueError(f"the sides did not deliver the same images ({told})")

@@ -6,10 +6,11 @@ import statistics
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.figures import extremes, median, rounded
-from benchmarks.layers import Case, Cell, Epoch
+from benchmarks.peers.job import Outcome
+from concurrent_loader.storage.fetch import InFlight
 
 Figures = Mapping[str, Any]
 _TOML = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
@@ -17,31 +18,92 @@ PUBLISHED: list[dict[str, str]] = _TOML["published"]
 DIFFERENCES: dict[str, list[str]] = _TOML["differences"]
 
 
-def _common(epochs: Sequence[Epoch]) -> dict[str, Any]:
+class Case(NamedTuple):
+    """A row of the table of layers."""
+
+    place: str  # local or s3
+    layer: str  # store, dataset, loader or training
+    side: str  # vanilla; our store; the drop-in in threads, or over coroutines; objects; shards
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it waits for one object after another, and so reads a part of the images."""
+        return self.place == "s3" and self.side == "vanilla"
+
+
+_SIDES = {"local": ("vanilla", "threads", "shards"), "s3": ("vanilla", "threads", "coroutines", "objects", "shards")}
+_TRAINED = ("vanilla", "threads", "shards")  # a step takes so long that the others add nothing new
+CASES = tuple(
+    Case(place, layer, side)
+    for place, sides in _SIDES.items()
+    for layer, layer_sides in (
+        ("store", ("vanilla", "our store")), ("dataset", sides), ("loader", sides), ("training", _TRAINED)
+    )
+    for side in layer_sides
+)  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """A place in the heat map."""
+
+    workers: int  # processes of the loader; 0 is the consumer's own
+    in_flight: InFlight  # requests of each process
+
+
+class Reading(NamedTuple):
+    """Passes of a reader over the local drive."""
+
+    num_samples: int
+    epoch_s: float
+    cpu_s: float  # of the process and its workers
+    first_s: float  # until the first batch
+    peak_rss_mb: float
+
+    @property
+    def samples_s(self) -> float:
+        """Images per second."""
+        return self.num_samples / self.epoch_s
+
+    @property
+    def cpu_s_per_1000(self) -> float:
+        """Processor seconds per thousand images."""
+        return 1000 * self.cpu_s / self.num_samples
+
+
+def _common(epochs: Sequence[Outcome] | Sequence[Reading]) -> dict[str, Any]:
     """Returns what every row has: medians over the rounds."""
-    rates = [each.timed_samples / each.epoch_s for each in epochs]
-    return {
-        "samples_s": median(rates),
-        "samples_s_spread": extremes(rates),
-        "cpu_s_per_1000": median(1000 * each.cpu_s / each.timed_samples for each in epochs),
-    }
+    rates = [each.samples_s for each in epochs]
+    cpu_s_per_1000 = median(each.cpu_s_per_1000 for each in epochs)
+    return {"samples_s": median(rates), "samples_s_spread": extremes(rates), "cpu_s_per_1000": cpu_s_per_1000}
 
 
-def layer_rows(epochs: Mapping[Case, Sequence[Epoch]], batch_size: int) -> list[dict[str, Any]]:
+def loads_s(epoch: Outcome, batch_size: int) -> list[float]:
+    """Returns the seconds of each batch, from its first item's beginning to its last item's end.
+
+    Items that came one by one make batches in the order in which they were begun.
+    """
+    if len(epoch.spans) < len(epoch.numbers):
+        return [ended - began for began, ended in epoch.spans]
+    spans = sorted(epoch.spans)
+    groups = [spans[start : start + batch_size] for start in range(0, len(spans) - batch_size + 1, batch_size)]
+    return [max(ended for _, ended in group) - group[0][0] for group in groups]
+
+
+def layer_rows(epochs: Mapping[Case, Sequence[Outcome]], batch_size: int) -> list[dict[str, Any]]:
     """Returns a row for each case; a batch's load is the median over all batches of all rounds."""
     rows = []
     for case, found in epochs.items():
-        loads = [load for epoch in found for load in epoch.load_s]
-        rate = statistics.median(each.timed_samples / each.epoch_s for each in found)
+        loads = [load for epoch in found for load in loads_s(epoch, batch_size)]
+        rate = statistics.median(each.samples_s for each in found)
         rows.append(
             {
                 **case._asdict(),
                 **_common(found),
                 "batch_load_s": median(loads) if loads else None,
                 "batch_every_s": rounded(batch_size / rate),
-                "first_batch_s": median(epoch.first_s for epoch in found),
+                "first_batch_s": median(epoch.first_batch_s for epoch in found),
                 "peak_rss_mb": median(epoch.peak_rss_mb for epoch in found),
-                "num_samples": found[0].num_samples,
+                "num_samples": len(found[0].numbers),
             }
         )
     return rows
@@ -69,7 +131,7 @@ def remote_share(rows: Sequence[Figures], layer: str) -> dict[str, dict[str, flo
 
 
 def heat_map(
-    epochs: Mapping[Cell, Sequence[Epoch]], *, latency_s: float, mean_bytes: float, bytes_per_s: float
+    epochs: Mapping[Cell, Sequence[Outcome]], *, latency_s: float, mean_bytes: float, bytes_per_s: float
 ) -> dict[str, Any]:
     """Returns the map, and what share of (requests in flight ÷ time of a request) a cell reaches."""
     request_s = latency_s + mean_bytes / bytes_per_s
@@ -77,9 +139,9 @@ def heat_map(
     for cell, found in epochs.items():
         share = None
         if cell.in_flight != "auto":
-            rate = statistics.median(each.timed_samples / each.epoch_s for each in found)
+            rate = statistics.median(each.samples_s for each in found)
             share = rounded(rate * request_s / (max(1, cell.workers) * int(cell.in_flight)))
-        cells.append({**cell._asdict(), **_common(found), "of_in_flight": share, "num_samples": found[0].num_samples})
+        cells.append({**cell._asdict(), **_common(found), "of_in_flight": share, "num_samples": len(found[0].numbers)})
     workers = sorted({cell.workers for cell in epochs})
     return {
         "workers": workers,
@@ -97,13 +159,13 @@ def _auto_vs_best(cells: Sequence[Figures]) -> float | None:
     return rounded(auto[0] / max(fixed)) if auto and fixed else None
 
 
-def sequential_rows(readings: Mapping[str, Sequence[Epoch]]) -> list[dict[str, Any]]:
+def sequential_rows(readings: Mapping[str, Sequence[Reading]]) -> list[dict[str, Any]]:
     """Returns a row for each reader."""
     return [
         {
             "reader": name,
             **_common(found),
-            "samples_s_core": median(each.timed_samples / each.cpu_s for each in found),
+            "samples_s_core": median(each.num_samples / each.cpu_s for each in found),
             "first_sample_s": median(each.first_s for each in found),
             "peak_rss_mb": median(each.peak_rss_mb for each in found),
         }

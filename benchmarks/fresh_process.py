@@ -1,12 +1,14 @@
 """Where a side is measured: a process of its own, with no client, connection or memory left from the one before.
 
-It begins as a fork of a server process that has only imported what is needed (`multiprocessing`'s forkserver), so it is
-there in milliseconds, and no runtime of the parent's (obstore's would hang) is in it.
+With ``preload`` it begins as a fork of a server process that has only imported what is needed (`multiprocessing`'s
+forkserver), so it is there in milliseconds, and no runtime of the parent's (obstore's would hang) is in it. Without, it
+is a new interpreter, whose memory is its own from the beginning.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
@@ -21,13 +23,21 @@ _cpu_s = 0.0  # of all that have answered
 
 
 def in_fresh_process(
-    measure: Callable[..., Result], arguments: Sequence[Any], *, what: str, preload: Sequence[str], timeout_s: float
+    measure: Callable[..., Result],
+    arguments: Sequence[Any],
+    *,
+    what: str,
+    preload: Sequence[str] = (),
+    timeout_s: float,
 ) -> Result:
     """Calls a function of a module in a process of its own; both it and its result must pickle."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
-    receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(sending, measure, tuple(arguments)))
+    forkserver, spawn = multiprocessing.get_context("forkserver"), multiprocessing.get_context("spawn")
+    # OpenMP's threads would spin while they wait, and take cores from those that decode.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    forkserver.set_forkserver_preload(list(preload))
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    make = forkserver.Process if preload else spawn.Process
+    process = make(target=_run, args=(sending, measure, tuple(arguments)))
     process.start()
     sending.close()
     try:

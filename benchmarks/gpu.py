@@ -32,14 +32,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.models import resnet50
-from torchvision.transforms import v2
 
-from benchmarks.bucket import open_bucket
+from benchmarks.bucket import open_bucket, photos_in, write_shards
 from benchmarks.command import bar, program
-from benchmarks.filling import ingest, photos_in
 from benchmarks.machine import cpu_of_tree_s, num_cores
+from benchmarks.peers.job import Job, Treat
 from benchmarks.photos import CLASSES, PhotoFolder, replicate_photos
-from benchmarks.training import MEAN, STD, decode_rgb
+from benchmarks.training import MEAN, STD
 from concurrent_loader import Batch, ConcurrentDataLoader, RandomResizedCrop, ShardDataset
 from concurrent_loader.device import DeferredDecoder, DeviceBackend, DeviceStage, open_backend, resolve_device
 from concurrent_loader.stats.loader_stats import StageClock
@@ -193,14 +192,12 @@ def _staging(jpegs: Sequence[bytes], size: int, backend: DeviceBackend) -> Calla
 
 
 def _call_s(call: Callable[[], None], num_calls: int) -> float:
-    for _ in range(num_calls):
-        call()
     times = []
-    for _ in range(num_calls):
+    for _ in range(2 * num_calls):
         began = perf_counter()
         call()
         times.append(perf_counter() - began)
-    return statistics.median(times)
+    return statistics.median(times[num_calls:])
 
 
 def _as_progressive(data: bytes) -> bytes:
@@ -254,19 +251,9 @@ def _from_bucket(
             yield batch["image"], batch["label"]
 
 
-class _CpuRecipe:
-    """Decode and crop on the CPU, in torch's workers."""
-
-    def __init__(self) -> None:
-        self._augment = v2.Compose([v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip()])
-
-    def __call__(self, path: str) -> Tensor:
-        image: Tensor = self._augment(decode_rgb(Path(path).read_bytes()))
-        return image
-
-
 def _from_torch(photos: PhotoFolder, load: Load) -> Iterator[tuple[Tensor, Tensor]]:
-    folder = ImageFolder(str(photos.root), loader=_CpuRecipe())
+    treat = Treat(Job(peer="torch_items", photos="", decoded=True))
+    folder = ImageFolder(str(photos.root), loader=lambda path: treat(Path(path).read_bytes()))
     yield from DataLoader(
         folder, load.train_batch, shuffle=True, num_workers=num_cores(), drop_last=True, pin_memory=True
     )
@@ -286,22 +273,24 @@ def measure_training(photos: PhotoFolder, load: Load, device: torch.device, cons
             finish=lambda: torch.cuda.synchronize(device),
         )
 
+    sides: dict[str, Callable[[str], Batches]] = {
+        "bucket": lambda cache: _from_bucket(url, dict(bucket.remote), load, device, cache),
+        "synthetic": lambda cache: _synthetic(load, photos.count, device),
+        "torch": lambda cache: _from_torch(photos, load),
+    }
     with (
         tempfile.TemporaryDirectory(prefix="gpu-") as folder,
         open_bucket(Path(folder) / "s3", latency_ms=load.latency_ms) as bucket,
     ):
         url = f"s3://{bucket.name}/photos"
-        ingest(photos, url, bucket.direct)
+        write_shards(photos, url, bucket.direct)
         timed(_synthetic(load, 20 * load.train_batch, device))  # algorithms are chosen, memory is allocated
         with bar(console, "Epochs", 3 * load.num_rounds) as progress:
             for number in range(load.num_rounds):
-                with tempfile.TemporaryDirectory(prefix=f"cold-{number}-", dir=folder) as cache:
-                    runs["bucket"].append(timed(_from_bucket(url, dict(bucket.remote), load, device, cache)))
-                progress.advance()
-                runs["synthetic"].append(timed(_synthetic(load, photos.count, device)))
-                progress.advance()
-                runs["torch"].append(timed(_from_torch(photos, load)))
-                progress.advance()
+                for side, batches in sides.items():
+                    with tempfile.TemporaryDirectory(prefix=f"cold-{number}-", dir=folder) as cache:
+                        runs[side].append(timed(batches(cache)))
+                    progress.advance()
         return {**figures_of(runs), "server": bucket.server, "latency": bucket.latency}
 
 

@@ -32,20 +32,6 @@ HUGGING_FACE = "Hugging Face datasets"
 _SLOW_ITEM_S = 0.02
 
 
-class PythonItems(Dataset[int]):
-    """Items that cost a given time of pure Python."""
-
-    def __init__(self, length: int, loops: int) -> None:
-        self._length = length
-        self._loops = loops
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> int:
-        return spin(self._loops)
-
-
 class MemoryItems(Dataset[tuple[Tensor, int]]):
     """Small images in one tensor, with labels in a list."""
 
@@ -63,23 +49,33 @@ class MemoryItems(Dataset[tuple[Tensor, int]]):
         return self._images[index], self._labels[index]
 
 
-class NumpyItems(Dataset[tuple[np.ndarray, int]]):
-    """Images in memory that are cropped, mirrored, shifted and normalised with NumPy."""
+class Computed(Dataset[Any]):
+    """Items that a function computes."""
 
-    def __init__(self, length: int) -> None:
-        self._images = np.random.default_rng(0).integers(0, 256, (64, 96, 96, 3), dtype=np.uint8)
+    def __init__(self, length: int, compute: Callable[[int], Any]) -> None:
         self._length = length
+        self._compute = compute
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+    def __getitem__(self, index: int) -> Any:
+        return self._compute(index)
+
+
+def _numpy(length: int) -> Dataset[Any]:
+    """Makes images in memory that are cropped, mirrored, shifted and normalised with NumPy."""
+    images = np.random.default_rng(0).integers(0, 256, (64, 96, 96, 3), dtype=np.uint8)
+
+    def compute(index: int) -> tuple[np.ndarray, int]:
         top, left = np.random.randint(0, 16, 2)
-        image = self._images[index % 64][top : top + 80, left : left + 80].astype(np.float32)
+        image = images[index % 64][top : top + 80, left : left + 80].astype(np.float32)
         if np.random.random() < 0.5:
             image = image[:, ::-1]
         image = (image * np.float32(np.random.uniform(0.8, 1.2)) - 120) / 60
         return np.ascontiguousarray(image.transpose(2, 0, 1)), index % 10
+
+    return Computed(length, compute)
 
 
 def spin(loops: int) -> int:
@@ -103,7 +99,7 @@ def _python(item_s: float) -> Callable[[int], Dataset[Any]]:
     began = process_time()
     spin(2_000_000)
     loops = int(item_s * 2_000_000 / (process_time() - began))
-    return lambda length: PythonItems(length, loops)
+    return lambda length: Computed(length, lambda number: spin(loops))
 
 
 def _photos(folder: Path) -> Callable[[int], Dataset[Any]]:
@@ -142,7 +138,7 @@ KINDS: dict[str, Kind] = {
     "in memory": Kind(lambda folder: MemoryItems, 40_000, 8000),
     "one slow item of 20,000": Kind(lambda folder: lambda length: MemoryItems(length, slow=1000), 20_000, 20_000),
     "TensorDataset": Kind(lambda folder: _tensors, 40_000, 8000),
-    "NumPy augmentation": Kind(lambda folder: NumpyItems, 2400, 4800),
+    "NumPy augmentation": Kind(lambda folder: _numpy, 2400, 4800),
     "ImageFolder, JPEG": Kind(_photos, 64, 512),
     HUGGING_FACE: Kind(_hugging_face, 8000, 8000),
 }

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,16 +24,18 @@ import zstandard
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.command import bar, program
+from benchmarks.command import bar, in_turns_by_item, program
 from benchmarks.l3_scheme import decode_l3, encode_l3
-from benchmarks.lossless_gpu import GPU_KEYS, measure_on_gpu
 from benchmarks.photos import CLASSES, open_photograph
 from concurrent_loader.decode import make_decoder
+from concurrent_loader.lossless import decode_batch
 from concurrent_loader.storage.lossless import decode, encode, has_native_lossless
 
 Pixels = npt.NDArray[np.uint8]
 Facts = dict[str, dict[str, float]]  # codec → figure → value
 CROP = 512
+GPU_KEYS = ("gpu_decode_mpix_s", "gpu_prepare_vs_png", "gpu_train_vs_png")
+_BATCH = 16  # images on a GPU
 
 
 class Load(NamedTuple):
@@ -196,17 +199,10 @@ def measure_set(images: list[Pixels], codecs: list[Codec], num_rounds: int, tick
             "bits_per_pixel": statistics.mean(bits),
             "vs_png": statistics.mean(own / png for own, png in zip(bits, pngs, strict=True)),
         }
-    took: dict[str, list[list[float]]] = {codec.name: [[] for _ in images] for codec in codecs}
-    for turn in range(num_rounds + 1):
-        for number in range(len(images)):
-            first = (turn + number) % len(codecs)
-            for codec in codecs[first:] + codecs[:first]:
-                seconds, _ = _timed(codec.decode, files[codec.format][number])
-                if turn:  # the first one warms up
-                    took[codec.name][number].append(seconds)
-        tick()
-    for codec in codecs:
-        facts[codec.name]["decode_mpix_s"] = mpix / sum(map(statistics.median, took[codec.name]))
+    calls = {codec.name: lambda number, codec=codec: codec.decode(files[codec.format][number]) for codec in codecs}
+    took = in_turns_by_item(calls, len(images), num_rounds, tick)
+    for name, each in took.items():
+        facts[name]["decode_mpix_s"] = mpix / sum(each)
     return facts
 
 
@@ -230,6 +226,71 @@ def check(images: list[Pixels]) -> None:
             raise RuntimeError("ours is not lossless")
         if not np.array_equal(decode_l3(encode_l3(wanted)), wanted):
             raise RuntimeError("our implementation of L3's scheme is not lossless")
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+
+def measure_on_gpu(images: list[Pixels], num_rounds: int) -> dict[str, float]:
+    """Measures on the current CUDA device, against PNG that torchcodec decodes on every core; wall time, medians."""
+    batch = [images[at % len(images)] for at in range(_BATCH)]
+    files = [_ours(each, compress=False) for each in batch]
+    pngs = [_save(each, kind="PNG", compress_level=6) for each in batch]
+    mpix = sum(each.shape[0] * each.shape[1] for each in batch) / 1e6
+    decoder = make_decoder("rgb", "png")
+    step = _training_step()
+    with ThreadPoolExecutor() as threads:
+
+        def by_png() -> torch.Tensor:
+            pixels = torch.stack([each.contiguous() for each in threads.map(decoder, pngs)])
+            return pixels.pin_memory().to("cuda", non_blocking=True)
+
+        def by_ours() -> torch.Tensor:
+            return torch.stack(decode_batch(files, device="cuda"))
+
+        if not torch.equal(by_png(), by_ours()):
+            raise RuntimeError("the pixels differ")
+        prepare = _in_turns((by_png, by_ours), num_rounds)
+        train = _in_turns((lambda: step(by_png()), lambda: step(by_ours())), num_rounds)
+    return {
+        "gpu_decode_mpix_s": round(mpix / prepare[1], 1),
+        "gpu_prepare_vs_png": round(prepare[0] / prepare[1], 3),
+        "gpu_train_vs_png": round(train[0] / train[1], 3),
+    }
+
+
+def _training_step() -> Callable[[torch.Tensor], object]:
+    """Returns a few convolutions, a label for each pixel."""
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 32, 3, stride=2, padding=1), torch.nn.ReLU(),
+        torch.nn.Conv2d(32, 64, 3, stride=2, padding=1), torch.nn.ReLU(),
+        torch.nn.Conv2d(64, 19, 1), torch.nn.Upsample(scale_factor=4),
+    ).cuda()  # fmt: skip
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.01)
+
+    def step(pixels: torch.Tensor) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            scores = layers(pixels.half() / 255)
+            loss = torch.nn.functional.cross_entropy(scores.float(), pixels[:, 0].long() % 19)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def _in_turns(sides: tuple[Callable[[], object], ...], num_rounds: int) -> list[float]:
+    """Returns the median seconds of each, after a first turn that is not counted."""
+    took: list[list[float]] = [[] for _ in sides]
+    for turn in range(num_rounds + 1):
+        for at, side in enumerate(sides):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            side()
+            torch.cuda.synchronize()
+            if turn:
+                took[at].append(time.perf_counter() - began)
+    return [statistics.median(each) for each in took]
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 They are cut from the ten colour photographs that the wheels of scikit-image and scikit-learn carry, so that sizes,
 entropy and decoding cost are those of real images and nothing has to be downloaded. An image's class is the
-photograph that it was cut from. The same count and seed give the same images (byte for byte with the same Pillow),
+photograph that it was cut from. The same count gives the same images (byte for byte with the same Pillow),
 whatever the number of threads, because every image has a random stream of its own.
 """
 
@@ -43,7 +43,7 @@ _SOURCES = {
 }
 CLASSES = tuple(sorted(_SOURCES))
 
-_RECIPE_VERSION = 1  # counts up whenever the same count and seed give other images
+_RECIPE_VERSION = 1  # counts up whenever the same count gives other images
 _MAX_DRAWS = 200
 _FACTS = "photos.json"
 
@@ -54,7 +54,6 @@ class PhotoFolder:
 
     root: Path  # one sub-folder a class, nothing else in it
     count: int  # number of images
-    seed: int  # that they were drawn with
     num_bytes: int  # of all of them together
     digest: str  # SHA-256 over every name, size and content, in order of the names
 
@@ -68,34 +67,25 @@ class PhotoFolder:
         return sorted(self.root.glob("*/*.jpg"))
 
 
-def make_photos(
-    parent: Path,
-    *,
-    count: int = 3200,
-    seed: int = 0,
-    num_threads: int | None = None,
-    on_photo: Callable[[], object] | None = None,
-) -> PhotoFolder:
+def make_photos(parent: Path, *, count: int, on_photo: Callable[[], object] = lambda: None) -> PhotoFolder:
     """Makes a folder of photographs below ``parent``, or finds the finished one of an earlier run."""
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
-    final = parent / f"photos-{count}-seed{seed}-v{_RECIPE_VERSION}"
-    found = _finished(final, count=count, seed=seed)
+    final = parent / f"photos-{count}-v{_RECIPE_VERSION}"
+    found = _finished(final, count=count)
     if found is not None:
         return found
-    with ThreadPoolExecutor(num_threads or os.cpu_count() or 1, thread_name_prefix="photos") as pool:
-        images = pool.map(lambda index: _draw(index, seed), range(count))
+    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="photos") as pool:
+        images = pool.map(_draw, range(count))
         named = ((f"{CLASSES[index % len(CLASSES)]}/{index:06d}.jpg", data) for index, data in enumerate(images))
         try:
-            return _write(final, named, count=count, seed=seed, on_photo=on_photo)
+            return _write(final, named, count, on_photo)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def replicate_photos(
-    photos: PhotoFolder, *, min_bytes: int, on_photo: Callable[[], object] | None = None
-) -> PhotoFolder:
+def replicate_photos(photos: PhotoFolder, *, min_bytes: int) -> PhotoFolder:
     """Repeats the photographs until they are ``min_bytes`` together, each copy with a comment of its own.
 
     The comment (a JPEG COM segment) makes every copy a different object, so that neither a content-addressed store
@@ -104,7 +94,7 @@ def replicate_photos(
     num_copies = max(1, -(-min_bytes // photos.num_bytes))
     final = photos.root.parent.with_name(f"{photos.root.parent.name}-x{num_copies}")
     count = photos.count * num_copies
-    found = _finished(final, count=count, seed=photos.seed)
+    found = _finished(final, count=count)
     if found is not None:
         return found
     sources = photos.paths()
@@ -114,7 +104,7 @@ def replicate_photos(
             for path in sources:
                 yield f"{path.parent.name}/{copy:03d}-{path.name}", _comment(path.read_bytes(), f"copy {copy}")
 
-    return _write(final, copies(), count=count, seed=photos.seed, on_photo=on_photo)
+    return _write(final, copies(), count, lambda: None)
 
 
 @cache
@@ -128,9 +118,9 @@ def open_photograph(name: str) -> Image.Image:
         return image.convert("RGB")
 
 
-def _draw(index: int, seed: int) -> bytes:
+def _draw(index: int) -> bytes:
     """Cuts, scales and compresses one image; draws again until its size is that of a usual photograph."""
-    rng = random.Random(f"{_RECIPE_VERSION}-{seed}-{index}")
+    rng = random.Random(f"{_RECIPE_VERSION}-0-{index}")
     photograph = open_photograph(CLASSES[index % len(CLASSES)])
     for _ in range(_MAX_DRAWS):
         data = _cut(photograph, rng)
@@ -162,9 +152,7 @@ def _comment(jpeg: bytes, text: str) -> bytes:
     return jpeg[:2] + b"\xff\xfe" + struct.pack(">H", len(segment) + 2) + segment + jpeg[2:]
 
 
-def _write(
-    final: Path, images: Iterator[tuple[str, bytes]], *, count: int, seed: int, on_photo: Callable[[], object] | None
-) -> PhotoFolder:
+def _write(final: Path, images: Iterator[tuple[str, bytes]], count: int, on_photo: Callable[[], object]) -> PhotoFolder:
     """Writes the images into a temporary folder and renames it, so that half a dataset is never found."""
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
@@ -176,10 +164,9 @@ def _write(
             (temporary / "images" / name).write_bytes(data)
             num_bytes += len(data)
             digests[name] = hashlib.sha256(data).digest()
-            if on_photo is not None:
-                on_photo()
+            on_photo()
         digest = hashlib.sha256(b"".join(name.encode() + digests[name] for name in sorted(digests))).hexdigest()
-        facts = {"version": _RECIPE_VERSION, "count": count, "seed": seed, "num_bytes": num_bytes, "digest": digest}
+        facts = {"version": _RECIPE_VERSION, "count": count, "num_bytes": num_bytes, "digest": digest}
         (temporary / _FACTS).write_text(json.dumps(facts))
         temporary.chmod(0o755)  # mkdtemp makes 0700
         shutil.rmtree(final, ignore_errors=True)  # of an older recipe, or damaged
@@ -187,17 +174,17 @@ def _write(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return PhotoFolder(final / "images", count, seed, num_bytes, digest)
+    return PhotoFolder(final / "images", count, num_bytes, digest)
 
 
-def _finished(final: Path, *, count: int, seed: int) -> PhotoFolder | None:
+def _finished(final: Path, *, count: int) -> PhotoFolder | None:
     """Returns the folder, if it says that it is what is wanted and still holds that many bytes."""
     try:
         facts = json.loads((final / _FACTS).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    if (facts.get("version"), facts.get("count"), facts.get("seed")) != (_RECIPE_VERSION, count, seed):
+    if (facts.get("version"), facts.get("count")) != (_RECIPE_VERSION, count):
         return None
-    found = PhotoFolder(final / "images", count, seed, facts["num_bytes"], facts["digest"])
+    found = PhotoFolder(final / "images", count, facts["num_bytes"], facts["digest"])
     sizes = [path.stat().st_size for path in found.paths()]
     return found if (len(sizes), sum(sizes)) == (count, found.num_bytes) else None

@@ -39,8 +39,8 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from benchmarks.bucket import photos_in, write_shards
 from benchmarks.command import bar, program
-from benchmarks.filling import photos_in, write_shards
 from benchmarks.machine import num_cores
 from benchmarks.photos import CLASSES, PhotoFolder
 from benchmarks.training import INPUT_SIZE, Trainer, decode_rgb

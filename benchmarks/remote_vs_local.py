@@ -1,183 +1,195 @@
 """The bucket against the local drive.
 
-    python -m benchmarks.remote_vs_local [--json FILE] [--quick]
+    python -m benchmarks.remote_vs_local --step train|none [--json FILE] [--quick]
 
 Photographs as an image folder through torch's DataLoader against the same photographs as shards in a bucket behind
 latency through ConcurrentDataLoader, with an empty cache (cold) and with the one that this left (warm): training on
-them, only decoding and augmenting them, and only taking their bytes. Every epoch runs in a fresh process. The sides
-alternate, and a ratio compares epochs of the same round, so that a machine that changes its pace changes it little.
+them (``train``), only decoding and augmenting them, and only taking their bytes (both ``none``). Every epoch runs in a
+fresh process, and what it delivers is compared with the files. The sides alternate, and a ratio compares epochs of the
+same round, so that a machine that changes its pace changes it little.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
-from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from msgspec import structs
 from rich.console import Console
 
-from benchmarks.bucket import Bucket, open_bucket
-from benchmarks.command import bar, command_line, publish
-from benchmarks.figures import check_same_samples, with_spread
-from benchmarks.filling import has_shards, ingest, photos_in
-from benchmarks.harness import Epoch, Request, Side, Step, run_epoch
+from benchmarks.bucket import Bucket, open_bucket, photos_in, write_shards
+from benchmarks.command import Bar, bar, command_line, publish
+from benchmarks.figures import with_spread
 from benchmarks.machine import Bystanders
-from benchmarks.photos import CLASSES, PhotoFolder, replicate_photos
-from concurrent_loader.storage.sizes import parse_size
+from benchmarks.peers.bucket import led_to
+from benchmarks.peers.figures import check, image_digest
+from benchmarks.peers.job import Job, Outcome
+from benchmarks.peers.turns import Side, outcome_of, take_turns
+from benchmarks.photos import PhotoFolder, replicate_photos
+from benchmarks.training import INPUT_SIZE, MIN_SCALE
 
-_STEPS: dict[str, tuple[Step, ...]] = {
-    "train": ("train",),
-    "none": ("raw", "decoded"),
-    "both": ("train", "raw", "decoded"),
+_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is done with the images."""
+
+    name: str  # in the JSON
+    batch_size: int = 64
+    num_workers: int = 2  # of torch's DataLoader
+    decoded: bool = True
+    train: bool = False
+
+
+TRAIN = Step("training", train=True)
+_STEPS = {
+    "train": (TRAIN,),
+    # Files in the page cache are read faster than a worker can hand them over: 40,000 a second without, 8,000 with.
+    "none": (Step("raw", batch_size=256, num_workers=0, decoded=False), Step("decoded")),
 }
-_NAMES: dict[Step, str] = {"train": "training", "raw": "raw", "decoded": "decoded"}
-_BATCH_SIZE: dict[Step, int] = {"train": 64, "decoded": 64, "raw": 256}
-# Files in the page cache are read faster than a worker process can hand them over: 40,000 a second without, 8,000 with.
-_NUM_WORKERS: dict[Step, int] = {"train": 2, "decoded": 2, "raw": 0}
 
 
-def run_benchmark(options: Namespace, console: Console) -> dict[str, Any]:
-    """Runs all rounds of all steps."""
-    options.data.mkdir(parents=True, exist_ok=True)
-    photos = photos_in(options.data, options.images, console, seed=options.seed)
-    with open_bucket(options.data / "s3", latency_ms=options.latency) as bucket:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is measured."""
+
+    num_photos: int = 3200
+    raw_bytes: int = 1_000_000_000  # size that the photographs are repeated to for the raw step
+    num_rounds: int = 5
+    latency_ms: int = 30
+    resident: bool = True  # whether real memory is put behind the page cache before each epoch
+    data: Path = Path(".demo")  # folder for all that is made
+
+
+FULL, QUICK = Load(), Load(num_photos=12, raw_bytes=1_000_000, num_rounds=1)
+
+
+def sides_of(step: Step, photos: PhotoFolder, prefix: str, bucket: Bucket, *, resident: bool = True) -> list[Side]:
+    """Returns the image folder and the shards, with all settings that they have in common."""
+    folder = Job(
+        peer="torch_items",
+        photos=str(photos.root),
+        options={"client": "files"},
+        decoded=step.decoded,
+        train=step.train,
+        size=INPUT_SIZE,
+        min_scale=MIN_SCALE,
+        batch_size=step.batch_size,
+        num_workers=step.num_workers,
+        resident_bytes=photos.num_bytes * 11 // 10 if resident else 0,
+    )
+    options = {"layout": "shards", "transform": True}
+    shards = structs.replace(folder, peer="ours", prefix=prefix, num_workers=None, options=options)
+    shards = led_to(shards, bucket.remote, bucket=bucket.name)
+    return [Side("local", sys.executable, folder, False), Side("shards", sys.executable, shards, True)]
+
+
+def checked(outcome: Outcome, digests: Sequence[int], *, decoded: bool) -> Outcome:
+    """Returns an outcome; raises ValueError unless every image came once, and as it is where its bytes are known."""
+    fault = check(outcome, digests, decoded=decoded)
+    if fault:
+        raise ValueError(f"a side did not deliver the images: {fault}")
+    return outcome
+
+
+def run_benchmark(name: str, load: Load, console: Console) -> dict[str, Any]:
+    """Runs all rounds of the steps of a name."""
+    load.data.mkdir(parents=True, exist_ok=True)
+    photos = photos_in(load.data, load.num_photos, console)
+    with open_bucket(load.data / "s3", latency_ms=load.latency_ms) as bucket:
         figures: dict[str, Any] = {
-            "memory_made_resident": options.resident,
+            "memory_made_resident": load.resident,
             "server": bucket.server,
             "latency_ms": bucket.latency_ms if bucket.latency_applied else 0.0,
             "first_byte_ms": bucket.latency_ms,
             "latency": bucket.latency,
         }
-        for step in _STEPS[options.step]:
-            images = photos
-            if step == "raw":
-                images = replicate_photos(photos, min_bytes=parse_size(options.rss_dataset, name="--rss-dataset"))
-            url = f"s3://{bucket.name}/{images.root.parent.name}/shards"
-            if not has_shards(images, url, bucket.direct):
-                ingest(images, url, bucket.direct)
+        for step in _STEPS[name]:
+            images = photos if step.decoded else replicate_photos(photos, min_bytes=load.raw_bytes)
+            prefix = f"{images.root.parent.name}/shards"
+            write_shards(images, f"s3://{bucket.name}/{prefix}", bucket.direct)
             others = Bystanders()
-            made = _run_rounds(step, images, url, bucket, options, console)
-            figures[_NAMES[step]] = {**made, "other_programs_share": round(others.share(), 3)}
+            with bar(console, f"{step.name}: epochs", 3 * load.num_rounds) as progress:
+                made = _run_rounds(step, images, prefix, bucket, load, progress)
+            figures[step.name] = {**made, "other_programs_share": round(others.share(), 3)}
     return figures
 
 
 def _run_rounds(
-    step: Step, photos: PhotoFolder, url: str, bucket: Bucket, options: Namespace, console: Console
+    step: Step, photos: PhotoFolder, prefix: str, bucket: Bucket, load: Load, progress: Bar
 ) -> dict[str, Any]:
-    local: list[Epoch] = []
-    cold: list[Epoch] = []
-    warm: list[Epoch] = []
+    digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(photos.paths())]
     server_s_per_1000 = []
-    cache = options.data / "benchmark-cache"
 
-    def run(side: Side, location: str) -> Epoch:
-        request = Request(
-            side=side,
-            step=step,
-            location=location,
-            num_classes=len(CLASSES),
-            storage_options=dict(bucket.remote) if side == "shards" else {},
-            client=options.client,
-            cache_dir=str(cache) if side == "shards" else None,
-            batch_size=_BATCH_SIZE[step],
-            num_workers=_NUM_WORKERS[step],
-            seed=options.seed,
-            resident_bytes=photos.num_bytes * 11 // 10 if options.resident else 0,
-        )
-        epoch = run_epoch(request)
-        progress.advance()
-        return epoch
-
-    def run_local() -> None:
-        local.append(run("folder", str(photos.root)))
-
-    def run_remote() -> None:
-        shutil.rmtree(cache, ignore_errors=True)
+    def run(side: Side, job: Job, epoch: str, number: int) -> Outcome:
         before_s = bucket.server_cpu_s()
-        cold.append(run("shards", url))
-        server_s_per_1000.append(1000 * (bucket.server_cpu_s() - before_s) / cold[-1].num_samples)
-        warm.append(run("shards", url))
+        outcome = checked(outcome_of(side, job, deadline_s=_DEADLINE_S), digests, decoded=step.decoded)
+        if side.caches and epoch == "cold":
+            server_s_per_1000.append(1000 * (bucket.server_cpu_s() - before_s) / len(outcome.numbers))
+        progress.advance()
+        return outcome
 
-    with bar(console, f"{_NAMES[step]}: epochs", 3 * options.repeats) as progress:
-        for number in range(options.repeats):
-            for turn in (run_local, run_remote) if number % 2 == 0 else (run_remote, run_local):
-                turn()
-    shutil.rmtree(cache, ignore_errors=True)
-    check_same_samples({"local": local, "cold": cold, "warm": warm})
-    return {**figures_of(local, cold, warm), "server_cpu_s_per_1000": round(median(server_s_per_1000), 3)}
+    local, shards = sides_of(step, photos, prefix, bucket, resident=load.resident)
+    take_turns([local, shards], load.num_rounds, load.data / "benchmark-cache", run)
+    epochs = (local.outcomes["cold"], shards.outcomes["cold"], shards.outcomes["warm"])
+    figures = figures_of(*([made[number] for number in sorted(made)] for made in epochs))
+    return {**figures, "server_cpu_s_per_1000": round(median(server_s_per_1000), 3)}
 
 
-def figures_of(local: Sequence[Epoch], cold: Sequence[Epoch], warm: Sequence[Epoch]) -> dict[str, Any]:
+def pace(outcome: Outcome) -> float:
+    """Returns images per second from the request for the first batch on."""
+    return len(outcome.numbers) / (outcome.epoch_s - outcome.build_s)
+
+
+def waiting_share(outcome: Outcome) -> float:
+    """Returns the share of that time that the consumer spent waiting for batches, 0 … 1."""
+    return outcome.waiting_s / (outcome.epoch_s - outcome.build_s)
+
+
+def figures_of(local: Sequence[Outcome], cold: Sequence[Outcome], warm: Sequence[Outcome]) -> dict[str, Any]:
     """Returns the figures of one step, with epochs of the same rounds: medians, and the extremes under ``spread``.
 
     A ratio is the median over the rounds of (remote ÷ local in the same round).
     """
-
-    def of(epochs: Sequence[Epoch], name: str) -> list[float]:
-        return [getattr(epoch, name) for epoch in epochs]
-
-    def ratio(remote: Sequence[Epoch]) -> list[float]:
-        return [one.samples_per_s / other.samples_per_s for one, other in zip(remote, local, strict=True)]
-
-    figures = with_spread(
-        {
-            "local_img_s": of(local, "samples_per_s"),
-            "cold_img_s": of(cold, "samples_per_s"),
-            "warm_img_s": of(warm, "samples_per_s"),
-            "cold_ratio": ratio(cold),
-            "warm_ratio": ratio(warm),
-            "build_s": of(cold, "build_s"),
-            "first_batch_s": of(cold, "first_batch_s"),
-            "first_batch_local_s": of(local, "first_batch_s"),
-            "first_batch_warm_s": of(warm, "first_batch_s"),
-            "waiting_share": of(cold, "waiting_share"),
-            "waiting_share_local": of(local, "waiting_share"),
-            "gets": of(cold, "num_gets"),
-            "gets_warm": of(warm, "num_gets"),
-            "bytes_ratio": [epoch.num_bytes / epoch.dataset_bytes for epoch in cold],
-            "cpu_s_per_1000": of(cold, "cpu_s_per_1000"),
-            "cpu_s_per_1000_local": of(local, "cpu_s_per_1000"),
-            "cpu_s_per_1000_warm": of(warm, "cpu_s_per_1000"),
-            "peak_rss_mb": of(cold, "peak_rss_mb"),
-            "peak_rss_mb_local": of(local, "peak_rss_mb"),
-            "rss_added_mb": of(cold, "rss_added_mb"),
-            "rss_added_mb_warm": of(warm, "rss_added_mb"),
-        }
-    )
-    return {**figures, "client": cold[0].client, "num_samples": cold[0].num_samples, "rounds": len(cold)}
-
-
-def parse_options(arguments: Sequence[str] | None) -> Namespace:
-    """Reads the command line."""
-    parser = command_line("remote_vs_local", __doc__)
-    add = parser.add_argument
-    add("--step", choices=list(_STEPS), default="both", help="train, none (raw and decoded), or both")
-    add("--repeats", type=int, default=5, help="rounds (default 5)")
-    add("--latency", type=int, default=30, help="ms to the first byte; 0 for none (default 30)")
-    add("--images", type=int, default=3200, help="photographs (default 3200)")
-    add("--rss-dataset", default="1GB", help="repeat the photographs to this size for the raw step (default 1GB)")
-    add("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
-    add("--seed", type=int, default=0, help="of photographs, order and weights (default 0)")
-    add("--client", default="auto", help="for the shards: auto, native, aiobotocore, fsspec")
-    no_resident = "do not put real memory behind the page cache before each epoch (virtual machines: noise)"
-    add("--no-resident", dest="resident", action="store_false", help=no_resident)
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.images, options.repeats, options.rss_dataset = 12, 1, "1MB"
-    if options.images < 1 or options.repeats < 1 or options.latency < 0:
-        parser.error("--images and --repeats are at least 1, --latency is at least 0")
-    return options
+    of: dict[str, tuple[Callable[[Any], float], str]] = {
+        "{side}_img_s": (pace, "local cold warm"),
+        "build_s": (lambda each: each.build_s, "cold"),
+        "first_batch{}_s": (lambda each: each.first_batch_s - each.build_s, "cold local warm"),
+        "waiting_share": (waiting_share, "cold local"),
+        "gets": (lambda each: each.fetched.gets, "cold warm"),
+        "bytes_ratio": (lambda each: each.fetched.num_bytes / each.fetched.dataset_bytes, "cold"),
+        "cpu_s_per_1000": (lambda each: each.cpu_s_per_1000, "cold local warm"),
+        "peak_rss_mb": (lambda each: each.peak_rss_mb, "cold local"),
+        "rss_added_mb": (lambda each: each.rss_added_mb, "cold warm"),
+    }
+    epochs = {"local": local, "cold": cold, "warm": warm}
+    values: dict[str, list[float]] = {}
+    for name, (figure, sides) in of.items():
+        for side in sides.split():
+            suffix = "" if side == "cold" else f"_{side}"
+            key = name.format(suffix, side=side) if "{" in name else f"{name}{suffix}"
+            values[key] = [figure(each) for each in epochs[side]]
+    for side, remote in (("cold", cold), ("warm", warm)):
+        values[f"{side}_ratio"] = [pace(one) / pace(other) for one, other in zip(remote, local, strict=True)]
+    fetched = cold[0].fetched
+    assert fetched is not None
+    common = {"client": fetched.client, "num_samples": len(cold[0].numbers), "rounds": len(cold)}
+    return {**with_spread(values), **common}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
-    options = parse_options(arguments)
-    name = "remote_vs_local.train" if options.step == "train" else "remote_vs_local.none"
-    return publish(name, lambda console: run_benchmark(options, console), options.json)
+    parser = command_line("remote_vs_local", __doc__)
+    parser.add_argument("--step", choices=list(_STEPS), required=True, help="train, or none (raw and decoded)")
+    options = parser.parse_args(arguments)
+    load = QUICK if options.quick else FULL
+    name = f"remote_vs_local.{options.step}"
+    return publish(name, lambda console: run_benchmark(options.step, load, console), options.json)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from jinja2 import ChainableUndefined, Environment, FileSystemLoader, StrictUnde
 
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.program import ROOT
-from benchmarks.report_peers import by_cell, peer_rows
-from benchmarks.report_text import DASH, Figures, grid, number, percent, pivot, ranged, seconds, size, table
+from benchmarks.report_text import DASH, FILTERS, Figures, number, percent
 
 RESULTS = ROOT / "benchmarks" / "results"
 _README = ROOT / "README.md"
@@ -190,8 +189,7 @@ def _template() -> Template:
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, extensions=["jinja2.ext.do"],
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False,  # noqa: S701 - no HTML
     )  # fmt: skip
-    makers = (number, percent, ranged, seconds, size, grid, table, pivot, circumstances, peer_rows, by_cell, anchor)
-    environment.filters |= {maker.__name__: maker for maker in makers}
+    environment.filters |= FILTERS | {"circumstances": circumstances, "anchor": anchor}
     return environment.get_template("report.md.jinja")
 
 
@@ -239,14 +237,14 @@ def pages(results: Results) -> dict[Path, str]:
 
 def write(results: Results, *, with_pages: bool) -> None:
     """Writes the report and its plots, and the README's and the docs' parts if asked for."""
-    from benchmarks.report_plots import PLOTS
+    from benchmarks.report_plots import PLOTS, save
 
-    for name, plot in PLOTS.items():
+    for name in PLOTS:
         figures, file = results.figures(name), results.folder / "plots" / f"{name}.png"
         if figures is None:
             file.unlink(missing_ok=True)
         else:
-            plot(figures, file)
+            save(name, figures, file)
     (results.folder / "REPORT.md").write_text(report(results), encoding="utf-8")
     for page, text in pages(results).items() if with_pages else ():
         page.write_text(text, encoding="utf-8")

@@ -14,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
-from benchmarks.report_peers import peer_rows
-from benchmarks.report_text import number
+from benchmarks.report_text import number, peer_rows
 
 Figures = Mapping[str, Any]
 _OURS, _OURS_PALE, _OURS_DARK = "#0072B2", "#56B4E9", "#003A5D"
@@ -63,6 +62,11 @@ def _named(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_ylabel(y, fontsize=_FONT)
 
 
+def _legend(axes: Axes, title: str, x: str, y: str, smaller: float = 0) -> None:
+    _named(axes, title, x, y)
+    axes.legend(fontsize=_FONT - smaller, frameon=False)
+
+
 def _plain(axes: Axes, *which: str) -> None:
     """Writes the powers of a logarithmic axis as numbers."""
     for axis in (getattr(axes, f"{name}axis") for name in which):
@@ -70,16 +74,17 @@ def _plain(axes: Axes, *which: str) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def _save(figure: Figure, file: Path) -> None:
+def save(name: str, figures: Figures, file: Path) -> None:
+    """Draws the plot of a benchmark."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, metadata={"Software": None})
+    PLOTS[name](figures).savefig(file, metadata={"Software": None})
 
 
 def _colour(name: str) -> str:
     return _OURS if name.startswith("ours") else _OTHERS
 
 
-def _peers(figures: Figures, file: Path) -> None:
+def _peers(figures: Figures) -> Figure:
     rows = [row for row in peer_rows(figures) if row["latency_ms"] is not None and row["workers"] in {None, 2}]
     groups = list(dict.fromkeys((row["kind"], row["where"]) for row in rows))
     figure, panels = _canvas(len(groups), height=4.6 * -(-len(groups) // 2), num_rows=-(-len(groups) // 2))
@@ -100,10 +105,10 @@ def _peers(figures: Figures, file: Path) -> None:
         _bars(axes, bars, f"{group[0]}, {group[1]}, 2 workers", "samples/s, % of ours over shards")
         axes.set_xlim(0, 100)
     figure.suptitle("dark: cold, pale: warm; ours over shards is 100 %", fontsize=_FONT, x=0.01, ha="left")
-    _save(figure, file)
+    return figure
 
 
-def _remote(figures: Figures, file: Path) -> None:
+def _remote(figures: Figures) -> Figure:
     parts = [name for name in ("training", "raw", "decoded") if name in figures]
     figure, panels = _canvas(len(parts), height=1.7)
     sides = (("local drive", "local", _LOCAL), ("bucket, cold", "cold", _OURS), ("bucket, warm", "warm", _OURS_PALE))
@@ -113,19 +118,19 @@ def _remote(figures: Figures, file: Path) -> None:
         _bars(axes, bars, name, "samples/s, median and extremes")
         for y, (_, key, _) in enumerate(sides):
             axes.plot(found["spread"][f"{key}_img_s"], [y + 0.3, y + 0.3], color="black", linewidth=1)
-    _save(figure, file)
+    return figure
 
 
-def _drop_in(figures: Figures, file: Path) -> None:
+def _drop_in(figures: Figures) -> Figure:
     figure, [axes] = _canvas(height=2.4)
     bars = [
         _one(f"{row['client']}, {row['num_workers']} workers", row["speedup"], _OURS, " ×") for row in figures["rows"]
     ]
     _bars(axes, bars, "How many times as fast as torch's DataLoader", "×")
-    _save(figure, file)
+    return figure
 
 
-def _forerunners(figures: Figures, file: Path) -> None:
+def _forerunners(figures: Figures) -> Figure:
     heat = figures["heat_map"]
     rates = {(cell["workers"], cell["in_flight"]): cell["samples_s"] for cell in heat["cells"]}
     lines = [[rates[workers, in_flight] for in_flight in heat["in_flight"]] for workers in heat["workers"]]
@@ -141,10 +146,10 @@ def _forerunners(figures: Figures, file: Path) -> None:
     title = f"objects per second, {figures['latency_ms']:.0f} ms away"
     _named(axes, title, "requests in flight, each process", "worker processes")
     figure.colorbar(image, ax=axes)
-    _save(figure, file)
+    return figure
 
 
-def _inflight(figures: Figures, file: Path) -> None:
+def _inflight(figures: Figures) -> Figure:
     figure, panels = _canvas(2, height=3.6)
     for axes, kind in zip(panels, ("object", "range"), strict=True):
         rows = sorted((row for row in figures["rows"] if row["kind"] == kind), key=lambda row: int(row["in_flight"]))
@@ -162,12 +167,11 @@ def _inflight(figures: Figures, file: Path) -> None:
         axes.set_yscale("log")
         _plain(axes, "x", "y")
         title = f"{kind}s of {figures['num_bytes'][kind]:,} bytes"
-        _named(axes, title, "requests in flight", "requests per second")
-        axes.legend(fontsize=_FONT - 1, frameon=False)
-    _save(figure, file)
+        _legend(axes, title, "requests in flight", "requests per second", 1)
+    return figure
 
 
-def _tail(figures: Figures, file: Path) -> None:
+def _tail(figures: Figures) -> Figure:
     figure, [axes] = _canvas()
     for name, colour in (("off", _OTHERS), ("on", _OURS)):
         taken = sorted(figures["batch_s"][name])
@@ -176,12 +180,11 @@ def _tail(figures: Figures, file: Path) -> None:
     axes.axhline(0.01, color="black", linewidth=0.8, linestyle=":", label="P99")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    _named(axes, "Batches that take longer than …", "seconds per batch", "share of the batches")
-    axes.legend(fontsize=_FONT, frameon=False)
-    _save(figure, file)
+    _legend(axes, "Batches that take longer than …", "seconds per batch", "share of the batches")
+    return figure
 
 
-def _cache(figures: Figures, file: Path) -> None:
+def _cache(figures: Figures) -> Figure:
     figure, [axes] = _canvas()
     looks = (("optimum", "#000000", "s--", "the best possible"), ("ours", _OURS, "o-", "ours"),
              ("lru", _OTHERS, "^-", "least recently used"))  # fmt: skip
@@ -189,12 +192,11 @@ def _cache(figures: Figures, file: Path) -> None:
         rows = [row for row in figures["rows"] if row["policy"] == policy]
         x = [100 * row["budget"] for row in rows]
         axes.plot(x, [100 * row["hit_rate"] for row in rows], line, color=colour, label=told, fillstyle="none")
-    _named(axes, "Hit rate of the second and third epochs", "cache, % of the dataset", "hits, % of the lookups")
-    axes.legend(fontsize=_FONT, frameon=False)
-    _save(figure, file)
+    _legend(axes, "Hit rate of the second and third epochs", "cache, % of the dataset", "hits, % of the lookups")
+    return figure
 
 
-def _decode(figures: Figures, file: Path) -> None:
+def _decode(figures: Figures) -> Figure:
     sets = list(dict.fromkeys(row["set"] for row in figures["rows"]))
     figure, panels = _canvas(len(sets), height=2.4)
     for axes, name in zip(panels, sets, strict=True):
@@ -203,10 +205,10 @@ def _decode(figures: Figures, file: Path) -> None:
         _bars(axes, bars, name, "images per second and core")
         if axes is not panels[0]:
             axes.set_yticklabels([])
-    _save(figure, file)
+    return figure
 
 
-def _lossless(figures: Figures, file: Path) -> None:
+def _lossless(figures: Figures) -> Figure:
     rows = [row for row in figures["rows"] if row["set"] == "photographs" and not row.get("missing")]
     rows.sort(key=lambda row: float(row["decode_mpix_s"]), reverse=True)
     png = max(row["decode_mpix_s"] for row in rows if row["codec"].startswith("PNG"))
@@ -215,10 +217,10 @@ def _lossless(figures: Figures, file: Path) -> None:
     _bars(panels[0], bars, "Decoding on a core", "× the fastest PNG decoder")
     sized = [row for row in rows if row.get("vs_png") is not None]
     _bars(panels[1], [_one(row["codec"], row["vs_png"], _colour(row["codec"])) for row in sized], "Size", "÷ PNG")
-    _save(figure, file)
+    return figure
 
 
-def _pipelines(figures: Figures, file: Path) -> None:
+def _pipelines(figures: Figures) -> Figure:
     figure, panels = _canvas(2, height=2.0)
     for axes, operations in zip(panels, ("few", "many"), strict=True):
         rows = [row for row in figures["rows"] if row["operations"] == operations]
@@ -227,10 +229,10 @@ def _pipelines(figures: Figures, file: Path) -> None:
             for row in rows
         ]
         _bars(axes, bars, f"{operations} augmentations; shorter is better", "s per epoch")
-    _save(figure, file)
+    return figure
 
 
-def _scaling(figures: Figures, file: Path) -> None:
+def _scaling(figures: Figures) -> Figure:
     figure, panels = _canvas(2)
     for axes, transform in zip(panels, ("native", "python"), strict=True):
         for mode, colour, marker in (("threads", _OURS, "o"), ("processes", _OURS_PALE, "s")):
@@ -239,12 +241,11 @@ def _scaling(figures: Figures, file: Path) -> None:
             axes.plot([row["n"] for row in rows], y, color=colour, marker=marker, label=mode)
         axes.set_ylim(0, 2.2)
         held = "releases" if transform == "native" else "holds"
-        _named(axes, f"{transform} transform: it {held} the GIL", "threads or processes", "÷ one thread")
-        axes.legend(fontsize=_FONT, frameon=False)
-    _save(figure, file)
+        _legend(axes, f"{transform} transform: it {held} the GIL", "threads or processes", "÷ one thread")
+    return figure
 
 
-def _shuffle(figures: Figures, file: Path) -> None:
+def _shuffle(figures: Figures) -> Figure:
     rows = figures["rows"]
     figure, [axes] = _canvas()
     for key, colour, told in (
@@ -256,12 +257,11 @@ def _shuffle(figures: Figures, file: Path) -> None:
     axes.set_xscale("log")
     axes.set_ylim(0, 1)
     _plain(axes, "x")
-    _named(axes, "How far a batch's classes are from the dataset's", "shuffle window, shards", "distance")
-    axes.legend(fontsize=_FONT, frameon=False)
-    _save(figure, file)
+    _legend(axes, "How far a batch's classes are from the dataset's", "shuffle window, shards", "distance")
+    return figure
 
 
-def _scale(figures: Figures, file: Path) -> None:
+def _scale(figures: Figures) -> Figure:
     figure, panels = _canvas(4, height=7.0, num_rows=2)
     drawn = (
         ("samples", "num_samples", ("open_s", "shuffle_s", "seek_s", "resume_s", "batch_s"), "samples", "s"),
@@ -281,22 +281,21 @@ def _scale(figures: Figures, file: Path) -> None:
         if high < 10 * low:
             axes.set_ylim(low / 3, high * 3)
         _plain(axes, "x", "y")
-        _named(axes, "", x, y)
-        axes.legend(fontsize=_FONT - 1, frameon=False)
-    _save(figure, file)
+        _legend(axes, "", x, y, 1)
+    return figure
 
 
-def _cost(figures: Figures, file: Path) -> None:
+def _cost(figures: Figures) -> Figure:
     store = "S3 Standard, over the internet"
     dollars = {f"{row['system']} ({row['kind']})": row["usd"][store]["run"] for row in figures["rows"]}
     ours = next(value for name, value in dollars.items() if name.startswith("ours, shards, cache"))
     figure, [axes] = _canvas(height=0.24 * len(dollars) + 0.8)
     bars = [_one(name, value / ours, _colour(name), " ×") for name, value in dollars.items()]
     _bars(axes, bars, store, "dollars per run, × ours over shards with a cache")
-    _save(figure, file)
+    return figure
 
 
-def _gpu(figures: Figures, file: Path) -> None:
+def _gpu(figures: Figures) -> Figure:
     rows = figures["training"]["rows"]
     names = {"synthetic": "data on the device", "bucket": "ours, from the bucket", "torch": "torch, local files"}
     figure, panels = _canvas(2, height=1.7)
@@ -304,10 +303,10 @@ def _gpu(figures: Figures, file: Path) -> None:
     waits = [_one("", 100 * row["gpu_wait_share"], _colour(names[row["side"]]), " %") for row in rows]
     _bars(panels[0], rates, "ResNet-50, bf16", "images/s")
     _bars(panels[1], waits, "The GPU waits", "% of the time")
-    _save(figure, file)
+    return figure
 
 
-PLOTS: dict[str, Callable[[Figures, Path], None]] = {
+PLOTS: dict[str, Callable[[Figures], Figure]] = {
     "peers": _peers, "remote_vs_local.train": _remote, "remote_vs_local.none": _remote, "drop_in": _drop_in,
     "forerunners": _forerunners, "inflight": _inflight, "tail": _tail, "cache": _cache, "decode": _decode,
     "lossless": _lossless, "pipelines": _pipelines, "scaling": _scaling, "shuffle_quality": _shuffle,

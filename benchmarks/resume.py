@@ -10,19 +10,30 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.command import bar, command_line, publish
+from benchmarks.command import bar, program
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
 
 _BATCH = 256
 _SHARD_SIZE = "256KiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is measured."""
+
+    num_samples: int = 2_000_000
+    num_rounds: int = 9
+
+
+FULL, QUICK = Load(), Load(20_000, 1)
 
 
 def write(url: str, num_samples: int, console: Console) -> None:
@@ -56,8 +67,9 @@ def first_batch(dataset: ShardDataset, sample: int) -> tuple[float, int, int]:
     return seconds, gets, num_shards
 
 
-def run_benchmark(num_samples: int, rounds: int, console: Console) -> dict[str, Any]:
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Measures the first batch at the beginning and in the middle of an epoch, in turns."""
+    num_samples, rounds = load.num_samples, load.num_rounds
     places = (0, num_samples // 2)
     found: dict[int, list[tuple[float, int, int]]] = {place: [] for place in places}
     with tempfile.TemporaryDirectory() as folder:
@@ -84,18 +96,7 @@ def run_benchmark(num_samples: int, rounds: int, console: Console) -> dict[str, 
     return {"num_samples": num_samples, "rows": rows, "ratio": round(middle / begin, 3)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    parser = command_line("resume", __doc__)
-    parser.add_argument("--samples", type=int, default=2_000_000, help="of the dataset, default 2,000,000")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each side, default 9")
-    parsed = parser.parse_args(arguments)
-    if parsed.quick:
-        parsed.samples, parsed.rounds = 20_000, 1
-    if parsed.samples < 4 * _BATCH or parsed.rounds < 1:
-        parser.error(f"--samples is at least {4 * _BATCH}, --rounds at least 1")
-    return publish("resume", lambda console: run_benchmark(parsed.samples, parsed.rounds, console), parsed.json)
-
+main = program("resume", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -13,11 +13,10 @@ proportion.
   local drive, shuffled in a window that holds nearly all of them, no cache: ``num_shards, num_samples, sample_bytes,
   open_s, first_batch_s, samples_s, mb_s, cpu_s_per_1000, gets, rss_added_mb``.
 - ``nodes``, 1 to 64, counted in the plans of an epoch of a dataset like ImageNet, nothing being sent; with the default
-  number of groups and with one per node: the keys of `benchmarks.simulated_nodes.simulate_nodes`.
+  number of groups and with one per node: the keys of `benchmarks.scale_points.simulate_nodes`.
 - ``sample_bytes``, 100 B to 10 MB, written and read like ``shards``, with the same keys.
-- ``rows``, small rows of each column kind, about 200, 2,000 and 20,000 per shard, in one dataset of 20,000 rows, read
-  like ``shards``: the same keys, and ``kind`` and ``rows_per_shard``. The slope of ``samples_s`` shows whether the work
-  for a row depends on its shard.
+- ``rows``, small rows of each ``kind`` of column, 200, 2,000 and 20,000 per shard (``rows_per_shard``), 20,000 in all,
+  read like ``shards``: the slope of ``samples_s`` shows whether the work for a row depends on its shard.
 
 Times are medians over the rounds (``spread`` of a row has the extremes), after one round that is not counted; the page
 cache is warm. Each row that has ``rss_added_mb`` has a process of its own; that is the highest resident memory since
@@ -30,24 +29,22 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from benchmarks.command import bar, program
 from benchmarks.figures import four_digits
-from benchmarks.scale_points import measure_opening, measure_reading
-from benchmarks.simulated_nodes import simulate_nodes
-from benchmarks.synthetic import row_bytes, synthetic_manifest, write_manifest, write_noise, write_rows
+from benchmarks.fresh_process import in_fresh_process
+from benchmarks.scale_points import Point, measure_opening, measure_reading, simulate_nodes
+from benchmarks.synthetic import ROW_BYTES, synthetic_manifest, write_manifest, write_noise
 
-T = TypeVar("T")
+_POINT_S = 1200.0  # a point that takes longer has hung
 Row = dict[str, Any]
 
 # Series → what grows, and the figures whose power is found.
@@ -81,9 +78,7 @@ class Load:
     sample_sizes: tuple[int, ...]  # points of the fourth, in bytes
     sample_series_bytes: int  # payload of each of them, as far as ``most_samples`` allows
     most_samples: int  # of any dataset that is really written
-    row_kinds: tuple[str, ...]  # column types of the fifth
-    rows_per_shard: tuple[int, ...]  # points of the fifth, for each column type
-    num_rows: int  # of each of its datasets
+    rows_per_shard: tuple[int, ...]  # points of the fifth, for each column type; the last is the number of rows
     num_rounds: int  # that are counted
     global_batch_size: int = 4096  # of all nodes together
     node_samples_s: float = 20_000.0  # that a node consumes: eight GPUs at 2,500 images per second each
@@ -93,8 +88,8 @@ class Load:
     @property
     def num_points(self) -> int:
         """Rows of all series."""
-        num_rows = len(self.row_kinds) * len(self.rows_per_shard)
-        return len(self.samples) + len(self.shards) + 2 * len(self.nodes) + len(self.sample_sizes) + num_rows
+        rows = len(ROW_BYTES) * len(self.rows_per_shard)
+        return len(self.samples) + len(self.shards) + 2 * len(self.nodes) + len(self.sample_sizes) + rows
 
 
 FULL = Load(
@@ -106,9 +101,7 @@ FULL = Load(
     sample_sizes=(100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000),
     sample_series_bytes=200_000_000,
     most_samples=100_000,
-    row_kinds=("str", "json", "bytes", "float32[16]", "int32[...]"),
     rows_per_shard=(200, 2_000, 20_000),
-    num_rows=20_000,
     num_rounds=5,
 )
 QUICK = Load(
@@ -120,18 +113,10 @@ QUICK = Load(
     sample_sizes=(100, 10_000),
     sample_series_bytes=200_000,
     most_samples=1_000,
-    row_kinds=("str", "int32[...]"),
     rows_per_shard=(50, 500),
-    num_rows=500,
     num_rounds=1,
     own_processes=False,
 )
-
-
-def in_own_process(measure: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function in a process that has done nothing else."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(measure, *arguments).result()
 
 
 def measure(load: Load, folder: Path, *, on_point: Callable[[], object] = lambda: None) -> dict[str, list[Row]]:
@@ -165,20 +150,18 @@ def measure(load: Load, folder: Path, *, on_point: Callable[[], object] = lambda
     for sample_bytes in load.sample_sizes:
         num_samples = max(1, min(load.most_samples, load.sample_series_bytes // sample_bytes))
         add("sample_bytes", _read(load, str(folder / f"bytes-{sample_bytes}"), num_samples, sample_bytes, 8 << 20))
-    for kind in load.row_kinds:
+    for kind, num_bytes in ROW_BYTES.items():
         for rows in load.rows_per_shard:
-            url = str(folder / f"rows-{kind}-{rows}")
-            num_shards = write_rows(url, kind, num_rows=load.num_rows, rows_per_shard=rows)
-            figures = _measured(load, url, num_shards, load.num_rows, row_bytes(kind))
-            add("rows", {"kind": kind, "rows_per_shard": rows, **figures})
+            shard_bytes = max(4096, rows * (num_bytes + 24) * 5 // 4)  # with the row's part of the tail
+            read = _read(load, str(folder / f"{kind}-{rows}"), load.rows_per_shard[-1], num_bytes, shard_bytes, kind)
+            add("rows", {"kind": kind, "rows_per_shard": rows, **read})
     return found
 
 
 def _opened(load: Load, num_samples: int, url: str) -> Row:
     manifest = synthetic_manifest(num_samples, load.photo_bytes)
     manifest_bytes = write_manifest(url, manifest)
-    arguments = (url, load.num_rounds)
-    point = in_own_process(measure_opening, *arguments) if load.own_processes else measure_opening(*arguments)
+    point = _point(load, measure_opening, url, load.num_rounds)
     return {
         "num_samples": num_samples,
         "num_shards": len(manifest.shards),
@@ -189,18 +172,19 @@ def _opened(load: Load, num_samples: int, url: str) -> Row:
     }
 
 
-def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes: int) -> Row:
-    manifest = write_noise(url, num_samples=num_samples, sample_bytes=sample_bytes, shard_bytes=shard_bytes)
-    return _measured(load, url, len(manifest.shards), num_samples, sample_bytes)
+def _point(load: Load, measure: Callable[..., Point], *arguments: Any) -> Point:
+    if not load.own_processes:
+        return measure(*arguments)
+    return in_fresh_process(measure, arguments, what=str(arguments), timeout_s=_POINT_S)
 
 
-def _measured(load: Load, url: str, num_shards: int, num_samples: int, sample_bytes: int) -> Row:
+def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes: int, kind: str | None = None) -> Row:
+    manifest = write_noise(url, num_samples=num_samples, sample_bytes=sample_bytes, shard_bytes=shard_bytes, kind=kind)
     batch_size = min(256, max(1, num_samples // 16))
-    arguments = (url, batch_size, load.num_rounds)
-    point = in_own_process(measure_reading, *arguments) if load.own_processes else measure_reading(*arguments)
+    point = _point(load, measure_reading, url, batch_size, load.num_rounds)
     medians = {name: median(times) for name, times in point.seconds.items()}
     return {
-        "num_shards": num_shards,
+        "num_shards": len(manifest.shards),
         "num_samples": num_samples,
         "sample_bytes": sample_bytes,
         "batch_size": batch_size,
@@ -228,7 +212,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
 
 
 def fit(found: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Returns series → figure → exponents; each kind of rows, and each way to group nodes, is a series of its own."""
+    """Returns series → figure → exponents; each kind of rows, and each way to group nodes, is a series."""
     half = len(found["nodes"]) // 2
     named = {
         "samples": ("samples", found["samples"]),

@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -30,6 +28,7 @@ import psutil
 from rich.console import Console
 
 from benchmarks.command import bar, in_turns, program
+from benchmarks.fresh_process import in_fresh_process
 from benchmarks.machine import cpu_of_tree_s, num_cores, resident_bytes
 from benchmarks.photos import make_photos
 from benchmarks.training import augmentation
@@ -37,6 +36,7 @@ from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
 
 TRANSFORMS = ("native", "python")
+_SIDE_S = 600.0  # a side that takes longer has hung
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
             for number, path in enumerate(photos.paths()):
                 writer.write({"image": path.read_bytes(), "label": number})
         for _, side in in_turns(list(found), load.num_rounds):
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-                found[side].append(process.submit(run_side, side, load, url, cache_dir).result())
+            arguments = (side, load, url, cache_dir)
+            found[side].append(in_fresh_process(run_side, arguments, what=str(side), timeout_s=_SIDE_S))
             progress.advance()
     rows = [
         {**asdict(side), **{key: median(run[key] for run in runs) for key in runs[0]}} for side, runs in found.items()

@@ -15,7 +15,6 @@ counts which share of the shards each of several nodes touches in an epoch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from benchmarks.command import bar, command_line, publish
+from benchmarks.command import bar, program
 from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.options import DEFAULT_SHUFFLE_WINDOW
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
@@ -127,18 +126,7 @@ def _shares(options: Options, nodes: int, window: int) -> dict[str, float]:
     return {"largest": round(max(touched), 4), "together": round(sum(touched), 4)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    parser = command_line("shuffle_quality", __doc__)
-    for name, value in asdict(Options()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help=f"default {value}")
-    parsed = vars(parser.parse_args(arguments))
-    file, quick = parsed.pop("json"), parsed.pop("quick")
-    if min(parsed.values()) < 1:
-        parser.error("all numbers must be at least 1")
-    options = QUICK if quick else Options(**parsed)
-    return publish("shuffle_quality", lambda console: run_benchmark(options, console), file)
-
+main = program("shuffle_quality", __doc__, run_benchmark, Options(), QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

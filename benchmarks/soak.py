@@ -1,4 +1,4 @@
-"""Hours of bad weather: ``python -m benchmarks.soak --minutes 30 --json FILE``, or ``make soak``.
+"""Hours of bad weather: ``python -m benchmarks.soak [--minutes M] --json FILE``, or ``make soak``.
 
 Epochs of a real loader over a real cache folder that is too small, from MinIO behind toxiproxy behind the faulty HTTP
 proxy, while `benchmarks.weather` changes every few seconds. Each sample's digest is compared with the truth. What ends
@@ -13,11 +13,10 @@ import shutil
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +26,7 @@ import psutil
 import xxhash
 from rich.console import Console
 
-from benchmarks.command import bar, command_line, publish
+from benchmarks.command import bar, program
 from benchmarks.weather import Weather, forecast
 from concurrent_loader import Batch, ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
@@ -49,11 +48,25 @@ _POLICY = RetryPolicy(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How long, and over what."""
+
+    minutes: float = 30.0
+    samples: int = 3000  # of the dataset: 36 MB
+    shortest: float = 2.0  # seconds, of a spell of weather
+    longest: float = 6.0
+    seed: int = 0  # of samples, order and weather
+
+
+FULL, QUICK = Load(), Load(0.1, 300, 0.1, 0.3)
+
+
 class Soak:
     """One run, and what has been seen so far."""
 
-    def __init__(self, options: Namespace) -> None:
-        self._options = options
+    def __init__(self, load: Load) -> None:
+        self._load = load
         self._truth: list[int] = []  # digest of each sample
         self._num_bytes = 0  # of all samples
         self._until = 0.0
@@ -69,7 +82,7 @@ class Soak:
 
     def run(self, console: Console) -> dict[str, Any]:
         """Runs epochs in bad weather until the time is over."""
-        options, began = self._options, time.monotonic()
+        load, began = self._load, time.monotonic()
         with ExitStack() as stack:
             stack.callback(faulthandler.cancel_dump_traceback_later)
             folder = Path(tempfile.mkdtemp(prefix="concurrent-loader-soak-"))
@@ -79,8 +92,8 @@ class Soak:
             network = stack.enter_context(toxiproxy(mortal.server, latency_ms=0, bandwidth_mb_s=None))
             faults = stack.enter_context(http_faults_process(mortal.server.through(network)))
             self._measure_process()
-            progress = stack.enter_context(bar(console, "Seconds", round(options.minutes * 60)))
-            spells = forecast(options.seed, shortest_s=options.shortest, longest_s=options.longest)
+            progress = stack.enter_context(bar(console, "Seconds", round(load.minutes * 60)))
+            spells = forecast(load.seed, shortest_s=load.shortest, longest_s=load.longest)
             cache = folder / "cache"
             with Weather(spells, faults=faults, network=network, mortal=mortal, cache=cache) as weather:
 
@@ -90,7 +103,7 @@ class Soak:
                     if weather.error is not None:
                         raise AssertionError("the weather could not be made") from weather.error
 
-                self._look_out, self._until = look_out, began + options.minutes * 60
+                self._look_out, self._until = look_out, began + load.minutes * 60
                 while time.monotonic() < self._until:
                     self._open_and_read(mortal.server.through(faults), cache)
             self._measure_process()
@@ -111,10 +124,10 @@ class Soak:
     def _fill(self, server: LocalS3) -> None:
         """Makes the dataset."""
         server.make_bucket("soak")
-        rng = np.random.default_rng(self._options.seed)
+        rng = np.random.default_rng(self._load.seed)
         columns, options = {"data": "bytes", "label": "int64"}, server.storage_options()
         with ShardWriter(_URL, columns=columns, shard_size=_SHARD_SIZE, storage_options=options) as writer:
-            for label in range(self._options.samples):
+            for label in range(self._load.samples):
                 data = rng.bytes(1 + int(rng.exponential(_MEAN_BYTES)))
                 self._truth.append(xxhash.xxh3_64_intdigest(data))
                 self._num_bytes += len(data)
@@ -126,7 +139,6 @@ class Soak:
         try:
             dataset = ShardDataset(
                 _URL,
-                client=self._options.client,
                 storage_options=server.storage_options(),
                 cache_dir=cache,
                 cache_bytes=round(self._num_bytes * _CACHE_SHARE),
@@ -140,7 +152,7 @@ class Soak:
                 dataset,
                 batch_size=_BATCH_SIZE,
                 shuffle=True,
-                seed=self._options.seed,
+                seed=self._load.seed,
                 # Few shards at a time: the others come and go.
                 shuffle_window=_WINDOW,
                 prefetch_bytes=_WINDOW,
@@ -187,9 +199,9 @@ class Soak:
         third = max(1, len(self._rss_mb) // 3)
         drift_mb = median(self._rss_mb[-third:]) - median(self._rss_mb[third : 2 * third] or [0])
         counted = ("retries", "resumed", "hedges", "throttled", "refetched")
-        spell_s = [self._options.shortest, self._options.longest]
+        spell_s = [self._load.shortest, self._load.longest]
         return {
-            "options": {**vars(self._options), "json": None, "spell_s": spell_s},
+            "options": {**asdict(self._load), "spell_s": spell_s},
             "epochs": self._num_epochs,
             "samples": self._num_samples,
             "wrong_samples": self.wrong_samples,
@@ -208,33 +220,16 @@ class Soak:
         }
 
 
-def parse_options(arguments: Sequence[str] | None) -> Namespace:
-    """Reads the command line."""
-    parser = command_line("soak", __doc__)
-    add = parser.add_argument
-    add("--minutes", type=float, default=30.0, help="how long (default 30)")
-    add("--samples", type=int, default=3000, help="of the dataset (default 3000, 36 MB)")
-    add("--shortest", type=float, default=2.0, help="seconds, of a spell of weather (default 2)")
-    add("--longest", type=float, default=6.0, help="seconds, of a spell of weather (default 6)")
-    add("--seed", type=int, default=0, help="of samples, order and weather (default 0)")
-    add("--client", default="auto", help="auto, native, aiobotocore")
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.minutes, options.samples, options.shortest, options.longest = 0.1, 300, 0.1, 0.3
-    if options.minutes <= 0 or options.samples < 1 or not 0 < options.shortest <= options.longest:
-        parser.error("--minutes and --samples are positive, --shortest is not longer than --longest")
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the soak test; returns the exit status."""
-    options = parse_options(arguments)
-    soak = Soak(options)
-    status = publish("soak", soak.run, options.json)
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
+    """Runs the soak test; raises AssertionError for a wrong sample."""
+    soak = Soak(load)
+    figures = soak.run(console)
     if soak.wrong_samples:
-        raise AssertionError(f"{soak.wrong_samples} wrong samples")
-    return status
+        raise AssertionError(f"{soak.wrong_samples} wrong samples: {figures}")
+    return figures
 
+
+main = program("soak", __doc__, run_benchmark, FULL, QUICK, "minutes", "seed")
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -36,51 +37,28 @@ def write_noise(
     num_samples: int,
     sample_bytes: int,
     shard_bytes: int = CHUNK_BYTES,
+    kind: str | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """Really writes samples of noise, in ``data``, with their ``number``; returns the manifest."""
+    """Really writes noise, or `row_values` of a kind, in ``data``, with their ``number``; returns the manifest."""
     options = dict(storage_options or {})
-    columns = {"data": "bytes", "number": "int64"}
+    columns = {"data": kind or "bytes", "number": "int64"}
     with ShardWriter(url, columns=columns, shard_size=shard_bytes, storage_options=options) as writer:
         for number in range(num_samples):
-            writer.write({"data": noise(number, sample_bytes), "number": number})
+            data = row_values(number)[kind] if kind else noise(number, sample_bytes)
+            writer.write({"data": data, "number": number})
     with ShardDataset(url, storage_options=options) as dataset:
         return dataset.manifest
 
 
-ROW_VALUES: dict[str, Callable[[int], object]] = {
-    "str": lambda number: _text(number),
-    "json": lambda number: {"number": number, "text": _text(number)[:90]},
-    "bytes": lambda number: _text(number).encode(),
-    "jpeg": lambda number: b"\xff\xd8\xff" + _text(number).encode()[3:],
-    "float64": lambda number: float(number),
-    "float32[16]": lambda number: np.full(16, number, np.float32),
-    "float32[300]": lambda number: np.full(300, number, np.float32),
-    "int32[...]": lambda number: np.full(24, number, np.int32),
-}
-"""Column type → the value of a row, 118 bytes where the type leaves it open."""
+def row_values(number: int) -> dict[str, Any]:
+    """Returns a small value of each of some column types, by type."""
+    text = f"{number:08d} two people in the rain at the harbour".ljust(118)
+    values = {"str": text, "json": {"number": number, "text": text[:90]}, "bytes": text.encode()}
+    return {**values, "float32[16]": np.full(16, number, np.float32), "int32[...]": np.full(24, number, np.int32)}
 
 
-def row_bytes(kind: str) -> int:
-    """Bytes that a shard stores for a value, before compression."""
-    return len(Column("data", kind).encode(ROW_VALUES[kind](0)))
-
-
-def write_rows(url: str, kind: str, *, num_rows: int, rows_per_shard: int) -> int:
-    """Writes small rows of one type, in ``data``, with their ``number``; returns the number of shards."""
-    columns = {"data": kind, "number": "int64"}
-    row_cost = row_bytes(kind) + sum(Column(name, type_).min_tail_bytes for name, type_ in columns.items())
-    with ShardWriter(url, columns=columns, shard_size=max(4096, rows_per_shard * row_cost * 5 // 4)) as writer:
-        for number in range(num_rows):
-            writer.write({"data": ROW_VALUES[kind](number), "number": number})
-    return len(writer.manifest.shards)
-
-
-def _text(number: int) -> str:
-    """118 characters that zstd makes smaller, as it does captions."""
-    words = ("photograph", "window", "mountain", "of a cat", "in the rain", "two people", "harbour", "evening")
-    chosen = [words[hashed % len(words)] for hashed in xxhash.xxh3_128_digest(number.to_bytes(8, "little"))]
-    return f"{number:08d} {' '.join(chosen)}".ljust(118)[:118]
+ROW_BYTES = {kind: len(Column("data", kind).encode(value)) for kind, value in row_values(0).items()}
 
 
 def synthetic_manifest(num_samples: int, sample_bytes: int, *, shard_bytes: int = CHUNK_BYTES) -> Manifest:

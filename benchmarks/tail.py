@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import quantiles
 from time import perf_counter
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.bucket import put_all
-from benchmarks.command import Bar, bar, command_line, publish
+from benchmarks.command import Bar, bar, program
 from concurrent_loader.storage.fetch import FetchEngine, HedgePolicy, RetryPolicy
 from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import LocalS3, http_faults_process, local_s3, measure_latency
@@ -33,6 +31,21 @@ _BATCHES_IN_FLIGHT = 3
 _ROUND = 20  # batches that a side takes in its turn
 # What is measured is hedging: no deadline comes before the slowest answer.
 _PATIENT = RetryPolicy(first_byte_s=60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is measured, and how slow the bucket is."""
+
+    num_batches: int = 400  # of each side; 300 make a P99
+    latency_ms: float = 30.0  # to the first byte, median
+    sigma: float = 0.5  # of the lognormal distribution
+    slow: float = 0.01  # share of slow requests
+    slow_factor: float = 50.0  # how much slower they are
+    seed: int = 0  # of the latencies
+
+
+FULL, QUICK = Load(), Load(num_batches=6, latency_ms=2.0)
 
 
 @dataclass(slots=True)
@@ -62,14 +75,14 @@ class _Side:
         }
 
 
-def run_benchmark(options: Namespace, console: Console) -> dict[str, Any]:
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Runs both sides in turns."""
     rates = Rates(
-        seed=options.seed,
-        latency_s=options.latency_ms / 1000,
-        sigma=options.sigma,
-        slow=options.slow,
-        slow_factor=options.slow_factor,
+        seed=load.seed,
+        latency_s=load.latency_ms / 1000,
+        sigma=load.sigma,
+        slow=load.slow,
+        slow_factor=load.slow_factor,
     )
     with local_s3() as server:
         url = server.make_bucket(f"tail-{secrets.token_hex(4)}")
@@ -78,14 +91,14 @@ def run_benchmark(options: Namespace, console: Console) -> dict[str, Any]:
         with http_faults_process(server, rates) as proxy:
             far = server.through(proxy)
             first_byte_ms = measure_latency(far.endpoint_url, num_requests=31)
-            with bar(console, "Batches", 2 * options.num_batches) as progress:
-                sides = asyncio.run(_run(url, far, options, progress))
+            with bar(console, "Batches", 2 * load.num_batches) as progress:
+                sides = asyncio.run(_run(url, far, load, progress))
     off, on = (side.row() for side in sides)
     return {
         "first_byte_ms": round(first_byte_ms, 1),
         "server": server.kind,
-        "client": options.client,
-        "options": {**vars(options), "json": None},
+        "client": "auto",
+        "options": asdict(load),
         "batch": _BATCH,
         "batches_in_flight": _BATCHES_IN_FLIGHT,
         "object_bytes": _OBJECT_BYTES,
@@ -96,16 +109,16 @@ def run_benchmark(options: Namespace, console: Console) -> dict[str, Any]:
     }
 
 
-async def _run(url: str, far: LocalS3, options: Namespace, progress: Bar) -> list[_Side]:
-    async with open_store(url, client=options.client, **far.storage_options()) as store:
+async def _run(url: str, far: LocalS3, load: Load, progress: Bar) -> list[_Side]:
+    async with open_store(url, **far.storage_options()) as store:
         in_flight = _BATCH * _BATCHES_IN_FLIGHT
         policies = {"off": None, "on": HedgePolicy()}
         sides = [
             _Side(name, FetchEngine(store, in_flight=in_flight, retry=_PATIENT, hedge=hedge))
             for name, hedge in policies.items()
         ]
-        for number, start in enumerate(range(0, options.num_batches, _ROUND)):
-            batches = range(start, min(start + _ROUND, options.num_batches))
+        for number, start in enumerate(range(0, load.num_batches, _ROUND)):
+            batches = range(start, min(start + _ROUND, load.num_batches))
             for side in sides if number % 2 == 0 else reversed(sides):
                 await _take_turn(side, batches, progress)
     return sides
@@ -139,24 +152,7 @@ async def _fetch(engine: FetchEngine, number: int) -> None:
         raise AssertionError(f"object {number} has the wrong bytes")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    parser = command_line("tail", __doc__)
-    add = parser.add_argument
-    add("--batches", dest="num_batches", type=int, default=400, help="of each side (default 400; 300 make a P99)")
-    add("--latency", dest="latency_ms", type=float, default=30.0, help="ms to the first byte, median (default 30)")
-    add("--sigma", type=float, default=0.5, help="of the lognormal distribution (default 0.5)")
-    add("--slow", type=float, default=0.01, help="share of slow requests (default 0.01)")
-    add("--slow-factor", type=float, default=50.0, help="how much slower (default 50)")
-    add("--seed", type=int, default=0, help="of the latencies (default 0)")
-    add("--client", default="auto", help="auto, native, aiobotocore")
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.num_batches, options.latency_ms = 6, 2.0
-    if options.num_batches < 2 or options.latency_ms <= 0 or not 0 <= options.slow <= 1:
-        parser.error("--batches is at least 2, --latency above 0, --slow a share")
-    return publish("tail", lambda console: run_benchmark(options, console), options.json)
-
+main = program("tail", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

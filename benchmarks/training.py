@@ -18,6 +18,7 @@ from torchvision.io import ImageReadMode
 from torchvision.transforms import v2
 
 INPUT_SIZE = 128
+MIN_SCALE = 0.35  # least share of an image's area that a crop has
 DECODER = "torchcodec" if importlib.util.find_spec("torchcodec") else "torchvision"
 _decode_jpeg = (
     importlib.import_module("torchcodec.decoders").decode_jpeg
@@ -31,7 +32,7 @@ STD = (0.229, 0.224, 0.225)
 def augmentation() -> Callable[[Tensor], Tensor]:
     """Returns the usual recipe for training: a random box scaled to the input size, mirrored half of the time."""
     transform: Callable[[Tensor], Tensor] = v2.Compose(
-        [v2.RandomResizedCrop(INPUT_SIZE, scale=(0.35, 1.0), antialias=True), v2.RandomHorizontalFlip()]
+        [v2.RandomResizedCrop(INPUT_SIZE, scale=(MIN_SCALE, 1.0), antialias=True), v2.RandomHorizontalFlip()]
     )
     return transform
 

@@ -7,7 +7,7 @@ import random
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -155,29 +155,16 @@ def _spoil(cache: Path, kind: str, rng: random.Random) -> None:
     if kind == "cache_deleted":
         shutil.rmtree(cache, ignore_errors=True)
         return
-    change = _flip if kind == "cache_flipped" else _truncate
-    for path in _some(sorted(cache.rglob("*")), rng):
+    files = [path for path in sorted(cache.rglob("*")) if path.is_file() and not path.is_symlink()]
+    for path in rng.sample(files, min(len(files), 3)):
         # Evicted meanwhile, or one that is not ours to write.
-        with contextlib.suppress(OSError):
-            change(path, rng)
-
-
-def _some(paths: Sequence[Path], rng: random.Random) -> Sequence[Path]:
-    files = [path for path in paths if path.is_file() and not path.is_symlink()]
-    return rng.sample(files, min(len(files), 3))
-
-
-def _flip(path: Path, rng: random.Random) -> None:
-    with path.open("r+b") as file:
-        size = path.stat().st_size
-        for _ in range(min(size, 64)):
-            place = rng.randrange(size)
-            file.seek(place)
-            byte = file.read(1)
-            file.seek(place)
-            file.write(bytes(value ^ 0xFF for value in byte))
-
-
-def _truncate(path: Path, rng: random.Random) -> None:
-    with path.open("r+b") as file:
-        file.truncate(rng.randrange(path.stat().st_size + 1))
+        with contextlib.suppress(OSError), path.open("r+b") as file:
+            size = path.stat().st_size
+            if kind == "cache_truncated":
+                file.truncate(rng.randrange(size + 1))
+                continue
+            for place in (rng.randrange(size) for _ in range(min(size, 64))):
+                file.seek(place)
+                byte = file.read(1)
+                file.seek(place)
+                file.write(bytes(value ^ 0xFF for value in byte))

@@ -1,12 +1,11 @@
 """Ours and every other loader on the same images from the same bucket.
 
-    python -m benchmarks.peers [--json FILE [--keep]] [--peer NAME …] [--latency MS …] [--cell KIND:MS:WORKERS …]
-        [--rounds N] [--quick]
+    python -m benchmarks.peers [--json FILE [--keep]] [--peer NAME …] [--cell KIND:MS:WORKERS …] [--quick]
 
 The same real photographs (19,200 JPEGs, 1.07 GB, raw; 3,200 of them decoded to 224²) from one MinIO behind a latency of
 5, 30 or 130 ms ± a third and 90 MB/s a connection, in each peer's own format and settings (`benchmarks.peers.catalog`
 and ``programs/``, which name the documentation that they follow), each peer in a virtual environment of its own, made
-on the first run below ``--data``. Every epoch is a fresh process; its clock starts when the imports are done, before
+on the first run below ``.demo``. Every epoch is a fresh process; its clock starts when the imports are done, before
 the dataset is opened, so that listing, starting workers and connecting count. What the server sends, and what the
 local rows read, is in the page cache before a turn: drives are not compared. In every round each peer has its turn, in
 an order that changes, in each *cell*: a kind, a latency and a number of workers; peers on the local drive in those of
@@ -42,8 +41,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from benchmarks.command import command_line, ends_with_one_line
-from benchmarks.peers.catalog import PEERS, find
-from benchmarks.peers.cells import FULL, QUICK, Cell, Load
+from benchmarks.peers.catalog import FULL, PEERS, QUICK, Cell, Load, find
 from benchmarks.peers.figures import with_earlier
 from benchmarks.peers.measuring import Measuring
 from benchmarks.report_page import section
@@ -55,18 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--keep", action="store_true", help="rows that are not measured now stay in the file")
     add("--peer", action="append", metavar="NAME", help="only this one; may be repeated (--peer ours to compare)")
-    add("--rounds", type=int, help=f"of each cell (default {FULL.num_rounds})")
     add("--cell", action="append", metavar="KIND:MS:WORKERS", help="only this cell (raw:130:2); may be repeated")
-    add("--latency", type=int, action="append", help="ms; may be repeated (default 30, 5, 130)")
-    add("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
     parsed = parser.parse_args(arguments)
     if parsed.keep and parsed.json is None:
         parser.error("--keep needs --json")
     load = QUICK if parsed.quick else FULL
-    if parsed.rounds is not None:
-        load = replace(load, num_rounds=parsed.rounds)
-    if parsed.latency:
-        load = replace(load, latencies_ms=tuple(parsed.latency))
     try:
         peers = [find(name) for name in parsed.peer] if parsed.peer else list(PEERS)
         load = replace(load, only=tuple(_cell(name, load) for name in parsed.cell or ()))
@@ -76,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> None:
         console = Console()
         earlier = json.loads(parsed.json.read_text(encoding="utf-8")) if parsed.keep and parsed.json.exists() else None
-        measuring = Measuring(load, peers, parsed.data, console)
+        measuring = Measuring(load, peers, Path(".demo"), console)
         figures = measuring.run(on_figures=lambda found: _write(parsed.json, found, earlier))
         console.print(Markdown(section("peers", json.loads(json.dumps(figures)))))
 

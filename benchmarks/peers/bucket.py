@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import structs
@@ -19,17 +19,10 @@ BUCKET = "peers"
 _SIGNED_S = 24 * 3600
 
 
-def led_to(job: Job, server: LocalS3) -> Job:
-    """Returns the job, with the way to a server."""
-    options = server.storage_options()
-    return structs.replace(
-        job,
-        endpoint_url=options["endpoint_url"],
-        access_key_id=options["access_key_id"],
-        secret_access_key=options["secret_access_key"],
-        region=options.get("region", "us-east-1"),
-        bucket=BUCKET,
-    )
+def led_to(job: Job, options: Mapping[str, str], *, bucket: str = BUCKET) -> Job:
+    """Returns the job, with the way to a bucket from the options of a store."""
+    names = ("endpoint_url", "access_key_id", "secret_access_key", "region")
+    return structs.replace(job, bucket=bucket, **{name: options[name] for name in names if name in options})
 
 
 @contextlib.contextmanager
@@ -45,16 +38,15 @@ def counted(server: LocalS3) -> Iterator[tuple[LocalS3, list[Requests]]]:
         found.append(Requests.on_the_wire(reads))
 
 
-def put_objects(server: LocalS3, prefix: str, images: Sequence[Path]) -> None:
-    """Puts one object per image below a prefix, named by its number."""
-    files: dict[str, bytes | Path] = {f"{number:07d}.jpg": path for number, path in enumerate(images)}
-    put_all(f"s3://{BUCKET}/{prefix}", server.storage_options(), files)
+def put_objects(url: str, options: Mapping[str, str], images: Sequence[Path]) -> None:
+    """Puts one object per image below a URL, named by its number."""
+    put_all(url, options, {f"{number:07d}.jpg": path for number, path in enumerate(images)})
 
 
 def put_files(server: LocalS3, prefix: str, folder: Path) -> list[str]:
     """Moves all files of a folder below a prefix; returns their keys."""
     found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    files: dict[str, bytes | Path] = {path.relative_to(folder).as_posix(): path for path in found}
+    files = {path.relative_to(folder).as_posix(): path for path in found}
     if files:
         put_all(f"s3://{BUCKET}/{prefix}", server.storage_options(), files)
     shutil.rmtree(folder)

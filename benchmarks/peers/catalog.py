@@ -1,4 +1,4 @@
-"""Who takes part in the peers' benchmark, from catalog.toml: which packages, which program, which settings."""
+"""Who takes part in the peers' benchmark, from catalog.toml: packages, program, settings; and how much is measured."""
 
 from __future__ import annotations
 
@@ -53,3 +53,87 @@ def find(name: str) -> Peer:
         if peer.name == name:
             return peer
     raise ValueError(f"no peer is called {name!r}; there are {', '.join(peer.name for peer in PEERS)}")
+
+
+# -- how much of them --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is measured together: every peer does this, in turn."""
+
+    kind: str  # ``raw`` or ``decoded``
+    latency_ms: int
+    workers: int  # worker processes, or threads
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.latency_ms}:{self.workers}"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is measured."""
+
+    num_photos: int  # cut; the decoded cells read these
+    raw_bytes: int  # size that they are repeated to for the raw cells
+    latencies_ms: tuple[int, ...]  # the first is the one of the headline, decoding, one worker and resuming
+    num_rounds: int  # of each cell
+    batch_size: int
+    limit_s: float  # when an epoch is cut short
+    objects_limit_s: float  # the same for those who read one object per image: they are slow and even
+    workers: tuple[int, ...]  # the first is the headline's
+    num_counted: int  # first cells in which requests and memory are looked at
+    resident: bool  # whether real memory is put behind the page cache before each epoch
+    only: tuple[Cell, ...] = ()  # of all cells; none for all
+
+    def cells(self) -> list[Cell]:
+        """Returns the cells in the order of measuring: those of the headline first."""
+        first = self.latencies_ms[0]
+        return [
+            Cell("raw", first, self.workers[0]),
+            Cell("decoded", first, self.workers[0]),
+            *(Cell("raw", latency, self.workers[0]) for latency in self.latencies_ms[1:]),
+            *(Cell(kind, first, workers) for workers in self.workers[1:] for kind in ("raw", "decoded")),
+        ]
+
+    def headline_of(self, cell: Cell) -> Cell:
+        """Returns the cell of the headline that has the same kind."""
+        return next(other for other in self.cells() if other.kind == cell.kind)
+
+    def measures(self, cell: Cell) -> bool:
+        """Returns whether that cell is to be measured."""
+        return not self.only or cell in self.only
+
+    def has_turn(self, peer: Peer, cell: Cell) -> bool:
+        """Returns whether a peer has a turn in a cell: latency is nothing to the local drive, so once is enough."""
+        return peer.place != "local" or cell.latency_ms == self.latencies_ms[0]
+
+    def limit_s_of(self, peer: Peer) -> float:
+        """Returns when an epoch of a peer is cut short."""
+        return self.objects_limit_s if peer.place == "objects" else self.limit_s
+
+
+FULL = Load(
+    num_photos=3_200,
+    raw_bytes=1_000_000_000,
+    latencies_ms=(30, 5, 130),
+    num_rounds=5,
+    batch_size=128,
+    limit_s=12.0,
+    objects_limit_s=20.0,
+    workers=(2, 1),
+    num_counted=2,
+    resident=True,
+)
+QUICK = Load(
+    num_photos=60,
+    raw_bytes=1,
+    latencies_ms=(5,),
+    num_rounds=1,
+    batch_size=16,
+    limit_s=6.0,
+    objects_limit_s=6.0,
+    workers=(2,),
+    num_counted=1,
+    resident=False,
+)

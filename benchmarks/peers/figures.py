@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import statistics
 from collections import Counter
@@ -13,8 +14,7 @@ import numpy as np
 import xxhash
 
 from benchmarks.figures import four_digits, with_spread
-from benchmarks.peers.catalog import OURS, PEERS, Peer
-from benchmarks.peers.cells import Cell
+from benchmarks.peers.catalog import OURS, PEERS, Cell, Peer
 from benchmarks.peers.job import Outcome
 from benchmarks.shuffle_quality import class_distances
 
@@ -111,11 +111,8 @@ def make_row(
     return row | {
         **with_spread(
             {
-                "samples_s": [_rate(outcome) for outcome in outcomes],
-                "cpu_s_per_1000": [1000 * outcome.cpu_s / len(outcome.numbers) for outcome in outcomes],
-                "build_s": [outcome.build_s for outcome in outcomes],
-                "first_batch_s": [outcome.first_batch_s for outcome in outcomes],
-                "half_s": [outcome.half_s for outcome in outcomes],
+                name: [getattr(outcome, name) for outcome in outcomes]
+                for name in ("samples_s", "cpu_s_per_1000", "build_s", "first_batch_s", "half_s")
             },
             four_digits,
         ),
@@ -135,11 +132,12 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
     local drive do not compete, nor does one that did not deliver each image once. None where one side is missing.
     """
     found: dict[str, Any] = {"best": {}}
+    rate = operator.attrgetter("samples_s")
     for key, cell, epoch, figure, more_is_better in (
-        ("cold_raw_vs_best", main, "cold", _rate, True),
-        ("warm_raw_vs_best", main, "warm", _rate, True),
+        ("cold_raw_vs_best", main, "cold", rate, True),
+        ("warm_raw_vs_best", main, "warm", rate, True),
         ("decoded_vs_best", decoded, "warm", _per_cpu_s, True),
-        ("decoded_wall_vs_best", decoded, "warm", _rate, True),
+        ("decoded_wall_vs_best", decoded, "warm", rate, True),
         ("first_batch_vs_best", main, "cold", lambda outcome: outcome.first_batch_s, False),
     ):
         rivals: dict[str, Sequence[Run]] = {}
@@ -212,11 +210,7 @@ def without_paths(error: str, *folders: str) -> str:
 
 def is_slow(outcome: Outcome, ours: Outcome) -> bool:
     """Returns whether an epoch came to less than a quarter of our pace."""
-    return _rate(outcome) < _SLOW * _rate(ours)
-
-
-def _rate(outcome: Outcome) -> float:
-    return len(outcome.numbers) / outcome.epoch_s
+    return outcome.samples_s < _SLOW * ours.samples_s
 
 
 def _per_cpu_s(outcome: Outcome) -> float:

@@ -1,11 +1,12 @@
 """What a peer's process is told and answers, and what all peers have in common there.
 
-Only what the peers' environments have is imported here: msgspec, torch and torchvision.
+Only what the peers' environments have is imported here: msgspec, torch and torchvision. `benchmarks.adopt` and
+`benchmarks.remote_vs_local` give jobs as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +14,9 @@ import msgspec
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
-SIZE = 224
+from benchmarks.training import Lesson, decode_rgb
 
 
 class Job(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -38,9 +38,12 @@ class Job(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True)
     urls: list[str] = []  # signed, of the peer's objects, for those who fetch by them
     options: dict[str, Any] = {}  # from the catalogue
     cache_dir: str | None = None  # for a peer that keeps what it has fetched
-    decoded: bool = False  # to uint8 (N, 3, 224, 224), a random crop of each; otherwise delivered as bytes
+    decoded: bool = False  # to uint8 (N, 3, size, size), a random crop of each; otherwise delivered as bytes
+    size: int = 224
+    min_scale: float = 0.08  # least share of an image's area that a crop has
+    train: bool = False  # a step of a small network on each decoded batch; an image's folder is its class
     batch_size: int = 256
-    num_workers: int = 2  # worker processes, or threads where the peer has threads
+    num_workers: int | None = 2  # worker processes, or threads where the peer has threads; None for the peer's default
     seed: int = 0
     limit_s: float | None = None  # stop after so long; the images that have come by then are the result
     num_batches: int | None = None  # stop after so many
@@ -51,6 +54,15 @@ class Job(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True)
     def url(self) -> str:
         """URL of all that the peer has in the bucket."""
         return f"s3://{self.bucket}/{self.prefix}"
+
+
+class Fetched(msgspec.Struct, kw_only=True, frozen=True):
+    """Requests of a loader that counts them."""
+
+    gets: int  # from making the loader on
+    num_bytes: int  # bodies of these GETs
+    dataset_bytes: int  # in the bucket
+    client: str  # class of the store
 
 
 class Outcome(msgspec.Struct, kw_only=True, frozen=True):
@@ -68,6 +80,22 @@ class Outcome(msgspec.Struct, kw_only=True, frozen=True):
     cpu_s: float = 0.0  # of the process and all that it started, in the same time, its end included
     complete: bool = True  # whether the epoch came to its end
     state: Any = None  # the peer's position, where it has one
+    waiting_s: float = 0.0  # part of the epoch that the consumer spent waiting for batches
+    peak_rss_mb: float = 0.0  # of the process, plus its workers' proportional share
+    rss_added_mb: float = 0.0  # by which the process without workers grew since the imports, at its highest
+    lesson: Lesson | None = None  # of a network that was trained
+    fetched: Fetched | None = None  # what the peer itself has counted
+    spans: list[tuple[float, float]] = []  # when each batch or item was begun and there, where that is known
+
+    @property
+    def samples_s(self) -> float:
+        """Images per second, with the time to make the loader."""
+        return len(self.numbers) / self.epoch_s
+
+    @property
+    def cpu_s_per_1000(self) -> float:
+        """Processor seconds per thousand images."""
+        return 1000 * self.cpu_s / len(self.numbers)
 
 
 def paths(folder: str) -> list[Path]:
@@ -83,21 +111,17 @@ def written(job: Job) -> Iterator[tuple[int, bytes]]:
 
 
 class Treat:
-    """Decodes and augments as torch users do, or leaves a file as it is. A class, because workers may get it pickled.
-
-    torchvision's decoder and v2 transforms: with torchcodec the same speed, with PIL 1.5 times as slow.
-    """
+    """Decodes and augments as torch users do, or leaves a file as it is; a class, for workers may get it pickled."""
 
     def __init__(self, job: Job) -> None:
-        self._augment = None
-        if job.decoded:
-            self._augment = v2.Compose([v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()])
+        self._decoded = job.decoded
+        crop = v2.RandomResizedCrop(job.size, scale=(job.min_scale, 1.0), antialias=True)
+        self.augment = v2.Compose([crop, v2.RandomHorizontalFlip()])  # uint8 (3, H, W) → (3, size, size)
 
     def __call__(self, data: bytes) -> Tensor | bytes:
-        if self._augment is None:
+        if not self._decoded:
             return data
-        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)  # a copy of 3 µs: torch warns of read-only ones
-        image: Tensor = self._augment(decode_jpeg(encoded, mode=ImageReadMode.RGB))
+        image: Tensor = self.augment(decode_rgb(data))
         return image
 
 
@@ -110,6 +134,8 @@ def collate(samples: list[tuple[Tensor | bytes, int]]) -> tuple[Tensor | list[Te
 class Loader:
     """A peer's loader, ready to be iterated: yields images (files, or a tensor) and their numbers, batch by batch."""
 
+    spans: Sequence[tuple[float, float]] = ()
+
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
@@ -118,6 +144,9 @@ class Loader:
 
     def state(self) -> Any:
         """Returns the position, as JSON can carry it; None where the peer has no such thing."""
+
+    def fetched(self) -> Fetched | None:
+        """Returns what the peer has counted; None where it counts nothing."""
 
     def close(self) -> None:
         """Ends workers and connections, as a training script would at its end."""
@@ -143,7 +172,7 @@ def torch_loader(dataset: Dataset[Any], job: Job, *, collate_fn: Any = collate) 
         batch_size=job.batch_size,
         shuffle=None if isinstance(dataset, IterableDataset) else True,
         generator=torch.Generator().manual_seed(job.seed),
-        num_workers=job.num_workers,
+        num_workers=job.num_workers or 0,
         prefetch_factor=4 if job.num_workers else None,
         collate_fn=collate_fn,
     )

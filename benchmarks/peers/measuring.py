@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +22,11 @@ from benchmarks.bucket import BANDWIDTH_MB_S, far_away
 from benchmarks.harness import CommandError
 from benchmarks.machine import Bystanders, describe_machine, read_into_page_cache, versions
 from benchmarks.peers.bucket import BUCKET, counted, led_to, prefix_of, put_files, put_objects, signed_urls
-from benchmarks.peers.catalog import OURS, Peer
-from benchmarks.peers.cells import Cell, Load
+from benchmarks.peers.catalog import OURS, Cell, Load, Peer
 from benchmarks.peers.figures import Run, check, headline, image_digest, is_slow, make_row, without_paths
 from benchmarks.peers.job import Job, Outcome, paths
 from benchmarks.peers.processes import EnvironmentFailed, python_of, requirements_file, run_job
+from benchmarks.peers.turns import empty_folder
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
 from benchmarks.program import ROOT
 from concurrent_loader.storage.testing import LocalS3, local_s3
@@ -112,20 +113,16 @@ class Measuring:
         made = self._images[kind] = _Images(photos, order, digests, {})
         for prefix in sorted({prefix_of(peer) for peer in self._peers if peer.place == "objects"}):
             self._tell(f"{kind}: {len(found):,} objects below {prefix}")
-            put_objects(server, f"{kind}/{prefix}", found)
+            put_objects(f"s3://{BUCKET}/{kind}/{prefix}", server.storage_options(), found)
         for peer in self._able(kind):
             if peer.place == "objects" or peer.reads_files:
                 continue
             self._tell(f"{kind}: {peer.name} writes its format")
-            folder = self._run / "write"
-            folder.mkdir(parents=True)
-            job = structs.replace(
-                self._job(peer, Cell(kind, 0, 1), server), task="write", folder=str(folder), order=order
-            )
-            with self._told(peer, kind):
+            job = self._job(peer, Cell(kind, 0, 1), server)
+            with self._told(peer, kind), empty_folder(self._run / "write") as folder:
+                job = structs.replace(job, task="write", folder=folder, order=order)
                 run_job(self._pythons[peer.name], job, deadline_s=_WRITE_S)
-                made.keys[peer.name] = put_files(server, f"{kind}/{prefix_of(peer)}", folder)
-            shutil.rmtree(folder, ignore_errors=True)
+                made.keys[peer.name] = put_files(server, f"{kind}/{prefix_of(peer)}", Path(folder))
 
     # -- measuring -----------------------------------------------------------------------------------------------------
 
@@ -313,7 +310,7 @@ class Measuring:
             num_workers=cell.workers,
             resident_bytes=images.photos.num_bytes * 11 // 10 if self._load.resident else 0,
         )
-        return led_to(job, server)
+        return led_to(job, server.storage_options())
 
     def _put_at_hand(self, peer: Peer, kind: str) -> None:
         """Reads what a peer's turn reads into the page cache: neither the server's drive nor the local one is measured.
@@ -334,43 +331,39 @@ class Measuring:
         if not peer.caches:
             yield None
             return
-        folder = self._run / "cache"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        try:
-            yield str(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with empty_folder(self._run / "cache") as folder:
+            yield folder
 
     @contextlib.contextmanager
-    def _told(self, peer: Peer, kind: str, *, chances: int = 1) -> Iterator[None]:
-        """Leaves out a peer that fails so often, with its error in the report; ours must not fail."""
+    def _caught(self, peer: Peer, kind: str, then: Callable[[str], object]) -> Iterator[None]:
+        """Tells what a peer fails at, and goes on; ours must not fail."""
         try:
             yield
         except (CommandError, OSError) as error:
             if peer.name == OURS:
                 raise
+            self._tell(f"{peer.name} ({kind}) fails:\n{error}", style="red")
+            then(self._said(error))
+
+    def _told(self, peer: Peer, kind: str, *, chances: int = 1) -> AbstractContextManager[None]:
+        """Leaves out a peer that fails so often, with its error in the report."""
+
+        def then(error: str) -> None:
             stumbles = self._stumbles[peer.name, kind]
-            stumbles.append(self._said(error))
+            stumbles.append(error)
             if len(stumbles) >= chances:
-                self._fail(peer, kind, error)
-            else:
-                self._tell(f"{peer.name} ({kind}) fails in one turn:\n{error}", style="red")
+                self._errors[peer.name, kind] = error
 
-    @contextlib.contextmanager
-    def _noted(self, peer: Peer, kind: str, epoch: str, key: str) -> Iterator[None]:
+        return self._caught(peer, kind, then)
+
+    def _noted(self, peer: Peer, kind: str, epoch: str, key: str) -> AbstractContextManager[None]:
         """Notes in its row that a peer failed at something beside the measuring; it stays."""
-        try:
-            yield
-        except (CommandError, OSError) as error:
-            if peer.name == OURS:
-                raise
-            self._extras[peer.name, kind, epoch][key] = f"failed: {self._said(error)}"
-            self._tell(f"{peer.name} ({kind}): {error}", style="red")
+        extra = self._extras[peer.name, kind, epoch]
+        return self._caught(peer, kind, lambda error: extra.update({key: f"failed: {error}"}))
 
     def _fail(self, peer: Peer, kind: str, error: Exception) -> None:
         self._errors[peer.name, kind] = self._said(error)
-        self._tell(f"{peer.name} ({kind}) fails and is left out:\n{error}", style="red")
+        self._tell(f"{peer.name} ({kind}) is left out:\n{error}", style="red")
 
     def _said(self, error: Exception) -> str:
         return without_paths(str(error), str(self._data), str(ROOT), tempfile.gettempdir())

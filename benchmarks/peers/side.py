@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import gc
 import importlib
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import msgspec
+import torch
 import xxhash
 from torch import Tensor
 
 from benchmarks.harness import take_task
-from benchmarks.machine import cpu_of_tree_s, make_memory_resident
-from benchmarks.peers.job import SIZE, Job, Loader, Outcome
+from benchmarks.machine import cpu_of_tree_s, make_memory_resident, peak_rss_bytes, start_peak_rss, workers_rss
+from benchmarks.peers.job import Job, Loader, Outcome, paths
+from benchmarks.training import Trainer
 
 
 def read(program: Any, job: Job) -> Outcome:
@@ -31,6 +35,8 @@ def read(program: Any, job: Job) -> Outcome:
     taken = _Taken(job)
     if hasattr(program, "prepare"):
         program.prepare(job)
+    torch.manual_seed(job.seed)  # of the augmentation
+    rss_before = start_peak_rss()
     cpu_before_s = cpu_of_tree_s()
     began = perf_counter()
     loader: Loader = program.open_loader(job)
@@ -38,7 +44,9 @@ def read(program: Any, job: Job) -> Outcome:
     try:
         complete = taken.take(loader, began)
         state = loader.state() if job.num_batches is not None else None
-        cpu_after_s = cpu_of_tree_s()
+        cpu_after_s, peak_rss = cpu_of_tree_s(), peak_rss_bytes()
+        spans = list(loader.spans)
+        peak_rss_mb, fetched = (peak_rss + workers_rss()) / 1e6, loader.fetched()
     finally:
         loader.close()
         del loader
@@ -48,34 +56,52 @@ def read(program: Any, job: Job) -> Outcome:
         batch_sizes=taken.batch_sizes,
         digest="" if job.decoded else f"{taken.digest:032x}",
         build_s=build_s,
-        first_batch_s=taken.times[0],
+        first_batch_s=taken.first_batch_s(),
         half_s=taken.half_s(),
         epoch_s=taken.times[-1],
         # Closing costs, too; but of processes that nobody waits for, nothing is left to be read afterwards.
         cpu_s=max(cpu_after_s, cpu_of_tree_s()) - cpu_before_s,
         complete=complete,
         state=state,
+        waiting_s=taken.waiting_s,
+        peak_rss_mb=peak_rss_mb,
+        rss_added_mb=(peak_rss - rss_before) / 1e6,
+        lesson=taken.trainer.lesson() if taken.trainer else None,
+        fetched=fetched,
+        spans=spans,
     )
 
 
 class _Taken:
-    """Takes batches with a stopwatch, and notes what was in them."""
+    """Takes batches with a stopwatch as a training script would, and notes what was in them."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self.trainer: Trainer | None = None
+        if job.train:
+            folders = [path.parent.name for path in paths(job.photos)]
+            classes = sorted(set(folders))
+            self._labels = torch.tensor([classes.index(name) for name in folders])
+            self.trainer = Trainer(len(classes), seed=job.seed)
         self.numbers: list[int] = []
         self.batch_sizes: list[int] = []
         self.times: list[float] = []
+        self.waiting_s = 0.0
         self.digest = 0
 
     def take(self, batches: Iterable[Any], began: float) -> bool:
         """Takes all batches, or as many as the job allows; returns whether the epoch ended."""
+        asked = perf_counter()
         for images, numbers in batches:
+            self.waiting_s += perf_counter() - asked
             told: list[int] = numbers.tolist() if isinstance(numbers, Tensor) else [int(number) for number in numbers]
             self._look_at(images, told)
+            if self.trainer is not None:
+                self.trainer.step(images, self._labels[told])
             self.numbers += told
             self.batch_sizes.append(len(told))
-            self.times.append(perf_counter() - began)
+            asked = perf_counter()
+            self.times.append(asked - began)
             if self._job.limit_s is not None and self.times[-1] >= self._job.limit_s:
                 return False
             if len(self.times) == self._job.num_batches:
@@ -84,14 +110,17 @@ class _Taken:
             raise RuntimeError("nothing was delivered")
         return True
 
+    def first_batch_s(self) -> float:
+        """Returns when as many images had come as a batch has, even if they came one by one."""
+        return self._when(min(self._job.batch_size, len(self.numbers)))
+
     def half_s(self) -> float:
         """Returns when half of what came had come."""
-        num_samples = 0
-        for time_s, size in zip(self.times, self.batch_sizes, strict=True):
-            num_samples += size
-            if 2 * num_samples >= len(self.numbers):
-                return time_s
-        raise AssertionError("half of something is no more than all of it")
+        return self._when(len(self.numbers) / 2)
+
+    def _when(self, num_samples: float) -> float:
+        place = bisect_left(list(accumulate(self.batch_sizes)), num_samples)
+        return self.times[place]
 
     def _look_at(self, images: Sequence[bytes | memoryview] | Tensor, numbers: Sequence[int]) -> None:
         if len(images) != len(numbers):
@@ -99,7 +128,7 @@ class _Taken:
         if isinstance(images, Tensor) != self._job.decoded:
             raise RuntimeError(f"{type(images).__name__} was delivered, decoded is {self._job.decoded}")
         if isinstance(images, Tensor):
-            if images.shape[1:] != (3, SIZE, SIZE) or images.element_size() != 1:
+            if images.shape[1:] != (3, self._job.size, self._job.size) or images.element_size() != 1:
                 raise RuntimeError(f"a tensor of {images.dtype}, {tuple(images.shape)} was not asked for")
             return
         for data, number in zip(images, numbers, strict=True):

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.access import ChunkSizes, Measured, Requests, Workload, computed, scaled
-from benchmarks.prices import PRICES, Price
+from benchmarks.access import CHUNK_SIZES, PRICES, Measured, Price, Requests, Workload, computed, scaled
 from concurrent_loader.storage.testing.faults.http_proxy import Exchange
 from concurrent_loader.storage.testing.faults.wire_faults import Request
 
@@ -50,9 +49,12 @@ def test_a_listing_of_objects_grows_by_pages() -> None:
     assert access.run(4).gets == 10_000
 
 
-def test_others_read_by_sample_or_by_file_and_some_keep_what_they_read() -> None:
+def test_others_read_by_sample_or_by_file_and_some_keep_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CHUNK_SIZES, "webdataset_bytes", 500_000_000)
+    monkeypatch.setitem(CHUNK_SIZES, "mds_bytes", 50_000_000)
+    monkeypatch.setitem(CHUNK_SIZES, "litdata_bytes", 10_000_000)
     workload = Workload(10_000, 100_000, 10)
-    rows = {access.system: access for access in computed(workload, ChunkSizes(500_000_000, 50_000_000, 10_000_000))}
+    rows = {access.system: access for access in computed(workload)}
     assert {access.kind for access in rows.values()} == {"computed"}
     gets = {system: access.run(10).gets for system, access in rows.items()}
     assert gets == {

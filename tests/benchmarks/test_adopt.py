@@ -6,52 +6,85 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from benchmarks.adopt import CONTESTS, _ratio, _row, _Side, _write_tars
+from benchmarks.adopt import CONTESTS, _Side, _write_tars, figures_of, row
 from benchmarks.peers.catalog import find
 from benchmarks.peers.job import Job, Outcome
+from benchmarks.peers.turns import median_ratio, take_turns
+from benchmarks.report_text import adopt_rows
 
-JOB = Job(peer="ours", task="epoch", photos="")
-
-
-def side(**rates: dict[int, float]) -> _Side:
-    """A side that delivered ten images per epoch, at rates by kind of epoch and round."""
-    made = _Side("webdataset", "in_place", "python", JOB, caches=True)
-    for epoch, by_round in rates.items():
-        for number, rate in by_round.items():
-            made.outcomes.setdefault(epoch, {})[number] = Outcome(numbers=list(range(10)), epoch_s=10 / rate, cpu_s=1.0)
-    return made
+JOB = Job(peer="ours", photos="")
 
 
-def test_a_ratio_is_the_median_of_those_within_a_round() -> None:
-    ours, theirs = side(cold={0: 100, 1: 60, 2: 30}), side(cold={0: 50, 1: 10, 2: 10, 3: 1})
-    assert _ratio(ours, theirs, "cold") == 3
-    assert _ratio(ours, theirs, "warm") is None  # cold epochs that were cut short have no warm one
-    assert list(ours.outcomes) == ["cold"]
-    assert _ratio(ours, None, "cold") is None
+def rounds(*rates: float) -> dict[int, Outcome]:
+    """Epochs of ten images at these rates."""
+    numbers = list(range(10))
+    return {at: Outcome(numbers=numbers, epoch_s=10 / rate, cpu_s=1.0) for at, rate in enumerate(rates)}
 
 
-def test_an_epoch_that_was_cut_short_gives_no_ratio() -> None:
-    ours, theirs = side(cold={0: 100, 1: 60}), side(cold={0: 50, 1: 1})
-    theirs.outcomes["cold"][1] = structs.replace(theirs.outcomes["cold"][1], complete=False)
-    assert _ratio(ours, theirs, "cold") == 2
-    assert _row(theirs, "cold")["samples_s"] == 50
-    theirs.outcomes["cold"][0] = structs.replace(theirs.outcomes["cold"][0], complete=False)
-    assert _ratio(ours, theirs, "cold") is None
-    row = _row(theirs, "cold")
-    assert (row["rounds"], row["complete"], row["samples_s"]) == (2, 0, None)
+def test_a_ratio_is_the_median_of_those_within_a_round_that_both_ended() -> None:
+    ours, theirs = rounds(100, 60, 30), rounds(50, 10, 10, 1)
+    assert median_ratio(ours, theirs, lambda outcome: outcome.samples_s) == 3
+    assert median_ratio(ours, {}, lambda outcome: outcome.samples_s) is None
+    theirs[1] = structs.replace(theirs[1], complete=False)
+    assert median_ratio(ours, theirs, lambda outcome: outcome.samples_s) == 2.5
 
 
-def test_a_row_has_medians_and_extremes() -> None:
-    made = side(cold={0: 100, 1: 50, 2: 200})
-    made.faults = {"wrong bytes"}
-    row = _row(made, "cold")
-    assert (row["samples_s"], row["spread"]["samples_s"], row["rounds"]) == (100, [50, 200], 3)
-    assert (row["cpu_s_per_1000"], row["fault"], row["complete"]) == (100, "wrong bytes", 3)
+def test_a_row_has_medians_and_extremes_of_the_epochs_that_ended() -> None:
+    side = _Side("in_place", "python", JOB, True, {"cold": rounds(100, 50, 200)}, faults={"wrong bytes"})
+    found = row(side, "cold")
+    assert (found["samples_s"], found["spread"]["samples_s"], found["rounds"]) == (100, [50, 200], 3)
+    assert (found["cpu_s_per_1000"], found["fault"], found["complete"]) == (100, "wrong bytes", 3)
+    side.outcomes["cold"] = {at: structs.replace(each, complete=False) for at, each in side.outcomes["cold"].items()}
+    assert (row(side, "cold")["complete"], row(side, "cold")["samples_s"]) == (0, None)
+
+
+def test_sides_take_turns_and_a_warm_epoch_follows_a_cold_one_that_ended(tmp_path: Path) -> None:
+    sides = [_Side(name, "python", JOB, name != "plain") for name in ("plain", "kept", "cut", "failed")]
+    asked: list[tuple[str, str, int]] = []
+
+    def run(side: _Side, job: Job, epoch: str, number: int) -> Outcome | None:
+        asked.append((side.name, epoch, number))
+        assert (job.cache_dir is not None) == side.caches
+        return None if side.name == "failed" else Outcome(numbers=[0], complete=side.name != "cut")
+
+    take_turns(sides, 2, tmp_path / "cache", run)
+    turns = [[("plain", "cold")], [("kept", "cold"), ("kept", "warm")], [("cut", "cold")], [("failed", "cold")]]
+    assert asked == [(*each, at) for at, step in ((0, 1), (1, -1)) for turn in turns[::step] for each in turn]
+    assert {side.name: list(side.outcomes) for side in sides if side.outcomes} == {
+        "plain": ["cold"], "kept": ["cold", "warm"], "cut": ["cold"],
+    }  # fmt: skip
+
+
+def test_ratios_are_in_place_over_native_and_over_the_rival_on_the_same_bytes() -> None:
+    native = _Side("native", "python", JOB, True, {"cold": rounds(100, 100), "warm": rounds(100)})
+    in_place = _Side("in_place", "python", JOB, True, {"cold": rounds(90, 80)}, format="webdataset")
+    rival = _Side("rival", "python", JOB, True, {"cold": rounds(10, 20)}, format="webdataset", loader="WebDataset")
+    failed = _Side("rival", "python", JOB, True, format="mds", error="Traceback\nIndexError: 0")
+    found = figures_of([native, in_place, rival, failed])
+    assert (found["tar_vs_native"], found["warm_vs_native"]) == (0.85, None)
+    assert (found["tar_vs_webdataset"], found["mds_vs_streaming"], found["parquet_vs_hf"]) == (6.5, None, None)
+    assert [(each["side"], each["epoch"], each["loader"], each["error"]) for each in found["rows"]] == [
+        ("native", "cold", None, None), ("native", "warm", None, None), ("in_place", "cold", None, None),
+        ("rival", "cold", "WebDataset", None), ("rival", "cold", None, failed.error),
+    ]  # fmt: skip
+
+
+def test_the_report_says_why_a_rival_did_not_finish() -> None:
+    cut = {0: structs.replace(rounds(1)[0], complete=False)}
+    sides = [
+        _Side("rival", "python", JOB, True, {"cold": rounds(10)}, format="webdataset"),
+        _Side("rival", "python", JOB, True, {"cold": cut}, format="litdata"),
+        _Side("rival", "python", JOB, True, format="mds", error="Traceback\nIndexError: 0"),
+    ]
+    figures = {**figures_of(sides), "errors": {"mds": "…", "hf_datasets": "no packages"}, "load": {"limit_s": 60.0}}
+    assert [(each["format"], each["rate"]) for each in adopt_rows(figures)] == [
+        ("webdataset", "10"), ("litdata", "did not finish (limit 60 s)"), ("mds", "did not finish (IndexError: 0)"),
+        ("hf_datasets", "did not finish (no packages)"),
+    ]  # fmt: skip
 
 
 def test_each_rival_takes_part_in_the_peers_benchmark() -> None:
-    assert all(find(contest.rival).environment for contest in CONTESTS)
-    assert len({contest.key for contest in CONTESTS}) == len(CONTESTS)
+    assert all(find(name).environment for contest in CONTESTS for name in contest.rivals)
 
 
 @pytest.mark.parametrize(("size", "num_tars"), [(1, 3), (8, 2), (100, 1)])
@@ -62,12 +95,8 @@ def test_tar_files_of_a_size(tmp_path: Path, size: int, num_tars: int) -> None:
         (photos / f"{number}.jpg").write_bytes(b"%d" % number * 4)
     folder = tmp_path / "tars"
     folder.mkdir()
-    _write_tars(
-        Job(
-            peer="webdataset_tars", task="write", photos=str(tmp_path / "photos"), order=[2, 0, 1], folder=str(folder),
-            options={"tar_bytes": size},
-        )
-    )  # fmt: skip
+    job = Job(peer="ours", photos=str(tmp_path / "photos"), order=[2, 0, 1], folder=str(folder))
+    _write_tars(structs.replace(job, options={"tar_bytes": size}))
     names = []
     for path in sorted(folder.iterdir()):
         with tarfile.open(path) as tar:

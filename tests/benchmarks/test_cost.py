@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import cost
+from benchmarks.access import PRICES
 from benchmarks.cost import main
-from benchmarks.prices import PRICES
 from concurrent_loader.storage.testing import LocalS3
 
 COUNTS = {"gets", "heads", "lists", "bytes"}
@@ -24,7 +24,7 @@ def test_quick_measures_ours_and_computes_the_others(
         yield s3_server
 
     monkeypatch.setattr(cost, "local_s3", running)
-    arguments = ["--quick", "--samples", "100000", "--epochs", "3", "--mds-bytes", "32MiB"]
+    arguments = ["--quick", "--samples", "100000", "--epochs", "3"]
     peer = {"peer": "Somebody", "layout": "tars", "kind": "raw", "latency_ms": 5, "of_samples": 1_000}
     epochs = [{"epoch": "cold", "gets": 7, "bytes_ratio": 1.5}, {"epoch": "warm", "gets": 0, "bytes_ratio": 0.0}]
     (tmp_path / "peers.json").write_text(json.dumps({"rows": [{**peer, **epoch} for epoch in epochs]}))
@@ -37,7 +37,7 @@ def test_quick_measures_ours_and_computes_the_others(
         "took_s", "other_programs_share",
     }  # fmt: skip
     assert report["workload"] == {"num_samples": 100_000, "sample_bytes": 110_000, "num_epochs": 3}
-    assert report["chunk_sizes"]["mds_bytes"] == 32 << 20
+    assert report["chunk_sizes"]["mds_bytes"] == 64 << 20
     measured = {one["system"]: one for one in report["measured"]}
     shards, kept, objects, kept_objects = measured.values()
     for one in measured.values():
@@ -57,21 +57,3 @@ def test_quick_measures_ours_and_computes_the_others(
     assert rows["Somebody, tars"]["kind"] == "measured"
     assert rows["Somebody, tars"]["run"]["gets"] == 700
     assert rows["ours, objects, no cache"]["run"]["gets"] == rows["torch, objects"]["run"]["gets"] == 300_000
-
-
-def test_no_file_of_peers_is_no_reason_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given: list[object] = []
-    monkeypatch.setattr(cost, "run_benchmark", lambda *arguments: given.extend(arguments) or {})
-    monkeypatch.setattr(cost, "publish", lambda name, measure, file: int(bool(measure(None))))
-    assert main(["--peers", str(tmp_path / "peers.json")]) == 0
-    assert "no figures of peers" in capsys.readouterr().err
-    assert given[-2] is None
-
-
-@pytest.mark.parametrize("arguments", [["--samples", "0"], ["--sample-bytes", "few"], ["--mds-bytes", "0"]])
-def test_impossible_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert "error" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import multiprocessing
 import pytest
 
 from benchmarks import drop_in, local_items
-from benchmarks.drop_in import FULL, Case, Epoch, main
+from benchmarks.drop_in import FULL, Case, Epoch
 
 
 def test_figures_are_medians():
@@ -40,12 +40,6 @@ def test_every_kind_gives_batches_on_both_sides(tmp_path, monkeypatch):
         if local_items.is_installed(kind) and "JPEG" not in kind:
             taken = local_items.epoch_times(kind, 0, 1, 0.001, str(tmp_path))
             assert {side: len(times) for side, times in taken.items()} == dict.fromkeys(local_items.SIDES, 1)
-
-
-def test_impossible_options(capsys):
-    with pytest.raises(SystemExit):
-        main(["--rounds", "0"])
-    assert "--rounds is at least 1" in capsys.readouterr().err
 
 
 def test_an_epoch_without_cpu_time_has_no_quotient() -> None:

@@ -7,24 +7,37 @@ from typing import Any
 
 import pytest
 
-from benchmarks.forerunners import committed_or
+from benchmarks.forerunners import READERS, committed
 from benchmarks.forerunners_figures import (
+    CASES,
     DIFFERENCES,
     PUBLISHED,
+    Case,
+    Cell,
+    Reading,
     compared,
     heat_map,
     layer_rows,
+    loads_s,
     remote_share,
     sequential_rows,
     speedups,
 )
-from benchmarks.layers import CASES, READERS, Case, Cell, Epoch
-
-pytestmark = pytest.mark.processes
+from benchmarks.peers.job import Outcome
 
 
-def epoch(epoch_s: float, load_s: list[float]) -> Epoch:
-    return Epoch(64, [64], "d", 64, epoch_s, 0.32, 0.1, tuple(load_s), 500.0)
+def epoch(epoch_s: float, load_s: list[float]) -> Outcome:
+    spans = [(0.0, seconds) for seconds in load_s]
+    return Outcome(
+        numbers=list(range(64)), epoch_s=epoch_s, cpu_s=0.32, first_batch_s=0.1, spans=spans, peak_rss_mb=500.0
+    )
+
+
+def test_items_make_batches_in_the_order_in_which_they_were_begun():
+    spans = [(0.0, 1.0), (2.0, 3.5), (0.5, 2.0), (3.0, 3.2), (4.0, 5.0)]
+    assert loads_s(Outcome(numbers=list(range(5)), spans=spans), 2) == [2.0, 1.5]
+    assert loads_s(Outcome(numbers=list(range(8)), spans=spans[:2]), 4) == [1.0, 1.5]
+    assert loads_s(Outcome(numbers=[0, 1]), 2) == []
 
 
 def rows_of_rates(rates: dict[tuple[str, str], float]) -> list[dict[str, Any]]:
@@ -72,8 +85,9 @@ def test_shares_are_of_the_local_drive():
     assert found["of_own_local"] == {"threads": 0.64, "coroutines": 0.8, "shards": 1.0}
 
 
-def cells(rates: dict[Cell, float]) -> dict[Cell, list[Epoch]]:
-    return {cell: [Epoch(100, [100], "d", 100, 100 / rate, 0.1)] for cell, rate in rates.items()}
+def cells(rates: dict[Cell, float]) -> dict[Cell, list[Outcome]]:
+    numbers = list(range(100))
+    return {cell: [Outcome(numbers=numbers, epoch_s=100 / rate, cpu_s=0.1)] for cell, rate in rates.items()}
 
 
 def test_a_map_says_what_share_of_the_possible_is_reached():
@@ -90,9 +104,7 @@ def test_a_map_without_auto_compares_nothing():
 
 
 def test_a_readers_row_is_of_all_its_passes():
-    (row,) = sequential_rows(
-        {"files": [Epoch(10, [10], "d", 1000, seconds, 0.1, 0.01, (), 90.0) for seconds in (1, 2, 4)]}
-    )
+    (row,) = sequential_rows({"files": [Reading(1000, seconds, 0.1, 0.01, 90.0) for seconds in (1, 2, 4)]})
     assert (row["samples_s"], row["samples_s_spread"], row["samples_s_core"]) == (500.0, [250.0, 1000.0], 10000.0)
     assert (row["cpu_s_per_1000"], row["first_sample_s"], row["peak_rss_mb"]) == (0.1, 0.01, 90.0)
 
@@ -113,9 +125,9 @@ def figures() -> dict[str, Any]:
             mean_bytes=1e5,
             bytes_per_s=1e7,
         ),
-        "sequential": sequential_rows({name: [Epoch(1, [1], "d", 10, 1.0, 0.1, 0.1, (), 90.0)] for name in READERS}),
-        "pipelines": committed_or("pipelines", None),
-        "lossless": committed_or("lossless", None),
+        "sequential": sequential_rows({name: [Reading(10, 1.0, 0.1, 0.1, 90.0)] for name in READERS}),
+        "pipelines": committed("pipelines"),
+        "lossless": committed("lossless"),
         "differences": DIFFERENCES,
         "num_photos": 64,
         "mean_bytes": 60_000,

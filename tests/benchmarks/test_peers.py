@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from dataclasses import replace
@@ -13,10 +12,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks.harness import CommandError
-from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.__main__ import main
-from benchmarks.peers.catalog import OURS, PEERS, find
-from benchmarks.peers.cells import FULL, QUICK, Cell
+from benchmarks.peers.catalog import FULL, OURS, PEERS, QUICK, Cell, find
 from benchmarks.peers.figures import (
     Run,
     check,
@@ -127,7 +124,7 @@ def test_where_cold_epochs_are_cut_short_one_whole_epoch_fills_the_cache_for_all
 
     monkeypatch.setattr("benchmarks.peers.measuring.run_job", run_job)
     measuring = Measuring(FULL, [peer], tmp_path, Console(quiet=True))
-    photos = PhotoFolder(tmp_path, count=8, seed=0, num_bytes=64, digest="")
+    photos = PhotoFolder(tmp_path, count=8, num_bytes=64, digest="")
     measuring._images["raw"] = _Images(photos, list(range(8)), DIGESTS, {})
     measuring._pythons[peer.name] = sys.executable
     measuring._measure(CELL, FakeServer())
@@ -273,7 +270,7 @@ def test_the_headline_compares_with_the_best_within_a_round() -> None:
 def test_who_fails_in_one_cell_leaves_what_is_known_of_others(tmp_path: Path) -> None:
     measured = FULL.cells()[0]
     measuring = Measuring(replace(FULL, only=(measured,)), [find("mosaicml")], tmp_path, Console(quiet=True))
-    photos = PhotoFolder(tmp_path, count=8, seed=0, num_bytes=64, digest="")
+    photos = PhotoFolder(tmp_path, count=8, num_bytes=64, digest="")
     measuring._images["raw"] = _Images(photos, list(range(8)), DIGESTS, {})
     with measuring._told(find("mosaicml"), "raw"):
         raise CommandError("IndexError")
@@ -315,37 +312,6 @@ def test_packages_that_cannot_be_installed_are_an_error(tmp_path: Path, monkeypa
     monkeypatch.setattr("benchmarks.peers.processes.requirements_file", lambda _: pinned)
     with pytest.raises(EnvironmentFailed, match="ended with status"):
         python_of("broken", tmp_path / "environments")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)  # some forty processes, each of which imports torch
-def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: dict[Path, int] = {}
-    monkeypatch.setattr(
-        "benchmarks.peers.measuring.read_into_page_cache",
-        lambda folder: read.update({folder: read_into_page_cache(folder)}),
-    )
-    file = tmp_path / "peers.json"
-    peers = [argument for name in (OURS, "local_files") for argument in ("--peer", name)]
-    assert main(["--quick", "--json", str(file), "--data", str(tmp_path), *peers]) == 0
-    figures = json.loads(file.read_text())
-    rows = {(row["peer"], row["kind"], row["epoch"]): row for row in figures["rows"]}
-    assert len(rows) == len(figures["rows"]) == 6
-    for row in rows.values():
-        assert row["error"] is None
-        assert row["fault"] is None
-        assert row["complete"]
-        assert row["samples"] == QUICK.num_photos
-        assert row["samples_s"] > 0
-    cold = rows[OURS, "raw", "cold"]
-    assert cold["gets"] >= 1
-    assert 1.0 <= cold["bytes_ratio"] < 1.1
-    assert rows[OURS, "raw", "warm"]["resume"] == "state"
-    assert rows["local_files", "raw", "cold"]["resume"] == "replay"
-    assert figures["photos"]["raw"]["samples"] == QUICK.num_photos
-    assert figures["cold_raw_vs_best"] is None  # nobody to compare with
-    assert {folder.parts[-2:] for folder in read} >= {("raw", OURS), ("decoded", OURS)}
-    assert min(read.values()) >= figures["photos"]["decoded"]["bytes"]  # what a turn reads is in memory before it
 
 
 def test_slow_is_less_than_a_quarter_of_our_pace() -> None:

@@ -1,68 +1,49 @@
+"""The bucket against the local drive, with processes that only say what they were asked."""
+
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from benchmarks import remote_vs_local
 from benchmarks.bucket import Bucket
-from benchmarks.harness import Epoch, Request
-from benchmarks.remote_vs_local import main, parse_options, run_benchmark
+from benchmarks.catalogue import BENCHMARKS, missing_keys
+from benchmarks.peers.figures import expected_digest, image_digest
+from benchmarks.peers.job import Fetched, Job, Outcome, paths
+from benchmarks.peers.turns import Side
+from benchmarks.remote_vs_local import Load, figures_of, run_benchmark
+from benchmarks.report_page import Results, report
 
-PROMISED_KEYS = {
-    "local_img_s",
-    "cold_img_s",
-    "warm_img_s",
-    "cold_ratio",
-    "warm_ratio",
-    "first_batch_s",
-    "gets",
-    "bytes_ratio",
-    "cpu_s_per_1000",
-    "peak_rss_mb",
-    "client",
-}
+FETCHED = Fetched(gets=7, num_bytes=1010, dataset_bytes=1000, client="S3Store")
+EPOCH = Outcome(numbers=list(range(100)), build_s=1.0, epoch_s=3.0, first_batch_s=1.2, waiting_s=0.5, cpu_s=3.0)
 
 
 class FakeSides:
     """Stands in for the processes: remembers what was asked, and whether the cache was there."""
 
-    def __init__(self, *, wrong_digest: str | None = None) -> None:
-        self.asked: list[tuple[str, str, bool]] = []
-        self.wrong_digest = wrong_digest
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bool, bool]] = []
+        self.wrong_digest = ""
 
-    def run_epoch(self, request: Request) -> Epoch:
-        warm = request.cache_dir is not None and Path(request.cache_dir).exists()
-        if request.cache_dir is not None:
-            Path(request.cache_dir).mkdir(exist_ok=True)
-        self.asked.append((request.step, request.side, warm))
-        digest = "right" if request.step == "raw" else None
-        if request.step == "raw" and request.side == "shards" and self.wrong_digest:
-            digest = self.wrong_digest
-        return Epoch(
-            num_samples=100,
-            build_s=0.1,
-            epoch_s=1.0 if request.side == "folder" or warm else 1.25,
-            first_batch_s=0.2,
-            waiting_s=0.1,
-            num_gets=7,
-            num_bytes=1000,
-            dataset_bytes=1000,
-            cpu_s=1.0,
-            peak_rss_mb=500.0,
-            rss_added_mb=50.0,
-            first_loss=None,
-            last_loss=None,
-            accuracy=None,
-            class_counts=[10] * 10,
-            digest=digest,
-            client="CloudStore" if request.side == "shards" else None,
-            timeline=[(1.0, 100)],
-        )
+    def outcome_of(self, side: Side, job: Job, *, deadline_s: float) -> Outcome:
+        warm = False
+        if job.cache_dir is not None:
+            left = Path(job.cache_dir, "left")
+            warm = left.exists()
+            left.touch()
+        self.asked.append((side.name, job.train, warm))
+        digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(paths(job.photos))]
+        numbers = list(range(len(digests)))
+        return structs.replace(
+            EPOCH, numbers=numbers, digest=self.wrong_digest or expected_digest(numbers, digests),
+            epoch_s=2.0 if side.name == "local" or warm else 2.25, fetched=FETCHED if side.caches else None,
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -70,74 +51,55 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> FakeSides:
     @contextlib.contextmanager
     def fake_bucket(data_dir: Path, *, latency_ms: int) -> Iterator[Bucket]:
         yield Bucket(
-            name="demo",
-            direct={},
-            remote={},
-            server="fake",
-            latency=f"{latency_ms} ms",
-            latency_ms=31.0,
-            latency_applied=latency_ms > 0,
-            processes=(),
+            name="demo", direct={}, remote={}, server="fake", latency="31 ms", latency_ms=31.0, latency_applied=True
         )
 
     fake = FakeSides()
     monkeypatch.setattr(remote_vs_local, "open_bucket", fake_bucket)
-    monkeypatch.setattr(remote_vs_local, "run_epoch", fake.run_epoch)
-    monkeypatch.setattr(remote_vs_local, "has_shards", lambda photos, url, options: False)
-    monkeypatch.setattr(remote_vs_local, "ingest", lambda photos, url, options: None)
+    monkeypatch.setattr(remote_vs_local, "outcome_of", fake.outcome_of)
+    monkeypatch.setattr(remote_vs_local, "write_shards", lambda photos, url, options: None)
     return fake
 
 
-def arguments(tmp_path: Path, *more: str) -> list[str]:
-    return ["--data", str(tmp_path / "data"), "--images", "10", "--rss-dataset", "1MB", "--repeats", "3", *more]
+def run(name: str, folder: Path) -> dict[str, Any]:
+    load = Load(num_photos=10, raw_bytes=1_000_000, num_rounds=3, data=folder)
+    return run_benchmark(name, load, Console(quiet=True))
 
 
 @pytest.mark.slow
-def test_the_json_has_the_agreed_keys_for_every_step(tmp_path: Path, sides: FakeSides) -> None:
-    file = tmp_path / "figures.json"
-
-    assert main(arguments(tmp_path, "--json", str(file))) == 0
-
-    figures = json.loads(file.read_text())
-    assert set(figures) >= {"machine", "versions", "latency_ms", "training", "raw", "decoded"}
+@pytest.mark.parametrize("name", ["train", "none"])
+def test_the_json_has_the_agreed_keys(tmp_path: Path, sides: FakeSides, name: str) -> None:
+    figures = run(name, tmp_path)
+    keys = next(each.keys for each in BENCHMARKS if each.name == f"remote_vs_local.{name}")
+    assert missing_keys({**figures, "machine": {}, "versions": {}}, keys) == []
+    assert f"](remote_vs_local.{name}.json)" in report(Results(tmp_path, {f"remote_vs_local.{name}": figures}))
     assert figures["latency_ms"] == 31.0
-    for step in ("training", "raw", "decoded"):
-        assert set(figures[step]) >= PROMISED_KEYS
-        assert figures[step]["cold_ratio"] == 0.8
-        assert figures[step]["warm_ratio"] == 1.0
-        assert figures[step]["rounds"] == 3
-    assert "rss_added_mb" in figures["raw"]
+    for part in ("training",) if name == "train" else ("raw", "decoded"):
+        assert (figures[part]["cold_ratio"], figures[part]["warm_ratio"], figures[part]["rounds"]) == (0.8, 1.0, 3)
 
 
 def test_sides_alternate_and_cold_means_no_cache(tmp_path: Path, sides: FakeSides) -> None:
-    run_benchmark(parse_options(arguments(tmp_path, "--step", "train")), Console(quiet=True))
-
-    local, cold, warm = ("train", "folder", False), ("train", "shards", False), ("train", "shards", True)
+    run("train", tmp_path)
+    local, cold, warm = ("local", True, False), ("shards", True, False), ("shards", True, True)
     assert sides.asked == [local, cold, warm, cold, warm, local, local, cold, warm]
-    assert not (tmp_path / "data" / "benchmark-cache").exists()
-
-
-def test_only_the_steps_that_were_asked_for_run(tmp_path: Path, sides: FakeSides) -> None:
-    figures = run_benchmark(parse_options(arguments(tmp_path, "--step", "none")), Console(quiet=True))
-    assert "training" not in figures
-    assert {step for step, _, _ in sides.asked} == {"raw", "decoded"}
-
-
-def test_without_latency_the_figures_say_so(tmp_path: Path, sides: FakeSides) -> None:
-    figures = run_benchmark(
-        parse_options(arguments(tmp_path, "--step", "train", "--latency", "0")), Console(quiet=True)
-    )
-    assert figures["latency_ms"] == 0.0
+    assert not (tmp_path / "benchmark-cache").exists()
 
 
 def test_other_bytes_than_the_files_are_an_error(tmp_path: Path, sides: FakeSides) -> None:
     sides.wrong_digest = "wrong"
-    with pytest.raises(ValueError, match="same images"):
-        run_benchmark(parse_options(arguments(tmp_path, "--step", "none")), Console(quiet=True))
+    with pytest.raises(ValueError, match="wrong bytes"):
+        run("none", tmp_path)
 
 
-@pytest.mark.parametrize("wrong", [["--repeats", "0"], ["--images", "0"], ["--latency", "-1"], ["--step", "some"]])
-def test_arguments_that_cannot_work_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse_options(wrong)
-    assert wrong[0] in capsys.readouterr().err
+def test_figures_pair_the_rounds_and_start_with_the_request_for_a_batch() -> None:
+    # The machine slows down by 4 between the rounds; within each round cold takes twice local's time, warm the same.
+    local = [structs.replace(EPOCH, epoch_s=1.0 + seconds) for seconds in (1.0, 2.0, 4.0)]
+    cold = [structs.replace(each, epoch_s=2 * each.epoch_s - 1.0, fetched=FETCHED) for each in local]
+    warm = [structs.replace(each, fetched=FETCHED) for each in local]
+    made = figures_of(local, cold, warm)
+    assert (made["cold_ratio"], made["warm_ratio"], made["spread"]["cold_ratio"]) == (0.5, 1.0, [0.5, 0.5])
+    assert (made["local_img_s"], made["cold_img_s"], made["spread"]["local_img_s"]) == (50.0, 25.0, [25.0, 100.0])
+    assert (made["first_batch_s"], made["waiting_share_local"], made["cpu_s_per_1000"]) == (0.2, 0.25, 30.0)
+    assert (made["bytes_ratio"], made["gets"], made["client"], made["rounds"]) == (1.01, 7, "S3Store", 3)
+    with pytest.raises(ValueError, match="zip"):
+        figures_of(local[:2], cold, warm)

@@ -21,9 +21,8 @@ from benchmarks.report_page import (
     with_part,
     write,
 )
-from benchmarks.report_peers import by_cell, peer_rows
-from benchmarks.report_plots import PLOTS
-from benchmarks.report_text import number, table
+from benchmarks.report_plots import PLOTS, save
+from benchmarks.report_text import by_cell, number, peer_rows, table
 
 COMMITTED = Results(RESULTS)
 
@@ -71,7 +70,7 @@ def test_it_is_written_beside_the_figures(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "plots").iterdir()] == ["cache.png"]
     assert "[cache.json](cache.json)" in (tmp_path / "REPORT.md").read_text()
     again = tmp_path / "again.png"
-    PLOTS["cache"](COMMITTED.figures("cache") or {}, again)
+    save("cache", COMMITTED.figures("cache") or {}, again)
     assert again.read_bytes() == (tmp_path / "plots" / "cache.png").read_bytes()
 
 

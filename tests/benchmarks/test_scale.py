@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from benchmarks.scale import exponent, fit, in_own_process, main
+from benchmarks.scale import exponent, fit, main
 
 OPENED = {
     "num_samples", "num_shards", "manifest_bytes", "open_s", "loader_s", "shuffle_s", "batch_s", "seek_s", "resume_s",
@@ -27,7 +26,9 @@ NODES = {
 @pytest.mark.slow
 def test_quick_writes_every_series(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--json", str(tmp_path / "out.json")]) == 0
-    assert "Nodes, a group each" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "Nodes, a group each" in told
+    assert "Rows of float32[16]" in told
     report = json.loads((tmp_path / "out.json").read_text())
     assert set(report) == {
         "samples",
@@ -45,8 +46,8 @@ def test_quick_writes_every_series(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [set(row) for row in report["samples"]] == [OPENED] * 2
     assert [set(row) for row in report["shards"] + report["sample_bytes"]] == [READ] * 4
     assert [set(row) for row in report["nodes"]] == [NODES] * 6
-    assert [set(row) for row in report["rows"]] == [READ | {"kind", "rows_per_shard"}] * 4
-    assert [row["num_shards"] == 1 for row in report["rows"]] == [False, True] * 2
+    assert [set(row) for row in report["rows"]] == [READ | {"kind", "rows_per_shard"}] * 10
+    assert [row["num_shards"] == 1 for row in report["rows"]] == [False, True] * 5
     assert [row["num_shards"] for row in report["shards"]] == [1, 10]
     assert [row["gets"] for row in report["shards"]] == [1, 10]
     assert [row["nodes"] for row in report["nodes"]] == [1, 2, 4] * 2
@@ -54,11 +55,6 @@ def test_quick_writes_every_series(tmp_path: Path, capsys: pytest.CaptureFixture
         assert all(set(exponents) == {"all", "last"} for exponents in series.values())
     assert report["slopes"]["samples"]["manifest_bytes"]["all"] == pytest.approx(1, abs=0.1)
     assert report["slopes"]["nodes, a group each"]["gets"]["all"] == pytest.approx(0, abs=0.02)
-
-
-@pytest.mark.processes
-def test_a_process_of_its_own() -> None:
-    assert in_own_process(os.getpid) != os.getpid()
 
 
 @pytest.mark.parametrize("power", [-1.0, 0.0, 0.5, 2.0])
@@ -74,11 +70,10 @@ def test_a_value_without_a_logarithm_is_left_out() -> None:
 
 
 def test_a_fixed_cost_hides_growth_from_the_first_slope_only() -> None:
-    rows = [{"kind": "str", "rows_per_shard": size, "cost": 1 + size / 100} for size in (1, 10, 100, 1000, 10_000)]
-    keys = ("num_shards", "first_batch_s", "samples_s", "cpu_s_per_1000", "gets")
-    empty = {"samples": [], "shards": [], "nodes": [], "sample_bytes": []}
-    rows = [{**row, **dict.fromkeys(keys, row["cost"])} for row in rows]
-    found = fit({**empty, "rows": rows})["rows, str"]["gets"]
+    sizes = [1, 10, 100, 1000, 10_000]
+    keys = ("num_shards", "first_batch_s", "samples_s", "mb_s", "cpu_s_per_1000", "gets", "rss_added_mb")
+    rows = [{"sample_bytes": size, **dict.fromkeys(keys, 1 + size / 100)} for size in sizes]
+    found = fit({"samples": [], "shards": [], "nodes": [], "sample_bytes": rows, "rows": []})["sample_bytes"]["gets"]
     assert found["all"] is not None
     assert found["last"] is not None
     assert found["all"] < 0.6 < 0.95 < found["last"] <= 1

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from rich.console import Console
 
-from benchmarks.shuffle_quality import Options, main, windows
+from benchmarks.shuffle_quality import QUICK, Options, run_benchmark, windows
 
 
-def test_it_compares_windows_with_a_permutation(tmp_path):
-    file = tmp_path / "shuffle.json"
-    small = ["--num-shards", "80", "--per-shard", "20", "--num-classes", "10", "--batch-size", "64"]
-    assert main([*small, "--json", str(file)]) == 0
-    figures = json.loads(file.read_text())
+def test_it_compares_windows_with_a_permutation():
+    figures = run_benchmark(QUICK, Console(quiet=True))
     rows = {row["window_shards"]: row for row in figures["rows"]}
     assert list(rows) == [1, 4, 16, 64, 80]
     assert [row["window_shards"] for row in figures["rows"] if row["default"]] == [16]
@@ -30,9 +26,3 @@ def test_windows_end_with_all():
     assert windows(1400) == [1, 4, 16, 64, 256, 1024, 1400]
     assert windows(3) == [1, 3]
     assert Options().num_samples == 201_600
-
-
-def test_impossible_options(capsys):
-    with pytest.raises(SystemExit):
-        main(["--num-shards", "0"])
-    assert "at least 1" in capsys.readouterr().err

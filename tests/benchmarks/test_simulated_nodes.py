@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.simulated_nodes import PREFIX_REQUESTS_S, simulate_nodes
+from benchmarks.scale_points import PREFIX_REQUESTS_S, simulate_nodes
 from benchmarks.synthetic import synthetic_manifest, write_manifest
 from concurrent_loader import ShardDataset
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES

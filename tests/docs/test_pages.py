@@ -213,7 +213,8 @@ def test_options_of_benchmarks_are_theirs(page: str) -> None:
         source = program_of(name).read_text(encoding="utf-8")
         for option in shlex.split(rest):
             if option.startswith("--") and option != "--json":
-                assert f'"{option}"' in source, f"{name} {option}"
+                field = option.removeprefix("--").replace("-", "_")  # as `benchmarks.command.program` takes it
+                assert f'"{option}"' in source or f'"{field}"' in source, f"{name} {option}"
 
 
 # -- Python ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from benchmarks.peers.job import SIZE, Job, StatefulLoader, written
+from benchmarks.peers.job import Fetched, Job, StatefulLoader, Treat, written
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, RandomResizedCrop, ShardDataset
 from concurrent_loader.storage import ShardWriter
 
@@ -37,13 +37,21 @@ class _Loader(StatefulLoader):
             if self._objects
             else ShardDataset(url, columns=(self._image, self._number), **options)
         )
+        augment = Treat(job)
+        by_transform = bool(job.options.get("transform"))  # the augmentation of torch's side, instead of our own
+        crop: Any = "rgb" if by_transform else RandomResizedCrop(job.size, scale=(job.min_scale, 1.0), flip=0.5)
+
+        def transform(sample: dict[str, Any]) -> dict[str, Any]:
+            return {**sample, self._image: augment.augment(sample[self._image])}
+
         loader = ConcurrentDataLoader(
             self._dataset,
             batch_size=job.batch_size,
             shuffle=True,
             seed=job.seed,
             num_threads=job.num_workers,
-            decode={self._image: RandomResizedCrop(SIZE, flip=0.5)} if job.decoded else None,
+            decode={self._image: crop} if job.decoded else None,
+            transform=transform if job.decoded and by_transform else None,
         )
         super().__init__(loader, job)
 
@@ -51,6 +59,13 @@ class _Loader(StatefulLoader):
         for batch in self._loader:
             numbers = [int(PurePosixPath(key).stem) for key in batch["key"]] if self._objects else batch[self._number]
             yield batch[self._image], numbers
+
+    def fetched(self) -> Fetched | None:
+        if not isinstance(self._dataset, ShardDataset):
+            return None
+        stats, client = self._dataset.fetch_stats, type(self._dataset.reader.engine.store).__name__
+        dataset_bytes = self._dataset.manifest.num_bytes
+        return Fetched(gets=stats.num_gets, num_bytes=stats.num_bytes, dataset_bytes=dataset_bytes, client=client)
 
     def close(self) -> None:
         self._dataset.close()
