@@ -29,13 +29,13 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.access import PRICES, PRICES_AS_OF
 from benchmarks.command import bar, command_line, in_turns, publish
 from benchmarks.figures import four_digits, with_spread
 from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.catalog import find
 from benchmarks.peers.processes import EnvironmentFailed, python_of
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
-from benchmarks.prices import PRICES, PRICES_AS_OF
 from benchmarks.program import ROOT
 
 _TIMEOUT_S = 600

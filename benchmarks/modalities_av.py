@@ -24,10 +24,9 @@ import obstore
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.bucket import Bucket, open_bucket, put_all
+from benchmarks.bucket import Bucket, obstore_client, open_bucket, put_all
 from benchmarks.command import command_line, in_turns
 from benchmarks.machine import num_cores
-from benchmarks.single_objects import obstore_client
 from concurrent_loader import Audio, Clips, ConcurrentDataLoader, ShardDataset, ShardWriter
 from concurrent_loader.storage.media import ClipIndex, clip_index
 

@@ -31,7 +31,7 @@ def test_ratios_are_medians_of_those_within_a_round() -> None:
     found |= {"decode_1": turns(10, 20, 30), "decode_2": turns(5, 12, 10), "none_2": turns(4, 4, 4)}
     found |= {"quarter": turns(5, 5, 5), "litdata": turns(6, 20, 20), "mosaicml": {1: {"wall_s": 8}}}
     rows = [{"side": name, "cpu_s_per_1000": 0.5} for name in ("decode_1", "header_1")]
-    photos = PhotoFolder(Path("photos"), count=1000, seed=0, num_bytes=50_000_000, digest="")
+    photos = PhotoFolder(Path("photos"), count=1000, num_bytes=50_000_000, digest="")
     made = figures(rows, found, photos, {"rss_mb": 100.0, "rss_mb_tenth": 64.0, "rss_per_file": 300.0})
     assert made["scaling_2"] == 2
     assert made["vs_best_peer"] == 2  # of 1.5, 2 (the faster one of two) and 5
