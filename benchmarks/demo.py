@@ -27,7 +27,7 @@ from benchmarks.machine import Bystanders, cpu_name, num_cores, versions
 from benchmarks.peers.bucket import led_to, put_objects
 from benchmarks.peers.figures import image_digest
 from benchmarks.peers.job import Job, Outcome, paths
-from benchmarks.peers.turns import Rounds, Side, median_ratio, outcome_of, take_turns
+from benchmarks.peers.turns import Rounds, Side, outcome_of, ratios_of, take_turns
 from benchmarks.photos import CLASSES
 from benchmarks.remote_vs_local import TRAIN, checked, pace, sides_of, waiting_share
 
@@ -107,12 +107,17 @@ def run_demo(options: Namespace, console: Console) -> None:
 
 
 def headline(local: Rounds, cold: Rounds, warm: Rounds) -> str:
-    """Returns the result in one sentence; a ratio is the median of those within a round."""
-    shares = [f"{median_ratio(remote, local, pace) or 0:.0%}" for remote in (cold, warm)]
+    """Returns the result in one sentence, with the spread of the ratios within a round."""
     return (
-        f"From the bucket the network trains at {shares[0]} of the local drive's speed with a cold cache and at "
-        f"{shares[1]} with a warm one (rounds: {len(local)})."
+        f"From the bucket the network trains at {_spread(cold, local)} of the local drive's speed with a cold cache "
+        f"and at {_spread(warm, local)} with a warm one (rounds: {len(local)})."
     )
+
+
+def _spread(remote: Rounds, local: Rounds) -> str:
+    ratios = [round(100 * ratio) for ratio in ratios_of(remote, local, pace)]
+    low, high = min(ratios), max(ratios)
+    return f"{low} %" if low == high else f"{low}–{high} %"
 
 
 def _pace(rounds: Rounds) -> float:

@@ -69,13 +69,18 @@ def take_turns(
 
 
 def median_ratio(ours: Rounds, theirs: Rounds, figure: Callable[[Outcome], float]) -> float | None:
-    """Returns the median over the rounds of the ratio within a round; None without a round in which both ended.
+    """Returns the median over the rounds of the ratio within a round; None without a round in which both ended."""
+    ratios = ratios_of(ours, theirs, figure)
+    return four_digits(median(ratios)) if ratios else None
+
+
+def ratios_of(ours: Rounds, theirs: Rounds, figure: Callable[[Outcome], float]) -> list[float]:
+    """Returns the ratios within the rounds in which both ended.
 
     An epoch that was cut short may have stood still: it says that the side failed, and not how slow it is.
     """
     pairs = [(mine, theirs[number]) for number, mine in ours.items() if number in theirs]
-    ratios = [figure(one) / figure(other) for one, other in pairs if one.complete and other.complete]
-    return four_digits(median(ratios)) if ratios else None
+    return [figure(one) / figure(other) for one, other in pairs if one.complete and other.complete]
 
 
 def outcome_of(side: Side, job: Job, *, deadline_s: float) -> Outcome:
