@@ -113,6 +113,8 @@ $(DEPENDENCIES): constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install $(PIP) --no-deps -r $(VENV)/uv.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --only-binary :all: -r constraints.txt \
 	|| $(BIN)/python -m pip install $(PIP) -r constraints.txt
+	@# uv leaves it to the first process that imports a module; some packages bring templates that are no Python.
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib/python*/site-packages >/dev/null 2>&1 || true
 	@touch $@
 
 # Built with the pinned setuptools, in a clean folder: setuptools would put what is left of an old build into the wheel.

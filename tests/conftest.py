@@ -35,10 +35,10 @@ IN_CI = os.environ.get("CI") == "true"
 SLOWER = ("s3", "processes", "slow", "long", "gpu")
 SERVERS = {"s3_server", "moto_server", "toxiproxy_program"}
 
-# What takes more than a quarter of a second of CPU time on a quiet machine is marked `slow`. The limit is four times
+# What takes more than a quarter of a second of CPU time on a quiet machine is marked `slow`. The limit is eight times
 # that, because processors that are shared with other machines stretch CPU time, too. Time on the clock grows with the
 # load, and its limit with it: it only finds tests that sleep.
-FAST_CPU_S = 1.0
+FAST_CPU_S = 2.0
 FAST_CLOCK_S = 10.0
 
 

@@ -45,7 +45,7 @@ def test_each_example_computes(number):
 
 def run(folder: Path, *options: str) -> dict[str, str]:
     """Runs the tests as in CI; returns the outcome of each that ran."""
-    shorter = CONFTEST.read_text().replace("FAST_CPU_S = 1.0", "FAST_CPU_S = 0.3")
+    shorter = CONFTEST.read_text().replace("FAST_CPU_S = 2.0", "FAST_CPU_S = 0.3")
     (folder / "conftest.py").write_text(shorter)
     (folder / "test_given.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n fast\n s3\n processes\n slow\n long\n gpu\n")
