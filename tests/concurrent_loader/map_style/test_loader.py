@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections import Counter
 
@@ -531,7 +532,9 @@ class TestWays:
             async def getitem_async(self, index):
                 self.now += 1
                 self.most = max(self.most, self.now)
-                await asyncio.sleep(0)
+                deadline = time.monotonic() + 5
+                while self.most < 6 and time.monotonic() < deadline:  # the next batch's items come from another thread
+                    await asyncio.sleep(0.001)
                 self.now -= 1
                 return await super().getitem_async(index)
 
