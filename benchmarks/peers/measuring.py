@@ -336,7 +336,7 @@ class Measuring:
 
     @contextlib.contextmanager
     def _caught(self, peer: Peer, kind: str, then: Callable[[str], object]) -> Iterator[None]:
-        """Tells what a peer fails at, and goes on; ours must not fail."""
+        """Prints what a peer fails at, and goes on; ours must not fail."""
         try:
             yield
         except (CommandError, OSError) as error:
