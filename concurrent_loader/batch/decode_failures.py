@@ -132,7 +132,7 @@ def blank_image(failed: FailedImage) -> torch.Tensor:
 def missing_image() -> DecodeError:
     """Returns the error for a null in a column that is decoded."""
     return DecodeError(
-        "the sample has no image: leave such samples out, fill the column, or pass on_error='skip' or 'replace'",
+        "the sample has no value to decode: leave it out, fill the column, or pass on_error='skip' or 'replace'",
         got="None",
     )
 
