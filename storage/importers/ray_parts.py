@@ -45,11 +45,15 @@ def write_on_ray(
                 running.append(task.remote(part, where))
             if not running:
                 return
-            yield _result(ray, running[0])
+            written = _result(ray, running[0])
             running.popleft()
+            yield written
     finally:
-        for reference in running:
-            ray.cancel(reference, force=True)
+        # Ray ends the driver's process if a task is cancelled in the moment in which its result arrives (2.60, "Tried
+        # to complete task that was not pending"), so what has finished is left alone.
+        if running:
+            for reference in ray.wait(list(running), num_returns=len(running), timeout=0)[1]:
+                ray.cancel(reference, force=True)
 
 
 def _write(part: IngestPart, target: PartTarget) -> WrittenPart:

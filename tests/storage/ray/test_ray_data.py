@@ -157,7 +157,7 @@ def test_a_pipeline_of_ray(tmp_path: Path) -> None:
 
     from concurrent_loader.storage.ray import ShardSink, ShardSource
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
     try:
         url = str(tmp_path / "made")
         numbers = ray.data.range(1000).map(lambda row: {"number": row["id"] * 2, "image": b"x" * 100})
