@@ -5,7 +5,8 @@ A listing takes a thousand requests per million objects, so it is cached in a fi
     magic 8s, version u32, flags u32, objects u64, raw bytes of the body u64, bytes of the question u64,
     xxh3_64 u64 of everything before and after it
     question    JSON: the listing's parameters; a file with other parameters is ignored
-    body        one zstd frame of: sizes i64[n], ends of the keys i64[n], ends of the ETags i64[n], keys, ETags (UTF-8)
+    body        one zstd frame of: sizes i64[n], ends of the keys i64[n], ends of the ETags i64[n], digests u64[n] if
+                flags is 1, keys, ETags (UTF-8)
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import struct
 from array import array
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
@@ -47,6 +48,7 @@ __all__ = [
 
 _MAGIC = b"CLLISTN\n"
 _VERSION = 1
+_HAS_DIGESTS = 1  # the only flag
 _FACTS = struct.Struct("<8sIIQQQ")
 _HEADER_BYTES = _FACTS.size + 8
 _MAX_TEXT_BYTES = 4096  # largest average length of key and ETag that a header may claim
@@ -87,11 +89,13 @@ class Listing:
         keys: Keys relative to the store's URL.
         sizes: (n,) int64: sizes in bytes.
         etags: ETags; empty if the store has none.
+        digests: (n,) uint64: xxh3_64 of the objects' bytes, 0 where unknown; None if none is known.
     """
 
     keys: Texts
     sizes: npt.NDArray[np.int64]
     etags: Texts
+    digests: npt.NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -108,6 +112,25 @@ class Listing:
         for part in _parts(self):
             hashed.update(part)
         return hashed.intdigest() >> 1
+
+    def entry(self, at: int, url: str) -> ObjectEntry:
+        """Returns one object of the store with this URL."""
+        content = 0 if self.digests is None else int(self.digests[at])
+        return ObjectEntry(url, self.keys[at], int(self.sizes[at]), self.etags[at] or None, content or None)
+
+    def with_digests_of(self, older: Listing) -> Listing:
+        """Returns this listing with the digests of an older one, for the objects whose key, size and ETag are equal."""
+        if older.digests is None:
+            return self
+        known = {
+            facts: digest
+            for *facts_, digest in zip(
+                older.keys.tolist(), older.sizes.tolist(), older.etags.tolist(), older.digests.tolist(), strict=True
+            )
+            if (facts := tuple(facts_))[2]
+        }
+        found = zip(self.keys.tolist(), self.sizes.tolist(), self.etags.tolist(), strict=True)
+        return replace(self, digests=np.array([known.get(facts, 0) for facts in found], np.uint64))
 
 
 async def list_objects(
@@ -238,10 +261,11 @@ class _ListingVisitor:
 
 def encode_listing(listing: Listing, question: str) -> bytes:
     """Returns the bytes of a listing's file."""
-    raw = b"".join(bytes(part) for part in _parts(listing))
+    raw = b"".join(_parts(listing, with_digests=True))
     asked = question.encode()
     rest = asked + zstandard.ZstdCompressor(level=3).compress(raw)
-    facts = _FACTS.pack(_MAGIC, _VERSION, 0, len(listing), len(raw), len(asked))
+    flags = 0 if listing.digests is None else _HAS_DIGESTS
+    facts = _FACTS.pack(_MAGIC, _VERSION, flags, len(listing), len(raw), len(asked))
     return facts + _digest(facts, rest) + rest
 
 
@@ -256,17 +280,19 @@ def decode_listing(data: Buffer, question: str) -> Listing | None:
         raise FormatError("a listing is cut off", expected=_HEADER_BYTES, got=len(view))
     magic, version, flags, num_objects, raw_bytes, asked_bytes = _FACTS.unpack_from(view)
     facts, digest, rest = view[: _FACTS.size], view[_FACTS.size : _HEADER_BYTES], view[_HEADER_BYTES:]
-    if (magic, version, flags) != (_MAGIC, _VERSION, 0):
-        raise FormatError("not a listing of this version", expected=(_MAGIC, _VERSION), got=(magic, version))
+    if (magic, version, flags | _HAS_DIGESTS) != (_MAGIC, _VERSION, _HAS_DIGESTS):
+        raise FormatError("not a listing of this version", expected=(_MAGIC, _VERSION), got=(magic, version, flags))
     if _digest(facts, rest) != digest or asked_bytes > len(rest):
         raise FormatError("a listing's digest does not match its bytes")
     if bytes(rest[:asked_bytes]) != question.encode():
         return None
-    fixed_bytes = 3 * _I64.itemsize * num_objects
+    num_arrays = 3 + flags
+    fixed_bytes = num_arrays * _I64.itemsize * num_objects
     if not fixed_bytes <= raw_bytes <= fixed_bytes + _MAX_TEXT_BYTES * num_objects:
         raise FormatError("a listing's lengths contradict each other", got=(num_objects, raw_bytes))
     raw = _decompressed(rest[asked_bytes:], raw_bytes)
-    sizes, key_ends, etag_ends = np.frombuffer(raw, _I64, 3 * num_objects).reshape(3, num_objects).astype(np.int64)
+    arrays = np.frombuffer(raw, _I64, num_arrays * num_objects).reshape(num_arrays, num_objects).astype(np.int64)
+    sizes, key_ends, etag_ends = arrays[:3]
     key_bytes = int(key_ends[-1]) if num_objects else 0
     texts = raw[fixed_bytes:]
     for ends, total in ((key_ends, key_bytes), (etag_ends, len(texts) - key_bytes)):
@@ -279,7 +305,12 @@ def decode_listing(data: Buffer, question: str) -> Listing | None:
         texts.decode()
     except UnicodeDecodeError as error:
         raise FormatError("a listing's texts are not UTF-8") from error
-    return Listing(Texts(texts[:key_bytes], key_ends), sizes, Texts(texts[key_bytes:], etag_ends))
+    return Listing(
+        Texts(texts[:key_bytes], key_ends),
+        sizes,
+        Texts(texts[key_bytes:], etag_ends),
+        arrays[3].view(np.uint64) if flags else None,
+    )
 
 
 def _decompressed(frame: memoryview, raw_bytes: int) -> bytes:
@@ -336,8 +367,10 @@ def _digest(facts: Buffer, rest: Buffer) -> bytes:
     return hashed.intdigest().to_bytes(8, "little")
 
 
-def _parts(listing: Listing) -> list[bytes]:
-    arrays = (listing.sizes, listing.keys.ends, listing.etags.ends)
+def _parts(listing: Listing, *, with_digests: bool = False) -> list[bytes]:
+    arrays = [listing.sizes, listing.keys.ends, listing.etags.ends]
+    if with_digests and listing.digests is not None:
+        arrays.append(listing.digests.view(np.int64))
     return [*(part.astype(_I64).tobytes() for part in arrays), listing.keys.data, listing.etags.data]
 
 
@@ -350,12 +383,14 @@ class ObjectEntry:
         key: Key relative to that URL.
         size: Size in bytes.
         etag: ETag, or None if the store has none.
+        content: xxh3_64 of the object's bytes, or None if it is unknown.
     """
 
     url: str
     key: str
     size: int
     etag: str | None
+    content: int | None = None
 
     @cached_property
     def digest(self) -> str:

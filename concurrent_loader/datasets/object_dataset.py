@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from concurrent_loader.datasets.base import BucketDataset
+from concurrent_loader.datasets.object_keys import KeyFilter, folder_labels
 from concurrent_loader.datasets.object_source import ObjectSource
 from concurrent_loader.datasets.selection import Selection
 from concurrent_loader.datasets.store_options import StoreArguments, takes_store_options
@@ -37,12 +38,13 @@ from concurrent_loader.storage.listing import (
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.printable import printable
 from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
-from concurrent_loader.storage.shards.manifest.snapshots import is_manifest_key
 
 __all__ = ["ObjectDataset"]
 
 log = logging.getLogger(__name__)
 
+_DIGESTS_AT_ONCE = 2048  # objects, of which as many are in flight as the engine allows
+_SAVE_S = 60.0  # the file of a million objects takes a second
 _MAX_NAMED = 5  # objects that a message about left-out ones names
 
 
@@ -216,6 +218,65 @@ class ObjectDataset(BucketDataset):
         """(len,) int64, sizes of the objects in bytes."""
         return self.listing.sizes
 
+    def store_digests(self, on_progress: Callable[[int, int], None] | None = None) -> int:
+        """Reads every object whose digest is unknown, and stores the digests in the listing's file.
+
+        From then on, every read is checked against its digest, wherever the dataset is opened with this file. The
+        objects are read through the cache, which they fill. After an interruption, call it again: it continues. With
+        ``refresh=True``, objects with the same size and ETag keep their digests.
+
+        Args:
+            on_progress: Callback, called on the calling thread with the number of objects whose
+                digest is known, and the number of all objects.
+
+        Returns:
+            Number of objects that were read.
+
+        Raises:
+            ConfigurationError: The listing has no file: neither ``listing`` nor ``cache_dir`` was given.
+            DatasetChanged: An object was replaced or deleted after the listing.
+            OSError: The file cannot be written.
+
+        Example:
+            >>> from concurrent_loader import ObjectDataset
+            >>> with ObjectDataset("images", listing="images.listing") as dataset:
+            ...     dataset.store_digests()
+            ...     dataset.store_digests()
+            6
+            0
+        """
+        path = self._listing_file(self._cache)
+        if path is None:
+            raise ConfigurationError("digests are stored in the listing's file: pass listing= or cache_dir=")
+        listing = self.listing
+        digests = np.zeros(len(listing), np.uint64) if listing.digests is None else listing.digests.copy()
+        # Nobody could tell the digest of an empty object from an unknown one, and its size says all.
+        wanted = np.flatnonzero((digests == 0) & (listing.sizes > 0))
+        num_read = 0
+
+        async def read(sample: int) -> None:
+            data = await self._cache.read_object(listing.entry(sample, self._store.url))
+            digests[sample] = xxhash.xxh3_64_intdigest(data)
+
+        def save() -> None:
+            self._listing = replace(listing, digests=digests.copy())
+            save_listing(path, self._listing, self._query)
+
+        saved_s = monotonic()
+        try:
+            while num_read < len(wanted):
+                part = wanted[num_read : num_read + _DIGESTS_AT_ONCE].tolist()
+                self._loop.run(map_concurrently(read, part))
+                num_read += len(part)
+                if on_progress is not None:
+                    on_progress(len(listing) - len(wanted) + num_read, len(listing))
+                if monotonic() - saved_s > _SAVE_S:
+                    save()
+                    saved_s = monotonic()
+        finally:
+            save()
+        return num_read
+
     async def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Reads several objects concurrently. Must be called on `loop`."""
         return await self._read_many(samples, columns)
@@ -276,10 +337,10 @@ class ObjectDataset(BucketDataset):
         # Another process, or a forked child, reuses the listing of this one.
         listing = self._listing if self._listing is not None else await self._find_listing(engine, cache)
         if not len(listing):
-            raise NotFound(f"found no object {self._describe_filter()}", url=self.url)
+            raise NotFound(f"found no object {KeyFilter(self._suffixes, self._pattern)}", url=self.url)
         self._refresh = False
         self._classes, self._labels = (
-            _folder_labels(listing, self.url) if self._by_folder else ((), np.empty(0, np.int64))
+            folder_labels(listing, self.url) if self._by_folder else ((), np.empty(0, np.int64))
         )
         self._columns = self._schema.names if self._wanted_columns is None else self._wanted_columns
         for name in self._columns:
@@ -288,20 +349,22 @@ class ObjectDataset(BucketDataset):
 
     async def _find_listing(self, engine: FetchEngine, cache: ShardCache) -> Listing:
         path = self._listing_file(cache)
-        if path is not None and not self._refresh:
+        kept = None
+        if path is not None:
             try:
                 kept = await asyncio.to_thread(load_listing, path, self._query)
             except (OSError, FormatError) as error:
                 log.warning("the listing %s cannot be used, so the objects are listed again: %s", path, error)
-            else:
-                if kept is not None:
-                    return kept
+            if kept is not None and not self._refresh:
+                return kept
         problems: list[StorageError] = []
-        seen = _KeyFilter(self._make_key_filter())
+        seen = KeyFilter(self._suffixes, self._pattern)
         listing = await list_objects(engine, seen, problems)
         self._report_problems(problems)
         if seen.num_manifests and not len(listing):
             raise ConfigurationError("the URL has a dataset of shards: open it with ShardDataset", url=self.url)
+        if kept is not None:
+            listing = listing.with_digests_of(kept)
         if path is not None and len(listing):
             try:
                 await asyncio.to_thread(partial(save_listing, path, listing, self._query))
@@ -329,55 +392,3 @@ class ObjectDataset(BucketDataset):
             return None  # no folder, or a folder that the cache does not trust
         name = xxhash.xxh3_128_hexdigest(self._query.encode(errors="surrogatepass"))
         return Path(self.cache_dir).expanduser() / f"{name}.listing"
-
-    def _describe_filter(self) -> str:
-        """Returns a description of the filter, for an error."""
-        ends = "" if self._suffixes is None else f"whose key ends with {', '.join(self._suffixes)} (see suffixes=)"
-        matches = "" if self._pattern is None else f"whose key matches {self._pattern!r}"
-        return " and ".join(filter(None, (ends, matches))) or "at all"
-
-    def _make_key_filter(self) -> Callable[[str], bool]:
-        pattern = None if self._pattern is None else re.compile(fnmatch.translate(self._pattern))
-
-        def is_sample(key: str) -> bool:
-            if self._suffixes is not None and not key.lower().endswith(self._suffixes):
-                return False
-            if pattern is not None and not pattern.match(key):
-                return False
-            return not key.startswith(".") and "/." not in key
-
-        return is_sample
-
-
-class _KeyFilter:
-    """Filters keys, and counts manifests of shards among all keys."""
-
-    def __init__(self, is_sample: Callable[[str], bool]) -> None:
-        self._is_sample = is_sample
-        self.num_manifests = 0
-
-    def __call__(self, key: str) -> bool:
-        self.num_manifests += is_manifest_key(key)
-        return self._is_sample(key)
-
-
-def _folder_labels(listing: Listing, url: str) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """Derives classes and labels from the first folders of all keys.
-
-    Returns:
-        Class names, and (n,) int64 labels.
-    """
-    found: dict[str, int] = {}
-    numbers = np.empty(len(listing), np.int64)
-    for at, key in enumerate(listing.keys.tolist()):
-        folder, slash, _ = key.partition("/")
-        if not slash:
-            raise ConfigurationError(
-                "an object is not in a class folder; move it, or leave labels out", url=url, key=key
-            )
-        numbers[at] = found.setdefault(folder, len(found))
-    names = tuple(sorted(found, key=lambda name: name.encode()))
-    rank = np.empty(len(names), np.int64)
-    for place, name in enumerate(names):
-        rank[found[name]] = place
-    return names, rank[numbers]

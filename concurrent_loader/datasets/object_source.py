@@ -12,7 +12,7 @@ import numpy.typing as npt
 from concurrent_loader.datasets.protocol import FetchTimes, GroupChooser, OpenUnit
 from concurrent_loader.datasets.selection import Selection
 from concurrent_loader.order.protocol import BatchIndex
-from concurrent_loader.storage.cache import ObjectEntry, ShardCache
+from concurrent_loader.storage.cache import ShardCache
 from concurrent_loader.storage.listing import Listing
 
 __all__ = ["ObjectSource", "ObjectUnit"]
@@ -125,8 +125,7 @@ class ObjectSource:
         """Does nothing: raw objects have no index beside them, so videos are fetched whole."""
 
     async def acquire(self, unit: int) -> OpenUnit:
-        listing = self._listing
-        entry = ObjectEntry(self._url, listing.keys[unit], int(listing.sizes[unit]), listing.etags[unit] or None)
+        entry = self._listing.entry(unit, self._url)
         data = memoryview(b"")
         if self._with_payload:
             with self._fetch_times.of(unit):

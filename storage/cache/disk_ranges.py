@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import xxhash
+
 from concurrent_loader.storage.cache.blocking_io import in_thread
 from concurrent_loader.storage.cache.budget import CacheBudget
 from concurrent_loader.storage.cache.folder import CacheFolder
@@ -13,7 +15,7 @@ from concurrent_loader.storage.cache.range_reader import LocalRanges
 from concurrent_loader.storage.cache.sparse_file import SparseFiles
 from concurrent_loader.storage.cache.stats import CacheCounters
 from concurrent_loader.storage.cache.warn_once import CacheWarnings
-from concurrent_loader.storage.errors import CorruptData
+from concurrent_loader.storage.errors import CorruptData, DigestMismatch
 from concurrent_loader.storage.listing import ObjectEntry
 from concurrent_loader.storage.shards.manifest.shard_table import BundleEntry, ShardEntry
 
@@ -104,7 +106,14 @@ class DiskRanges(LocalRanges):
     async def read_object(self, entry: ObjectEntry) -> memoryview | None:
         def read() -> memoryview | None:
             try:
-                return self._sparse.read_object(entry.digest, size=entry.size)
+                data = self._sparse.read_object(entry.digest, size=entry.size)
+                # It may have been cached before the digest was known.
+                if data is not None and entry.content not in (None, got := xxhash.xxh3_64_intdigest(data)):
+                    raise DigestMismatch(
+                        "a cached object does not have its stored digest",
+                        expected=f"{entry.content:016x}", got=f"{got:016x}",
+                    )  # fmt: skip
+                return data
             except CorruptData as error:
                 error.locate(key=entry.key)
                 self._warnings.file_corrupt(error)

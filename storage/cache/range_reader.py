@@ -137,7 +137,16 @@ class RangeReader:
         # A weak ETag never matches (RFC 9110, 13.1.1), so it is compared after the request.
         strong = None if entry.etag is None or entry.etag.startswith("W/") else entry.etag
         try:
-            result = await self._engine.fetch(entry.key, 0, entry.size, if_match=strong, object_size=entry.size)
+            result = await self._engine.fetch(
+                entry.key, 0, entry.size, if_match=strong, digest=entry.content, object_size=entry.size
+            )
+        except DigestMismatch as error:
+            if error.is_steady:
+                raise DatasetChanged(
+                    "an object's bytes are not those whose digest was stored: it was replaced, or damaged in storage",
+                    url=error.url, key=entry.key, expected=error.expected, got=error.got, attempts=error.attempts,
+                ) from error  # fmt: skip
+            raise
         except (ObjectChanged, NotFound) as error:
             change = "deleted" if isinstance(error, NotFound) else "replaced"
             raise DatasetChanged(

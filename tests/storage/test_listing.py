@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,27 @@ def test_a_listing_comes_back_as_it_was(rows: list[tuple[str, int, str]], questi
     assert [again.keys[at] for at in range(len(again))] == [key for key, _, _ in rows]
     assert again.fingerprint == listing.fingerprint
     assert decode_listing(encode_listing(listing, question), question + "?") is None
+
+
+@given(rows=rows, data=st.data())
+def test_digests_come_back_and_do_not_change_the_fingerprint(
+    rows: list[tuple[str, int, str]], data: st.DataObject
+) -> None:
+    digests = data.draw(st.lists(st.integers(0, 2**64 - 1), min_size=len(rows), max_size=len(rows)))
+    listing = replace(make(rows), digests=np.array(digests, np.uint64))
+    again = decode_listing(encode_listing(listing, ""), "")
+    assert again is not None
+    assert again.digests is not None
+    assert again.digests.tolist() == digests
+    assert again.fingerprint == make(rows).fingerprint
+    assert [again.entry(at, "s3://b").content or 0 for at in range(len(rows))] == digests
+
+
+def test_digests_of_objects_that_have_changed_are_dropped() -> None:
+    older = replace(make([("a", 1, "x"), ("b", 2, "y"), ("c", 3, "")]), digests=np.array([7, 8, 9], np.uint64))
+    newer = make([("a", 1, "x"), ("aa", 1, "x"), ("b", 2, "z"), ("c", 3, "")])
+    assert newer.with_digests_of(older).digests.tolist() == [7, 0, 0, 0]  # type: ignore[union-attr]
+    assert newer.with_digests_of(newer) is newer
 
 
 @given(rows=rows, data=st.data())

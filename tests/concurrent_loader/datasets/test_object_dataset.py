@@ -262,6 +262,71 @@ def test_a_listing_that_cannot_be_kept_is_no_error(
     assert "cannot be stored" in caplog.text
 
 
+@pytest.mark.parametrize("cached_first", [False, True])
+def test_stored_digests_find_bytes_that_changed_under_the_same_etag(
+    make_jpeg: MakeJpeg, tmp_path: Path, cached_first: bool
+) -> None:
+    folder, listing, cache = fill(str(tmp_path / "images"), make_jpeg), tmp_path / "kept", tmp_path / "cache"
+    with ObjectDataset(folder, listing=listing) as dataset:
+        seen: list[tuple[int, int]] = []
+        assert dataset.store_digests(lambda *now: seen.append(now)) == N
+        assert seen[-1] == (N, N)
+        assert dataset.store_digests() == 0
+        before = dataset.fingerprint
+        sound = [bytes(sample["image"]) for sample in dataset[:]]
+
+    # The bytes of one object change, and its size and ETag (inode, size and time) do not.
+    path = Path(folder) / EXPECTED[17]
+    times = path.stat()
+    damaged = sound[17][:-3] + b"xxx"
+    if cached_first:
+        with path.open("r+b") as file:
+            file.write(damaged)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        # Without digests nobody notices, and the wrong bytes are cached.
+        with ObjectDataset(folder, cache_dir=cache) as dataset:
+            assert bytes(dataset[17]["image"]) == damaged
+        with path.open("r+b") as file:
+            file.write(sound[17])
+    else:
+        with path.open("r+b") as file:
+            file.write(damaged)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    with ObjectDataset(folder, listing=listing, cache_dir=cache) as dataset:
+        assert dataset.fingerprint == before
+        assert bytes(dataset[16]["image"]) == sound[16]
+        if cached_first:
+            assert bytes(dataset[17]["image"]) == sound[17]
+        else:
+            with pytest.raises(DatasetChanged, match="digest") as caught:
+                dataset[17]
+            assert (caught.value.key, caught.value.sample) == (EXPECTED[17], 17)
+
+
+def test_digests_are_stored_in_parts_and_survive_a_refresh(
+    image_folder: str, make_jpeg: MakeJpeg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("concurrent_loader.datasets.object_dataset._DIGESTS_AT_ONCE", 16)
+
+    def stop(num_known: int, num_all: int) -> None:
+        if num_known >= 32:
+            raise KeyboardInterrupt
+
+    with ObjectDataset(image_folder, listing=tmp_path / "kept") as dataset, pytest.raises(KeyboardInterrupt):
+        dataset.store_digests(stop)
+
+    async def change(store: Store) -> None:
+        await store.put(EXPECTED[3], make_jpeg(60))
+        await store.put("dog/0060.jpg", make_jpeg(61))
+
+    on_store(image_folder, change)
+    with ObjectDataset(image_folder, listing=tmp_path / "kept", refresh=True) as dataset:
+        assert dataset.store_digests() == N - 32 + 2
+    with ObjectDataset(image_folder) as dataset, pytest.raises(ConfigurationError, match="listing= or cache_dir="):
+        dataset.store_digests()
+
+
 # -- objects that change, or are no pictures ---------------------------------------------------------------------------
 
 

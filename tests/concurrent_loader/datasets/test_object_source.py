@@ -10,6 +10,7 @@ import numpy as np
 
 from concurrent_loader.datasets.object_source import ObjectSource
 from concurrent_loader.stats.wait_attribution import BatchTrace, attribute_wait, batch_status
+from concurrent_loader.storage.listing import Listing, Texts
 
 
 class Cache:
@@ -24,7 +25,8 @@ class Cache:
 
 
 def make_source(cache: Any, *, with_payload: bool = True) -> ObjectSource:
-    listing: Any = SimpleNamespace(keys=["a", "b"], sizes=np.array([4, 4]), etags=["1", "2"])
+    ends = np.array([1, 2])
+    listing = Listing(Texts(b"ab", ends), np.array([4, 4]), Texts(b"12", ends))
     return ObjectSource(
         "memory://objects",
         listing,
