@@ -36,6 +36,7 @@ from concurrent_loader.storage.listing import (
     save_listing,
 )
 from concurrent_loader.storage.map_concurrently import map_concurrently
+from concurrent_loader.storage.media import MEDIA_COLUMNS, MEDIA_FORMATS, MediaType
 from concurrent_loader.storage.printable import printable
 from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
 
@@ -58,12 +59,12 @@ class ObjectDataset(BucketDataset):
         url: URL of the objects; see `ShardDataset`.
         column: Name of the payload column, ``"image"`` by default.
         column_type: Type of the payload column: ``"image"`` (the default), ``"jpeg"``, ``"png"``, ``"webp"``,
-            ``"avif"``, ``"gif"`` or ``"bytes"``.
+            ``"avif"``, ``"gif"``, a type of audio or video such as ``"audio"`` or ``"mp4"``, or ``"bytes"``.
         columns: Columns of samples and batches; all by default. Without the payload column nothing is fetched.
         labels: ``"folder"`` makes the first folder of a key its class; ``metadata["classes"]["label"]`` has the names,
             in the order of their bytes. None, the default, means no labels.
-        suffixes: Endings of the keys to include, in any case. Default: the usual endings of images; all keys for
-            ``"bytes"``.
+        suffixes: Endings of the keys to include, in any case. Default: the usual endings of images, or of the
+            column's audio or video formats; all keys for ``"bytes"``.
         pattern: Pattern that keys must match, too; ``*`` and ``?`` also match slashes.
         listing: Local file for the listing, instead of a file in ``cache_dir``. Without either, each opening lists.
         refresh: Whether to list again and replace the stored listing, False by default.
@@ -100,7 +101,7 @@ class ObjectDataset(BucketDataset):
         url: str | os.PathLike[str],
         *,
         column: str = "image",
-        column_type: ImageType | Literal["bytes"] = "image",
+        column_type: ImageType | MediaType | Literal["bytes"] = "image",
         columns: Sequence[str] | None = None,
         labels: Literal["folder"] | None = None,
         suffixes: Sequence[str] | None = None,
@@ -127,7 +128,8 @@ class ObjectDataset(BucketDataset):
         self._wanted_columns = None if columns is None else tuple(columns)
         self._by_folder = labels == "folder"
         if suffixes is None and column_type != "bytes":
-            suffixes = IMAGE_SUFFIXES
+            formats = MEDIA_COLUMNS.get(column_type, ())
+            suffixes = [f".{each}" for name in formats for each in MEDIA_FORMATS[name].suffixes] or IMAGE_SUFFIXES
         self._suffixes = None if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
         self._pattern = pattern
         self._listing_path = None if listing is None else os.fspath(listing)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from concurrent_loader.storage.hidden_arguments import hides_secrets
+from concurrent_loader.storage.media import CLIP_INDEX_SUFFIX
 from concurrent_loader.storage.shards.editing.commit_edit import commit_edit, open_to_edit
 from concurrent_loader.storage.shards.manifest.column_changes import with_names, without_columns
 from concurrent_loader.storage.shards.manifest.commit_tokens import check_token
@@ -26,6 +27,8 @@ def rename_column(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Renames a column in a new snapshot. No data is read or written, and older snapshots keep the old name.
+
+    The index of a column of videos is renamed with it.
 
     Args:
         url: URL of the dataset.
@@ -48,7 +51,11 @@ def rename_column(
         {'image': 'jpeg', 'class': 'int64'}
     """
     check_token(token)
-    return _change(url, client, storage_options, token, lambda newest: with_names(newest, {name: new_name}))
+
+    def change(newest: Manifest) -> Manifest:
+        return with_names(newest, {old: new_name + old.removeprefix(name) for old in _with_index(newest, name)})
+
+    return _change(url, client, storage_options, token, change)
 
 
 @hides_secrets
@@ -62,8 +69,9 @@ def drop_column(
 ) -> Manifest:
     """Drops a column in a new snapshot. Older snapshots keep it, and its values stay in the files.
 
-    Dropping a column that was added later also leaves out its files. The values of any other column stay in the
-    dataset's shards, where no reader returns them: they are fetched together with the other columns of a shard.
+    The index of a column of videos is dropped with it. Dropping a column that was added later also leaves out its
+    files. The values of any other column stay in the dataset's shards, where no reader returns them: they are fetched
+    together with the other columns of a shard.
 
     Args:
         url: URL of the dataset.
@@ -85,7 +93,14 @@ def drop_column(
         {'image': 'jpeg'}
     """
     check_token(token)
-    return _change(url, client, storage_options, token, lambda newest: without_columns(newest, [name]))
+    return _change(
+        url, client, storage_options, token, lambda newest: without_columns(newest, _with_index(newest, name))
+    )
+
+
+def _with_index(manifest: Manifest, name: str) -> list[str]:
+    index = name + CLIP_INDEX_SUFFIX
+    return [name, index] if index in manifest.schema else [name]
 
 
 def _change(

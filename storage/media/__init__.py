@@ -7,7 +7,13 @@ from concurrent_loader.storage.media.clip_index import (
     clip_index,
     is_hidden_column,
 )
-from concurrent_loader.storage.media.formats import MEDIA_COLUMNS, MEDIA_FORMATS, MediaFormat, find_media_format
+from concurrent_loader.storage.media.formats import (
+    MEDIA_COLUMNS,
+    MEDIA_FORMATS,
+    MediaFormat,
+    MediaType,
+    find_media_format,
+)
 from concurrent_loader.storage.media.pyav import load_av, open_media
 
 __all__ = [
@@ -17,6 +23,7 @@ __all__ = [
     "ClipIndex",
     "EncodedClip",
     "MediaFormat",
+    "MediaType",
     "clip_index",
     "find_media_format",
     "is_hidden_column",

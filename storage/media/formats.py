@@ -11,7 +11,9 @@ from typing import Literal
 
 from concurrent_loader.storage.images.header import Buffer
 
-__all__ = ["MEDIA_COLUMNS", "MEDIA_FORMATS", "MediaFormat", "find_media_format"]
+__all__ = ["MEDIA_COLUMNS", "MEDIA_FORMATS", "MediaFormat", "MediaType", "find_media_format"]
+
+MediaType = Literal["wav", "flac", "mp3", "opus", "audio", "mp4", "webm", "video"]
 
 _MAGIC_BYTES = 36
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,9 +16,12 @@ from concurrent_loader import (
     DatasetChanged,
     DecodeError,
     Mixture,
+    ObjectDataset,
     ShardDataset,
     ShardWriter,
     add_column,
+    drop_column,
+    rename_column,
 )
 from concurrent_loader.storage.media import ClipIndex, clip_index
 from concurrent_loader.storage.stores.backends.memory import MemoryStore
@@ -91,6 +95,32 @@ def test_the_index_is_no_part_of_a_sample_unless_it_is_asked_for(url: str) -> No
         sample = dataset.sample(3, decode={"sound": Audio(seconds=0.5), "video": Clips(2)})
         assert sample["video"].shape == (2, 3, 96, 128)
         assert sample["sound"].shape == (1, 24000)
+
+
+def test_the_index_is_renamed_and_dropped_with_its_column(videos: list[bytes], tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, columns={"video": "mp4", "video.clip_index": "json", "label": "int64"}) as writer:
+        writer.write({"video": videos[0], "video.clip_index": clip_index(videos[0]), "label": 0})
+    assert rename_column(tmp_path, "video", "film").schema == {
+        "film": "mp4", "film.clip_index": "json", "label": "int64",
+    }  # fmt: skip
+    with ShardDataset(tmp_path) as dataset:
+        (batch,) = ConcurrentDataLoader(dataset, decode={"film": HOW})
+        assert batch["film"].shape[:2] == (1, 6)
+    assert drop_column(tmp_path, "film").schema == {"label": "int64"}
+
+
+def test_raw_objects_of_audio_and_video(media: Any, videos: list[bytes], tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(sound := media.audio_file("wav"))
+    (tmp_path / "b.mp4").write_bytes(videos[0])
+    (tmp_path / "c.txt").write_bytes(b"text")
+    with ObjectDataset(tmp_path, column="sound", column_type="audio") as dataset:
+        (batch,) = ConcurrentDataLoader(dataset, decode={"sound": Audio()})
+        assert batch["key"] == ["a.wav"]
+        assert torch.equal(batch["sound"][0], Audio()(sound))
+    with ObjectDataset(tmp_path, column="film", column_type="mp4") as dataset:
+        (batch,) = ConcurrentDataLoader(dataset, decode={"film": HOW})
+        assert batch["key"] == ["b.mp4"]
+        assert batch["film"].shape[:2] == (1, 6)
 
 
 def test_parts_repeat_and_differ_between_epochs(url: str) -> None:
