@@ -14,10 +14,9 @@ import contextlib
 import gc
 import secrets
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -58,31 +57,20 @@ Endpoints = Mapping[int, tuple[dict[str, str], float]]  # latency → options of
 class Load:
     """How much is measured."""
 
-    latencies_ms: tuple[int, ...]
-    in_flight: tuple[int, ...]
-    cpu_in_flight: tuple[int, ...]  # numbers to try without latency; the best counts
-    num_rounds: Mapping[str, int]  # of the table, by kind, because ranges take longer
-    num_turns: int  # of "auto", each with an engine that knows nothing
-    num_pairs: int  # in each turn: short spans of "auto" and of the best fixed number, alternating
-    window_s: float  # of one fixed number, at least; every worker is answered twice in any case
-    warm_s: float  # that "auto" gets to find its number
-    settle_s: float  # at the beginning of a span, not measured
-    span_s: float  # measured then
+    latencies_ms: tuple[int, ...] = (5, 30, 130)
+    in_flight: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    cpu_in_flight: tuple[int, ...] = (8, 16, 32, 64)  # numbers to try without latency; the best counts
+    # Of the table, by kind, because ranges take longer.
+    num_rounds: Mapping[str, int] = field(default_factory=lambda: {"object": 2, "range": 1})
+    num_turns: int = 5  # of "auto", each with an engine that knows nothing
+    num_pairs: int = 3  # in each turn: short spans of "auto" and of the best fixed number, alternating
+    window_s: float = 0.5  # of one fixed number, at least; every worker is answered twice in any case
+    warm_s: float = 4.0  # that "auto" gets to find its number
+    settle_s: float = 0.5  # at the beginning of a span, not measured
+    span_s: float = 1.0  # measured then
 
 
-FULL = Load(
-    latencies_ms=(5, 30, 130),
-    in_flight=(1, 2, 4, 8, 16, 32, 64, 128, 256),
-    cpu_in_flight=(8, 16, 32, 64),
-    num_rounds={"object": 2, "range": 1},
-    num_turns=5,
-    num_pairs=3,
-    window_s=0.5,
-    warm_s=4.0,
-    settle_s=0.5,
-    span_s=1.0,
-)
-QUICK = Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 1, 1, 0.3, 2.0, 0.3, 0.5)
+FULL, QUICK = Load(), Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 1, 1, 0.3, 2.0, 0.3, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,4 +313,4 @@ def _figures(
 main = program("inflight", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())
