@@ -38,7 +38,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.command import bar, program
-from benchmarks.figures import four_digits
+from benchmarks.figures import four_digits, with_spread
 from benchmarks.fresh_process import in_fresh_process
 from benchmarks.scale_points import Point, measure_opening, measure_reading, simulate_nodes
 from benchmarks.synthetic import ROW_BYTES, synthetic_manifest, write_manifest, write_noise
@@ -155,9 +155,8 @@ def _opened(load: Load, num_samples: int, url: str) -> Row:
         "num_samples": num_samples,
         "num_shards": len(manifest.shards),
         "manifest_bytes": manifest_bytes,
-        **{name: median(times) for name, times in point.seconds.items()},
+        **with_spread(point.seconds, four_digits),
         "rss_added_mb": point.rss_added_mb,
-        "spread": _spreads(point.seconds),
     }
 
 
@@ -172,6 +171,7 @@ def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes
     batch_size = min(256, max(1, num_samples // 16))
     point = _point(load, measure_reading, url, batch_size, load.num_rounds)
     medians = {name: median(times) for name, times in point.seconds.items()}
+    spread = with_spread(point.seconds, four_digits)["spread"]
     return {
         "num_shards": len(manifest.shards),
         "num_samples": num_samples,
@@ -184,12 +184,8 @@ def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes
         "cpu_s_per_1000": 1000 * medians["cpu_s"] / num_samples,
         "gets": point.gets,
         "rss_added_mb": point.rss_added_mb,
-        "spread": _spreads({name: times for name, times in point.seconds.items() if name != "cpu_s"}),
+        "spread": {name: extremes for name, extremes in spread.items() if name != "cpu_s"},
     }
-
-
-def _spreads(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    return {name: [four_digits(min(times)), four_digits(max(times))] for name, times in seconds.items()}
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
