@@ -40,7 +40,7 @@ from rich.console import Console
 from benchmarks.bucket import far_away
 from benchmarks.command import command_line, publish
 from benchmarks.figures import four_digits, with_spread
-from benchmarks.harness import CommandError
+from benchmarks.harness import CommandError, ask
 from benchmarks.machine import describe_machine, read_into_page_cache, versions
 from benchmarks.peers.bucket import BUCKET, led_to, put_files, signed_urls
 from benchmarks.peers.catalog import Peer, find
@@ -181,14 +181,8 @@ class _Measuring:
         task = {"format": format_name, "source": f"s3://{BUCKET}/{place}", "options": self._server.storage_options()}
         for number in range(self._load.num_rounds):
             read_into_page_cache(self._folder / "s3" / BUCKET / place)
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.adopt_scan"],
-                input=json.dumps({**task, "index": f"s3://{BUCKET}/{place}-index-{number}"}),
-                capture_output=True, text=True, check=False, cwd=ROOT, timeout=_WRITE_S,
-            )  # fmt: skip
-            if done.returncode:
-                raise CommandError(f"the scan of {format_name} ended with status {done.returncode}\n{done.stderr}")
-            scans.append(json.loads(done.stdout))
+            indexed = {**task, "index": f"s3://{BUCKET}/{place}-index-{number}"}
+            scans.append(ask(sys.executable, "adopt_scan", indexed, timeout_s=_WRITE_S))
         return {name: median(scan[name] for scan in scans) for name in scans[0]}
 
     def take_turns(self, save: Callable[[], object]) -> None:
@@ -341,4 +335,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -16,8 +16,6 @@ from benchmarks.machine import peak_rss_bytes
 from concurrent_loader.storage.adopt import adopt
 from concurrent_loader.storage.stores import open_store
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Adopts a source."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,16 +90,10 @@ def open_bucket(data_dir: Path, *, latency_ms: int) -> Iterator[Bucket]:
         )
 
 
-def put_all(
-    url: str,
-    options: Mapping[str, str],
-    values: Mapping[str, bytes] | Mapping[str, Path],
-    *,
-    on_object: Callable[[], object] = lambda: None,
-) -> int:
-    """Puts values or files below a URL, unless they are there with the same size; returns how many were put."""
+def put_all(url: str, options: Mapping[str, str], values: Mapping[str, bytes] | Mapping[str, Path]) -> None:
+    """Puts values or files below a URL, unless they are there with the same size."""
 
-    async def run() -> int:
+    async def run() -> None:
         async with open_store(url, **options) as store:
             present = {meta.key: meta.size async for meta in store.list("")}
             missing = {key: value for key, value in values.items() if present.get(key) != _size(value)}
@@ -109,16 +103,12 @@ def put_all(
                 async with slots:
                     data = value if isinstance(value, bytes) else await asyncio.to_thread(value.read_bytes)
                     await store.put(key, data)
-                on_object()
 
             async with asyncio.TaskGroup() as group:
                 for key, value in missing.items():
                     group.create_task(put(key, value))
-            for _ in range(len(values) - len(missing)):
-                on_object()
-            return len(missing)
 
-    return asyncio.run(run())
+    asyncio.run(run())
 
 
 def _size(value: bytes | Path) -> int:
@@ -158,11 +148,6 @@ def photos_in(folder: Path | str, count: int, console: Console) -> PhotoFolder:
     """Makes photographs below a folder, with a progress bar, or finds those of an earlier run."""
     with bar(console, "Photographs", count) as progress:
         return make_photos(Path(folder), count=count, on_photo=progress.advance)
-
-
-def put_objects(photos: PhotoFolder, url: str, options: Mapping[str, str]) -> None:
-    """Puts every photograph into the bucket as ``class/file.jpg``, unless it is there."""
-    put_all(url, options, {f"{path.parent.name}/{path.name}": path for path in photos.paths()})
 
 
 def write_shards(photos: PhotoFolder, url: str, options: Mapping[str, str] | None = None) -> None:

@@ -17,7 +17,6 @@ fetched in all three over three times the bytes of the dataset. Window and prefe
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -165,4 +164,4 @@ def optimum(trace: Sequence[Sequence[int]], sizes: Sequence[int], *, budget_byte
 main = program("cache", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

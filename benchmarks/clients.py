@@ -14,7 +14,6 @@ import asyncio
 import secrets
 import ssl
 import statistics
-import sys
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -259,4 +258,4 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 main = program("clients", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -23,7 +23,6 @@ measured or computed, ``note, opening, first_epoch, later_epoch, run``, the same
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -164,4 +163,4 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 main = program("cost", __doc__, run_benchmark, FULL, QUICK, "samples", "sample_bytes", "epochs", "peers")
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -13,7 +13,6 @@ import importlib.util
 import io
 import random
 import statistics
-import sys
 import threading
 import time
 from bisect import bisect_left
@@ -272,4 +271,4 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
 main = program("decode", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -19,7 +19,6 @@ from __future__ import annotations
 import multiprocessing
 import secrets
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -285,4 +284,4 @@ def _measure(job: Job, case: Case, side: str, load: Load) -> Epoch:
 main = program("drop_in", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -27,7 +27,6 @@ import contextlib
 import importlib
 import json
 import multiprocessing
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -309,4 +308,4 @@ def committed(name: str) -> dict[str, Any]:
 main = program("forerunners", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -9,6 +9,7 @@ input, which stays open: if the parent is killed, the child sees it close and en
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from typing import Any
 ENVIRONMENT = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 _EXIT_S = 30.0  # a child that is done must let go of threads, workers and files by then
 _KILL_S = 5.0
+_ROOT = str(Path(__file__).resolve().parent.parent)
 
 
 class CommandError(RuntimeError):
@@ -86,8 +88,7 @@ def child_process(
     It keeps compiled modules as an installed package has them, even where this process must not write any: otherwise
     every fresh process compiles this tree's modules again, some of them while its clock is running.
     """
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, **(env or {}), "PYTHONPATH": path}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     process = subprocess.Popen(
@@ -110,6 +111,20 @@ def child_process(
                 process.wait(_KILL_S)
             os.killpg(process.pid, signal.SIGKILL)  # it, or workers that outlived it
         process.wait()
+
+
+def ask(python: str, module: str, task: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    """Gives a module a task as JSON on standard input; returns its answer, the last line of its standard output.
+
+    Raises CommandError if it ends badly.
+    """
+    done = subprocess.run(
+        [python, "-m", f"benchmarks.{module}"], input=json.dumps(task) + "\n", capture_output=True, text=True,
+        check=False, cwd=_ROOT, timeout=timeout_s,
+    )  # fmt: skip
+    if done.returncode:
+        raise CommandError(f"{module} ended with status {done.returncode}\n{done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 # -- the child ---------------------------------------------------------------------------------------------------------

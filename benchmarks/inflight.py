@@ -14,27 +14,15 @@ import contextlib
 import gc
 import secrets
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from benchmarks.bucket import BANDWIDTH_MB_S, put_all
 from benchmarks.command import bar, in_turns, program
-from benchmarks.inflight_figures import (
-    Cell,
-    Cycles,
-    best_fixed,
-    converged_after_s,
-    limit_per_s,
-    rate_of,
-    rate_over,
-    rates_between,
-    rows,
-)
 from concurrent_loader.storage.fetch import FetchEngine, InFlight
 from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import local_s3, measure_latency, toxiproxy
@@ -50,6 +38,8 @@ _NO_BOUND_MB_S = 100_000
 _IN_QUEUE = 8  # requests beyond the limit, so that it is the limit that holds back
 _TICK_S = 0.05
 _BUCKET_S = 0.25
+_BUCKETS_TO_COMPARE = 2
+_NEAR = 0.9
 
 Endpoints = Mapping[int, tuple[dict[str, str], float]]  # latency → options of a store, seconds measured
 
@@ -58,31 +48,20 @@ Endpoints = Mapping[int, tuple[dict[str, str], float]]  # latency → options of
 class Load:
     """How much is measured."""
 
-    latencies_ms: tuple[int, ...]
-    in_flight: tuple[int, ...]
-    cpu_in_flight: tuple[int, ...]  # numbers to try without latency; the best counts
-    num_rounds: Mapping[str, int]  # of the table, by kind, because ranges take longer
-    num_turns: int  # of "auto", each with an engine that knows nothing
-    num_pairs: int  # in each turn: short spans of "auto" and of the best fixed number, alternating
-    window_s: float  # of one fixed number, at least; every worker is answered twice in any case
-    warm_s: float  # that "auto" gets to find its number
-    settle_s: float  # at the beginning of a span, not measured
-    span_s: float  # measured then
+    latencies_ms: tuple[int, ...] = (5, 30, 130)
+    in_flight: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    cpu_in_flight: tuple[int, ...] = (8, 16, 32, 64)  # numbers to try without latency; the best counts
+    # Of the table, by kind, because ranges take longer.
+    num_rounds: Mapping[str, int] = field(default_factory=lambda: {"object": 2, "range": 1})
+    num_turns: int = 5  # of "auto", each with an engine that knows nothing
+    num_pairs: int = 3  # in each turn: short spans of "auto" and of the best fixed number, alternating
+    window_s: float = 0.5  # of one fixed number, at least; every worker is answered twice in any case
+    warm_s: float = 4.0  # that "auto" gets to find its number
+    settle_s: float = 0.5  # at the beginning of a span, not measured
+    span_s: float = 1.0  # measured then
 
 
-FULL = Load(
-    latencies_ms=(5, 30, 130),
-    in_flight=(1, 2, 4, 8, 16, 32, 64, 128, 256),
-    cpu_in_flight=(8, 16, 32, 64),
-    num_rounds={"object": 2, "range": 1},
-    num_turns=5,
-    num_pairs=3,
-    window_s=0.5,
-    warm_s=4.0,
-    settle_s=0.5,
-    span_s=1.0,
-)
-QUICK = Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 1, 1, 0.3, 2.0, 0.3, 0.5)
+FULL, QUICK = Load(), Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 1, 1, 0.3, 2.0, 0.3, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +72,92 @@ class Auto:
     fixed_per_s: list[float]
     limit: int
     converge_s: float
+
+
+# -- what is made of the measurements ---------------------------------------------------------------------------------
+
+
+class Cycles(NamedTuple):
+    """What one of several workers did that sends a request as soon as the last one is answered."""
+
+    num: int  # requests, without the first: connections are made and a queue forms
+    seconds: float  # from the end of that first to the end of the last
+
+
+class Cell(NamedTuple):
+    """A place in the table."""
+
+    kind: str  # ``"object"`` or ``"range"``
+    latency_ms: int  # as asked for
+    in_flight: int
+
+
+def rate_of(workers: Sequence[Cycles]) -> float:
+    """Returns the requests per second of all workers together.
+
+    Each worker's own pace is taken: counting answers within a window would count one wave more or less.
+    """
+    return sum(worker.num / worker.seconds for worker in workers if worker.seconds > 0)
+
+
+def limit_per_s(in_flight: int, *, latency_s: float, num_bytes: int, bytes_per_s: float, cpu_per_s: float) -> float:
+    """Returns what is possible: each request has its latency and its time on the wire, up to the processors' limit.
+
+    ``cpu_per_s`` is what the same client, server and proxy reach without latency.
+    """
+    return min(in_flight / (latency_s + num_bytes / bytes_per_s), cpu_per_s)
+
+
+def rows(
+    rates: Mapping[Cell, Sequence[float]], cpu_ms: Mapping[Cell, Sequence[float]], limits: Mapping[Cell, float]
+) -> list[dict[str, Any]]:
+    """Returns a row of medians for each cell: ``per_s``, its limit, the ratio, and the client's CPU ms per request."""
+    return [
+        {
+            **cell._asdict(),
+            "per_s": round(statistics.median(measured), 2),
+            "limit_per_s": round(limits[cell], 2),
+            "ratio": round(statistics.median(measured) / limits[cell], 3),
+            "cpu_ms": round(statistics.median(cpu_ms[cell]), 3),
+        }
+        for cell, measured in rates.items()
+    ]
+
+
+def best_fixed(rates: Mapping[Cell, Sequence[float]], kind: str, latency_ms: int) -> int:
+    """Returns the fixed number in flight with the highest rate, of one kind at one latency."""
+    medians = {cell: statistics.median(found) for cell, found in rates.items() if cell[:2] == (kind, latency_ms)}
+    return max(medians, key=medians.__getitem__).in_flight
+
+
+def rate_over(seen: Sequence[tuple[float, int]], *, num_bytes: int) -> float:
+    """Returns the requests per second from the first to the last of several (seconds, bytes so far).
+
+    Bytes, not requests: with many in flight, large requests are answered in waves, but their bytes come all the time.
+    """
+    (first_s, first), (last_s, last) = seen[0], seen[-1]
+    return (last - first) / num_bytes / (last_s - first_s)
+
+
+def rates_between(seen: Sequence[tuple[float, int]], *, num_bytes: int) -> list[float]:
+    """Returns the same between every look and the next."""
+    return [rate_over(seen[number : number + 2], num_bytes=num_bytes) for number in range(len(seen) - 1)]
+
+
+def converged_after_s(rates: Sequence[float], *, bucket_s: float, final_per_s: float) -> float:
+    """Returns the seconds until the rate came within a tenth of its final value; all of the time if it never did.
+
+    ``rates`` are those of spans of ``bucket_s`` from the start. Two at a time are compared, because answers come in
+    waves.
+    """
+    for number in range(len(rates) - _BUCKETS_TO_COMPARE + 1):
+        window = rates[number : number + _BUCKETS_TO_COMPARE]
+        if statistics.fmean(window) >= _NEAR * final_per_s:
+            return (number + _BUCKETS_TO_COMPARE) * bucket_s
+    return len(rates) * bucket_s
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
 
 
 class Client:
@@ -325,4 +390,4 @@ def _figures(
 main = program("inflight", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -17,7 +17,6 @@ bytes by which the peak grows per file of an image folder. ``plan``: `at_scale`.
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from rich.console import Console
 from benchmarks.access import PRICES, PRICES_AS_OF
 from benchmarks.command import bar, command_line, in_turns, publish
 from benchmarks.figures import four_digits, with_spread
+from benchmarks.harness import ask
 from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.catalog import find
 from benchmarks.peers.processes import EnvironmentFailed, python_of
@@ -141,28 +141,22 @@ class _Measuring:
             python = sys.executable
             if side.peer is not None:
                 python = python_of(find(side.peer).environment, self._data / "peers" / "environments")
-            self._found[side.name][number] = {**self._side(python, task), "count": count}
+            self._found[side.name][number] = {**self._ask(python, task), "count": count}
         except (EnvironmentFailed, subprocess.SubprocessError, OSError, RuntimeError) as error:
             if side.peer is None:
                 raise
             self._errors[side.name] = str(error).replace(str(self._data), "…").replace(str(ROOT), "…")[-500:]
             self._console.print(f"{side.title} fails:\n{error}", markup=False, style="red")
 
-    def _side(self, python: str, task: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, python: str, task: Mapping[str, Any]) -> dict[str, Any]:
         folder = self._data / "ingest-run"
         shutil.rmtree(folder, ignore_errors=True)
-        done = subprocess.run(
-            [python, "-m", "benchmarks.ingest_side"], input=json.dumps({**task, "folder": str(folder)}) + "\n",
-            capture_output=True, text=True, check=False, cwd=ROOT, timeout=_TIMEOUT_S,
-        )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"{task['writer']} ended with status {done.returncode}\n{done.stderr[-2000:]}")
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        return ask(python, "ingest_side", {**task, "folder": str(folder)}, timeout_s=_TIMEOUT_S)
 
     def _memory(self, photos: PhotoFolder) -> dict[str, float]:
         """Measures the peak memory of many tiny samples, and of many tiny files."""
         many, few = (
-            self._side(sys.executable, {"writer": "tiny", "count": count})["rss_mb"]
+            self._ask(sys.executable, {"writer": "tiny", "count": count})["rss_mb"]
             for count in (self._load.num_tiny, self._load.num_tiny // 10)
         )
         data, folder = photos.paths()[0].read_bytes()[:600], self._data / "ingest-tiny"
@@ -173,7 +167,7 @@ class _Measuring:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
             task = {"writer": "ours", "photos": str(folder), "verify": "none", "processes": 1, "count": stop}
-            peaks.append(self._side(sys.executable, task)["rss_mb"])
+            peaks.append(self._ask(sys.executable, task)["rss_mb"])
         grown = (peaks[1] - peaks[0]) * 1e6 / (self._load.num_files - self._load.num_files // 10)
         return {"rss_mb": round(many, 1), "rss_mb_tenth": round(few, 1), "rss_per_file": four_digits(max(0.0, grown))}
 
@@ -271,4 +265,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import io
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -332,4 +331,4 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 main = program("lossless", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

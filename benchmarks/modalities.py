@@ -14,7 +14,6 @@ Density is the share of rows that is no padding. Sides take turns in one process
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -199,4 +198,4 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
 main = program("modalities", __doc__, measure, Load(), Load(num_documents=300, length=512, num_rounds=1))
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

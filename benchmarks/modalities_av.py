@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -146,4 +145,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

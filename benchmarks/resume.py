@@ -8,7 +8,6 @@ the first batch needs fewer shards there.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from dataclasses import dataclass
 from statistics import median
@@ -99,4 +98,4 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 main = program("resume", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

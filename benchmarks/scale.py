@@ -26,7 +26,6 @@ the imports. ``load`` is how much was measured. The tables in docs/explanation/o
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -39,7 +38,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.command import bar, program
-from benchmarks.figures import four_digits
+from benchmarks.figures import four_digits, with_spread
 from benchmarks.fresh_process import in_fresh_process
 from benchmarks.scale_points import Point, measure_opening, measure_reading, simulate_nodes
 from benchmarks.synthetic import ROW_BYTES, synthetic_manifest, write_manifest, write_noise
@@ -70,16 +69,17 @@ _SERIES = {
 class Load:
     """How much is measured."""
 
-    samples: tuple[int, ...]  # points of the first series
-    shards: tuple[int, ...]  # points of the second
-    shard_series_bytes: int  # payload of each of them
-    nodes: tuple[int, ...]  # points of the third; they divide ``global_batch_size``
-    node_samples: int  # samples of the dataset that the nodes read
-    sample_sizes: tuple[int, ...]  # points of the fourth, in bytes
-    sample_series_bytes: int  # payload of each of them, as far as ``most_samples`` allows
-    most_samples: int  # of any dataset that is really written
-    rows_per_shard: tuple[int, ...]  # points of the fifth, for each column type; the last is the number of rows
-    num_rounds: int  # that are counted
+    samples: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)  # points of the first series
+    shards: tuple[int, ...] = (1, 10, 100, 1_000)  # points of the second
+    shard_series_bytes: int = 128 << 20  # payload of each of them
+    nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)  # points of the third; they divide ``global_batch_size``
+    node_samples: int = 1_281_167  # samples of the dataset that the nodes read
+    sample_sizes: tuple[int, ...] = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)  # points of the fourth, bytes
+    sample_series_bytes: int = 200_000_000  # payload of each of them, as far as ``most_samples`` allows
+    most_samples: int = 100_000  # of any dataset that is really written
+    # Points of the fifth, for each column type; the last is the number of rows.
+    rows_per_shard: tuple[int, ...] = (200, 2_000, 20_000)
+    num_rounds: int = 5  # that are counted
     global_batch_size: int = 4096  # of all nodes together
     node_samples_s: float = 20_000.0  # that a node consumes: eight GPUs at 2,500 images per second each
     photo_bytes: int = 110_000  # of a sample where only a manifest is written
@@ -92,18 +92,7 @@ class Load:
         return len(self.samples) + len(self.shards) + 2 * len(self.nodes) + len(self.sample_sizes) + rows
 
 
-FULL = Load(
-    samples=(1_000, 10_000, 100_000, 1_000_000, 10_000_000),
-    shards=(1, 10, 100, 1_000),
-    shard_series_bytes=128 << 20,
-    nodes=(1, 2, 4, 8, 16, 32, 64),
-    node_samples=1_281_167,
-    sample_sizes=(100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000),
-    sample_series_bytes=200_000_000,
-    most_samples=100_000,
-    rows_per_shard=(200, 2_000, 20_000),
-    num_rounds=5,
-)
+FULL = Load()
 QUICK = Load(
     samples=(1_000, 10_000),
     shards=(1, 10),
@@ -166,9 +155,8 @@ def _opened(load: Load, num_samples: int, url: str) -> Row:
         "num_samples": num_samples,
         "num_shards": len(manifest.shards),
         "manifest_bytes": manifest_bytes,
-        **{name: median(times) for name, times in point.seconds.items()},
+        **with_spread(point.seconds, four_digits),
         "rss_added_mb": point.rss_added_mb,
-        "spread": _spreads(point.seconds),
     }
 
 
@@ -183,6 +171,7 @@ def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes
     batch_size = min(256, max(1, num_samples // 16))
     point = _point(load, measure_reading, url, batch_size, load.num_rounds)
     medians = {name: median(times) for name, times in point.seconds.items()}
+    spread = with_spread(point.seconds, four_digits)["spread"]
     return {
         "num_shards": len(manifest.shards),
         "num_samples": num_samples,
@@ -195,12 +184,8 @@ def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes
         "cpu_s_per_1000": 1000 * medians["cpu_s"] / num_samples,
         "gets": point.gets,
         "rss_added_mb": point.rss_added_mb,
-        "spread": _spreads({name: times for name, times in point.seconds.items() if name != "cpu_s"}),
+        "spread": {name: extremes for name, extremes in spread.items() if name != "cpu_s"},
     }
-
-
-def _spreads(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    return {name: [four_digits(min(times)), four_digits(max(times))] for name, times in seconds.items()}
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
@@ -243,4 +228,4 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 main = program("scale", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -16,7 +16,6 @@ counted once (PSS). ``start_s`` is from the first request for a batch to that ba
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -162,4 +161,4 @@ def ratios(found: dict[Side, list[dict[str, float]]]) -> dict[str, float]:
 main = program("scaling", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

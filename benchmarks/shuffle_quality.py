@@ -14,7 +14,6 @@ counts which share of the shards each of several nodes touches in an epoch.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -129,4 +128,4 @@ def _shares(options: Options, nodes: int, window: int) -> dict[str, float]:
 main = program("shuffle_quality", __doc__, run_benchmark, Options(), QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,4 +105,4 @@ def main(arguments: Sequence[str] | None = None, *, benchmarks: Sequence[Benchma
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

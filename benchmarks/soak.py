@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import faulthandler
 import shutil
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -232,4 +231,4 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 main = program("soak", __doc__, run_benchmark, FULL, QUICK, "minutes", "seed")
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

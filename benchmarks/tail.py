@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 from dataclasses import asdict, dataclass, field
 from statistics import quantiles
 from time import perf_counter
@@ -155,4 +154,4 @@ async def _fetch(engine: FetchEngine, number: int) -> None:
 main = program("tail", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -31,7 +31,6 @@ other_programs_share``. A peer that fails a turn gets another chance, and has th
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -89,4 +88,4 @@ def _write(file: Path | None, figures: dict[str, Any], earlier: dict[str, Any] |
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

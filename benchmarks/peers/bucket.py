@@ -12,7 +12,7 @@ from msgspec import structs
 from benchmarks.access import Requests
 from benchmarks.bucket import botocore_client, put_all
 from benchmarks.peers.catalog import Peer
-from benchmarks.peers.job import Job
+from benchmarks.peers.job import STORE_OPTIONS, Job
 from concurrent_loader.storage.testing import LocalS3, http_faults
 
 BUCKET = "peers"
@@ -21,8 +21,7 @@ _SIGNED_S = 24 * 3600
 
 def led_to(job: Job, options: Mapping[str, str], *, bucket: str = BUCKET) -> Job:
     """Returns the job, with the way to a bucket from the options of a store."""
-    names = ("endpoint_url", "access_key_id", "secret_access_key", "region")
-    return structs.replace(job, bucket=bucket, **{name: options[name] for name in names if name in options})
+    return structs.replace(job, bucket=bucket, **{name: options[name] for name in STORE_OPTIONS if name in options})
 
 
 @contextlib.contextmanager

@@ -74,16 +74,17 @@ class Cell:
 class Load:
     """How much is measured."""
 
-    num_photos: int  # cut; the decoded cells read these
-    raw_bytes: int  # size that they are repeated to for the raw cells
-    latencies_ms: tuple[int, ...]  # the first is the one of the headline, decoding, one worker and resuming
-    num_rounds: int  # of each cell
-    batch_size: int
-    limit_s: float  # when an epoch is cut short
-    objects_limit_s: float  # the same for those who read one object per image: they are slow and even
-    workers: tuple[int, ...]  # the first is the headline's
-    num_counted: int  # first cells in which requests and memory are looked at
-    resident: bool  # whether real memory is put behind the page cache before each epoch
+    num_photos: int = 3_200  # cut; the decoded cells read these
+    raw_bytes: int = 1_000_000_000  # size that they are repeated to for the raw cells
+    # The first is the one of the headline, decoding, one worker and resuming.
+    latencies_ms: tuple[int, ...] = (30, 5, 130)
+    num_rounds: int = 5  # of each cell
+    batch_size: int = 128
+    limit_s: float = 12.0  # when an epoch is cut short
+    objects_limit_s: float = 20.0  # the same for those who read one object per image: they are slow and even
+    workers: tuple[int, ...] = (2, 1)  # the first is the headline's
+    num_counted: int = 2  # first cells in which requests and memory are looked at
+    resident: bool = True  # whether real memory is put behind the page cache before each epoch
     only: tuple[Cell, ...] = ()  # of all cells; none for all
 
     def cells(self) -> list[Cell]:
@@ -113,27 +114,7 @@ class Load:
         return self.objects_limit_s if peer.place == "objects" else self.limit_s
 
 
-FULL = Load(
-    num_photos=3_200,
-    raw_bytes=1_000_000_000,
-    latencies_ms=(30, 5, 130),
-    num_rounds=5,
-    batch_size=128,
-    limit_s=12.0,
-    objects_limit_s=20.0,
-    workers=(2, 1),
-    num_counted=2,
-    resident=True,
-)
-QUICK = Load(
-    num_photos=60,
-    raw_bytes=1,
-    latencies_ms=(5,),
-    num_rounds=1,
-    batch_size=16,
-    limit_s=6.0,
-    objects_limit_s=6.0,
-    workers=(2,),
-    num_counted=1,
-    resident=False,
+FULL, QUICK = (
+    Load(),
+    Load(60, 1, (5,), 1, 16, limit_s=6.0, objects_limit_s=6.0, workers=(2,), num_counted=1, resident=False),
 )

@@ -18,6 +18,8 @@ from torchvision.transforms import v2
 
 from benchmarks.training import Lesson, decode_rgb
 
+STORE_OPTIONS = ("endpoint_url", "access_key_id", "secret_access_key", "region")
+
 
 class Job(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """What a peer is to do."""
@@ -54,6 +56,11 @@ class Job(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True)
     def url(self) -> str:
         """URL of all that the peer has in the bucket."""
         return f"s3://{self.bucket}/{self.prefix}"
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Options of a store of ours that lead to the bucket."""
+        return {name: getattr(self, name) for name in STORE_OPTIONS}
 
 
 class Fetched(msgspec.Struct, kw_only=True, frozen=True):

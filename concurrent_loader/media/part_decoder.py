@@ -48,8 +48,15 @@ class PartOf(ABC):
         """
 
     def choose(self, draw: float, index: ClipIndex) -> tuple[int, int]:
-        """Returns the first and the last group of pictures that `decode` needs for the same random number."""
-        raise NotImplementedError
+        """Returns the first and the last group of pictures that `decode` needs for the same random number.
+
+        Raises:
+            ConfigurationError: The part is not a clip (`is_clip`): `decode` needs the whole file.
+        """
+        told = (
+            f"{type(self).__name__} has no groups of pictures to choose; pass the bytes of the whole file to `decode`"
+        )
+        raise ConfigurationError(told, expected="a part with is_clip", got=self)
 
     @property
     def is_clip(self) -> bool:

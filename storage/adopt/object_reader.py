@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
@@ -11,7 +12,7 @@ from concurrent_loader.storage.errors import DatasetChanged, FormatError, NotFou
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.listing import ObjectEntry
 
-__all__ = ["FetchingReader", "Runner", "StoreObjects", "fetch_unchanged"]
+__all__ = ["FetchingReader", "Runner", "StoreObjects", "StoreReader", "fetch_unchanged"]
 
 T = TypeVar("T")
 
@@ -32,8 +33,8 @@ class Runner(Protocol):
         ...
 
 
-class FetchingReader:
-    """The bytes of one object, fetched in blocks of 8 MiB; at most six blocks are in memory.
+class StoreReader(ABC):
+    """The bytes of one object of a store; see `ObjectReader`.
 
     Args:
         entry: Object to read; another ETag or size is an error.
@@ -47,15 +48,33 @@ class FetchingReader:
         self._entry = entry
         self._engine = engine
         self._loop = loop
-        self._blocks: dict[int, Future[memoryview]] = {}
         self.size = entry.size
         self.name = entry.key
 
     def read(self, start: int, end: int) -> memoryview:
         """Returns exactly the bytes [start, end); see `ObjectReader`."""
         check_inside(start, end, self.size, self.name)
-        if start == end:
-            return memoryview(b"")
+        return self._read(start, end) if start < end else memoryview(b"")
+
+    def close(self) -> None:
+        """Does nothing: no request is running."""
+
+    @abstractmethod
+    def _read(self, start: int, end: int) -> memoryview:
+        """Reads a range that is not empty, and inside the object."""
+
+    async def _fetch(self, start: int, end: int) -> memoryview:
+        return await fetch_unchanged(self._engine, self._entry, start, end)
+
+
+class FetchingReader(StoreReader):
+    """The bytes of one object, fetched in blocks of 8 MiB; at most six blocks are in memory. See `StoreReader`."""
+
+    def __init__(self, entry: ObjectEntry, engine: FetchEngine, loop: Runner) -> None:
+        super().__init__(entry, engine, loop)
+        self._blocks: dict[int, Future[memoryview]] = {}
+
+    def _read(self, start: int, end: int) -> memoryview:
         first, last = start // _BLOCK_BYTES, (end - 1) // _BLOCK_BYTES
         if first == last:
             base = first * _BLOCK_BYTES
@@ -82,15 +101,12 @@ class FetchingReader:
         is_next = number == 0 or number - 1 in self._blocks
         for wanted in range(number, number + (1 + _AHEAD if is_next else 1)):
             if wanted * _BLOCK_BYTES < self.size and wanted not in self._blocks:
-                self._blocks[wanted] = self._loop.submit(self._fetch(wanted))
+                base = wanted * _BLOCK_BYTES
+                self._blocks[wanted] = self._loop.submit(self._fetch(base, min(base + _BLOCK_BYTES, self.size)))
         while len(self._blocks) > 1 + _AHEAD + _KEPT:
             farthest = max(self._blocks, key=lambda each: abs(each - number))
             self._blocks.pop(farthest).cancel()
         return self._blocks[number].result()
-
-    async def _fetch(self, number: int) -> memoryview:
-        start = number * _BLOCK_BYTES
-        return await fetch_unchanged(self._engine, self._entry, start, min(start + _BLOCK_BYTES, self.size))
 
 
 async def fetch_unchanged(engine: FetchEngine, entry: ObjectEntry, start: int, end: int) -> memoryview:

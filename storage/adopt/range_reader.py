@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from concurrent_loader.storage.adopt.object_reader import Runner, fetch_unchanged
-from concurrent_loader.storage.adopt.protocol import check_inside
+from concurrent_loader.storage.adopt.object_reader import Runner, StoreReader
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.listing import ObjectEntry
 
@@ -16,39 +15,23 @@ __all__ = ["MemoryLimit", "RangeReader"]
 _KEPT_BYTES = 1 << 20
 
 
-class RangeReader:
+class RangeReader(StoreReader):
     """The bytes of one object, each range fetched by one request; a range of at most 1 MiB is kept until the next one.
 
-    Args:
-        entry: Object to read; another ETag or size is an error.
-        engine: Engine over the source's store.
-        loop: Event loop of the engine.
-
-    Thread-safety: One thread at a time, which must not be the loop's.
+    See `StoreReader`.
     """
 
     def __init__(self, entry: ObjectEntry, engine: FetchEngine, loop: Runner) -> None:
-        self._entry = entry
-        self._engine = engine
-        self._loop = loop
+        super().__init__(entry, engine, loop)
         self._start, self._kept = 0, memoryview(b"")
-        self.size = entry.size
-        self.name = entry.key
 
-    def read(self, start: int, end: int) -> memoryview:
-        """Returns exactly the bytes [start, end); see `ObjectReader`."""
-        check_inside(start, end, self.size, self.name)
+    def _read(self, start: int, end: int) -> memoryview:
         if self._start <= start and end <= self._start + len(self._kept):
             return self._kept[start - self._start : end - self._start]
-        if start == end:
-            return memoryview(b"")
-        data = self._loop.run(fetch_unchanged(self._engine, self._entry, start, end))
+        data = self._loop.run(self._fetch(start, end))
         if len(data) <= _KEPT_BYTES:
             self._start, self._kept = start, data
         return data
-
-    def close(self) -> None:
-        """Does nothing: no request is running."""
 
 
 class MemoryLimit:

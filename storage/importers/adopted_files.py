@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
 from contextlib import closing
+from functools import cached_property
 from typing import Any, ClassVar
 
 from concurrent_loader.storage.adopt.formats import find_format
 from concurrent_loader.storage.adopt.object_reader import StoreObjects
-from concurrent_loader.storage.adopt.protocol import ForeignColumn, FoundSample, ObjectReader, SourceObject
+from concurrent_loader.storage.adopt.protocol import ForeignColumn, ForeignFormat, FoundSample, ObjectReader
 from concurrent_loader.storage.adopt.scan import Scanner
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, NotFound, SchemaError, StorageError
 from concurrent_loader.storage.importers.file_importer import FileImporter
@@ -27,23 +27,11 @@ class _AdoptedFiles(FileImporter):
     """An importer of a format of `concurrent_loader.storage.adopt`."""
 
     NAME: ClassVar[str] = ""
+    _block_size: int | None = None
 
-    def __init__(
-        self,
-        source: str | os.PathLike[str],
-        *,
-        columns: Mapping[str, str] | None = None,
-        drop: Iterable[str] = (),
-        client: str = "auto",
-        storage_options: Mapping[str, Any] | None = None,
-        block_size: int | None = None,
-    ) -> None:
-        super().__init__(source, columns=columns, drop=drop, client=client, storage_options=storage_options)
-        self._block_size = block_size
-        self._format = find_format(self.NAME, block_size=block_size)
-        self._found: list[SourceObject] = []
-        self._foreign: dict[str, ForeignColumn] = {}
-        self._stored: dict[str, Column] = {}
+    @cached_property
+    def _format(self) -> ForeignFormat:
+        return find_format(self.NAME, block_size=self._block_size)
 
     def _scan(self, onto: Manifest | None) -> ImportScan:
         self._files.find(self.calls)
@@ -57,6 +45,8 @@ class _AdoptedFiles(FileImporter):
         with closing(self._scanner().open(first)) as reader:
             derived = self._format.columns(first, reader)
         chosen = self._choose_columns({name: column.type for name, column in derived.items()}, onto)
+        self._foreign: dict[str, ForeignColumn] = {}
+        self._stored: dict[str, Column] = {}
         for name, type_ in chosen.items():
             known = derived[name]
             self._foreign[name] = known if known.type == type_ else self._format.retype(first, name, type_)
@@ -148,9 +138,11 @@ class LitDataChunks(_AdoptedFiles):
 
     def __init__(self, source: str | os.PathLike[str], *, block_size: int | str | None = None, **options: Any) -> None:
         try:
-            super().__init__(source, block_size=None if block_size is None else int(block_size), **options)
+            num_tokens = None if block_size is None else int(block_size)
         except ValueError as error:
             raise ConfigurationError("block_size must be an integer", got=block_size) from error
+        super().__init__(source, **options)
+        self._block_size = num_tokens
 
 
 class TFRecordFiles(_AdoptedFiles):

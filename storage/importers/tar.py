@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 from concurrent_loader.storage.errors import FormatError, NotFound
@@ -71,17 +71,7 @@ class TarFiles(FileImporter):
     WHAT = "a tar file"
     SPLITS = True
 
-    def __init__(
-        self,
-        source: str | os.PathLike[str],
-        *,
-        columns: Mapping[str, str] | None = None,
-        drop: Iterable[str] = (),
-        client: str = "auto",
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(source, columns=columns, drop=drop, client=client, storage_options=storage_options)
-        self._names: dict[str, str] = {}
+    _names: Mapping[str, str] = MappingProxyType({})  # of the fields, as columns; known after the scan
 
     def _scan(self, onto: Manifest | None) -> ImportScan:
         self._files.find(self.calls)

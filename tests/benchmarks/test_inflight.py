@@ -5,8 +5,9 @@ import json
 import pytest
 
 from benchmarks import inflight
-from benchmarks.inflight import QUICK, Auto
-from benchmarks.inflight_figures import (
+from benchmarks.inflight import (
+    QUICK,
+    Auto,
     Cell,
     Cycles,
     best_fixed,

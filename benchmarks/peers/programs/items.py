@@ -42,12 +42,6 @@ def order_of(num_samples: int, limit: int | None) -> list[int]:
 # -- where an item comes from ------------------------------------------------------------------------------------------
 
 
-def options_of(job: Job) -> dict[str, str]:
-    """Returns the options of a store that leads to a job's bucket."""
-    names = ("endpoint_url", "access_key_id", "secret_access_key", "region")
-    return {name: getattr(job, name) for name in names}
-
-
 def key_of(job: Job, number: int) -> str:
     """Returns an object's key."""
     return f"{job.prefix}/{number:07d}.jpg"
@@ -99,7 +93,7 @@ class _Botocore(Source):
         return data
 
     def _make(self) -> Any:
-        return botocore_client(options_of(self._job), max_pool_connections=_CONNECTIONS)
+        return botocore_client(self._job.storage_options, max_pool_connections=_CONNECTIONS)
 
 
 class _Obstore(Source):
@@ -112,7 +106,7 @@ class _Obstore(Source):
         return await (await obstore.get_async(self.client(), key_of(self._job, number))).bytes_async()
 
     def _make(self) -> Any:
-        return obstore_client(self._job.bucket, options_of(self._job))
+        return obstore_client(self._job.bucket, self._job.storage_options)
 
 
 class _Objects(Source):
@@ -127,7 +121,7 @@ class _Objects(Source):
     def _make(self) -> ObjectDataset | ShardDataset:
         in_flight = self._job.options.get("requests", "auto")
         return ObjectDataset(
-            self._job.url, columns=("image",), in_flight=in_flight, storage_options=options_of(self._job)
+            self._job.url, columns=("image",), in_flight=in_flight, storage_options=self._job.storage_options
         )
 
 
@@ -135,7 +129,7 @@ class _Shards(_Objects):
     def _make(self) -> ShardDataset:
         if folder := self._job.options.get("folder"):
             return ShardDataset(folder, columns=("image",))
-        return ShardDataset(self._job.url, columns=("image",), storage_options=options_of(self._job))
+        return ShardDataset(self._job.url, columns=("image",), storage_options=self._job.storage_options)
 
 
 SOURCES: dict[str, type[Source]] = {
@@ -216,7 +210,7 @@ def _from_store(job: Job, order: Sequence[int]) -> Iterator[Photo]:
     waiting = iter(order)
 
     async def get_all() -> None:
-        url, options = (job.photos, {}) if local else (f"s3://{job.bucket}", options_of(job))
+        url, options = (job.photos, {}) if local else (f"s3://{job.bucket}", job.storage_options)
         async with open_store(url, **options) as store, asyncio.TaskGroup() as group:
 
             async def work() -> None:

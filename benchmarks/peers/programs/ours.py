@@ -75,9 +75,4 @@ def _place(job: Job) -> tuple[str, dict[str, Any]]:
     """Returns the URL and the options of its store."""
     if job.options["layout"] == "local":
         return job.options["folder"], {}
-    return job.url, {
-        "endpoint_url": job.endpoint_url,
-        "access_key_id": job.access_key_id,
-        "secret_access_key": job.secret_access_key,
-        "region": job.region,
-    }
+    return job.url, job.storage_options

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import boto3
-from botocore.config import Config
 from spdl.pipeline import Pipeline, PipelineBuilder
 
 from benchmarks.peers.job import Job, Loader, Treat, collate
+from benchmarks.peers.programs.boto3_client import connect, listed_keys
 
 _Sample = tuple[Any, int]
 
@@ -25,16 +24,8 @@ _Sample = tuple[Any, int]
 def open_loader(job: Job) -> Loader:
     """Makes the pipeline; threads start with the first batch."""
     num_fetchers: int = job.options.get("num_fetchers", 32)
-    client = boto3.client(
-        "s3",
-        endpoint_url=job.endpoint_url,
-        region_name=job.region,
-        aws_access_key_id=job.access_key_id,
-        aws_secret_access_key=job.secret_access_key,
-        config=Config(s3={"addressing_style": "path"}, retries={"mode": "standard"}, max_pool_connections=num_fetchers),
-    )
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=job.bucket, Prefix=f"{job.prefix}/")
-    keys = sorted(entry["Key"] for page in pages for entry in page.get("Contents", []))
+    client = connect(job, max_pool_connections=num_fetchers)
+    keys = listed_keys(client, job)
 
     def fetch(number: int) -> _Sample:
         return client.get_object(Bucket=job.bucket, Key=keys[number])["Body"].read(), number

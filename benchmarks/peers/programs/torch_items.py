@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from benchmarks.peers.job import Job, Loader, Treat, paths, torch_loader
+from benchmarks.peers.programs.boto3_client import connect, listed_keys
 
 
 class _Items(Dataset[Any]):
@@ -61,22 +62,10 @@ class _Files(_Items):
 
 class _Boto3(_Items):
     def connect(self) -> Any:
-        import boto3
-        from botocore.config import Config
-
-        return boto3.client(
-            "s3",
-            endpoint_url=self._job.endpoint_url,
-            region_name=self._job.region,
-            aws_access_key_id=self._job.access_key_id,
-            aws_secret_access_key=self._job.secret_access_key,
-            config=Config(s3={"addressing_style": "path"}, retries={"mode": "standard"}),
-        )
+        return connect(self._job)
 
     def keys(self) -> list[str]:
-        paginator = self.connected().get_paginator("list_objects_v2")
-        pages = paginator.paginate(Bucket=self._job.bucket, Prefix=f"{self._job.prefix}/")
-        return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+        return listed_keys(self.connected(), self._job)
 
     def read(self, key: str) -> bytes:
         data: bytes = self.connected().get_object(Bucket=self._job.bucket, Key=key)["Body"].read()

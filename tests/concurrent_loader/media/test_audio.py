@@ -161,3 +161,9 @@ def test_wav_needs_no_pyav(media: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_invalid_arguments(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         Audio(**arguments)
+
+
+def test_a_part_that_is_no_clip_has_no_groups_of_pictures() -> None:
+    assert not Audio().is_clip
+    with pytest.raises(ConfigurationError, match="Audio has no groups of pictures to choose; pass the bytes"):
+        Audio().choose(0.5, None)  # type: ignore[arg-type]  # no index is looked at

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import tracemalloc
 
@@ -24,51 +22,6 @@ from concurrent_loader.storage.stores.backends.open_store import open_store
 
 MIB = 1 << 20
 FACTS = b'ETag: "x"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n'
-ENDLESS = object()
-
-
-class Server:
-    """Answers by a function of the request's head: bytes, or (head, ENDLESS) for a body that never ends."""
-
-    def __init__(self, reply):
-        self.reply = reply
-        self.heads = []
-        self.sent_bytes = 0
-        self._tasks = set()
-
-    async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_):
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader, writer):
-        self._tasks.add(asyncio.current_task())
-        ends = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
-        with contextlib.suppress(*ends), contextlib.closing(writer):
-            head = await reader.readuntil(b"\r\n\r\n")
-            self.heads.append(head)
-            if b"expect: 100-continue" in head.lower():
-                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            for line in head.split(b"\r\n"):
-                if line.lower().startswith(b"content-length:"):
-                    await reader.readexactly(int(line.split(b":")[1]))
-            reply = self.reply(head)
-            is_whole = isinstance(reply, bytes)
-            writer.write(reply if is_whole else reply[0] + b"Connection: close\r\n\r\n")
-            if is_whole or head.startswith(b"HEAD"):
-                await writer.drain()
-                return
-            filler = b"x" * (256 << 10)
-            while self.sent_bytes < 512 * MIB:
-                writer.write(filler)
-                self.sent_bytes += len(filler)
-                await writer.drain()
 
 
 def answer(status, body=b"", headers=FACTS):
@@ -114,8 +67,8 @@ BOUNDED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("client", "call"), [each for each in BOUNDED if each[1] != "head"])
-async def test_an_error_without_an_end(client, call):
-    async with Server(lambda _: (b"HTTP/1.1 403 F\r\n", ENDLESS)) as server, opened(client, server.port) as store:
+async def test_an_error_without_an_end(scripted_server, client, call):
+    async with scripted_server(lambda _: (b"HTTP/1.1 403 F\r\n",)) as server, opened(client, server.port) as store:
         tracemalloc.start()
         try:
             with pytest.raises(AccessDenied):
@@ -128,8 +81,8 @@ async def test_an_error_without_an_end(client, call):
 
 
 @pytest.mark.parametrize(("client", "call"), [(c, v) for c, v in BOUNDED if v in ("put", "put_if_absent", "list")])
-async def test_a_success_without_an_end(client, call):
-    async with Server(lambda _: (b"HTTP/1.1 200 OK\r\n" + FACTS, ENDLESS)) as server:
+async def test_a_success_without_an_end(scripted_server, client, call):
+    async with scripted_server(lambda _: (b"HTTP/1.1 200 OK\r\n" + FACTS,)) as server:
         async with opened(client, server.port) as store:
             with pytest.raises(ProtocolViolation, match=r"longer than any"):
                 await CALLS[call](store)
@@ -157,18 +110,18 @@ async def test_a_success_without_an_end(client, call):
     ids=["token", "token, no keys", "cycle", "empty pages", "order", "no token", "huge", "negative", "many", "date",
          "no size", "cut", "no XML"],
 )  # fmt: skip
-async def test_listings_that_make_no_sense(client, make, monkeypatch):
+async def test_listings_that_make_no_sense(scripted_server, client, make, monkeypatch):
     monkeypatch.setattr(s3_entries, "_MAX_EMPTY_PAGES", 10)
     pages = make()
-    async with Server(lambda _: next(pages)) as server, opened(client, server.port) as store:
+    async with scripted_server(lambda _: next(pages)) as server, opened(client, server.port) as store:
         # botocore itself takes a 200 with a broken document for a 500.
         with pytest.raises((ProtocolViolation, ServerError)):
             await listed(store)
 
 
-async def test_a_listing_of_pages_of_which_one_is_empty():
+async def test_a_listing_of_pages_of_which_one_is_empty(scripted_server):
     pages = iter([page(b"a", more=truncated(b"t")), page(more=truncated(b"u")), page(b"b")])
-    async with Server(lambda _: next(pages)) as server, opened("native", server.port) as store:
+    async with scripted_server(lambda _: next(pages)) as server, opened("native", server.port) as store:
         assert await listed(store) == ["a", "b"]
 
 
@@ -186,7 +139,7 @@ HEADERS = {
     ("call", "name"),  # only a Content-Range can hold a huge total
     [(call, name) for call in READS for name in HEADERS if name != "huge" or call == "get_range"],
 )
-async def test_headers_that_make_no_sense_are_worth_another_attempt(client, call, name):
+async def test_headers_that_make_no_sense_are_worth_another_attempt(scripted_server, client, call, name):
     total = b"1" + b"0" * 26 if name == "huge" else b"5"
     facts = FACTS.replace(b"Wed, 21 Oct 2015", b"some day") if name == "bad date" else FACTS
 
@@ -196,7 +149,7 @@ async def test_headers_that_make_no_sense_are_worth_another_attempt(client, call
             form %= (206, facts + b"Content-Range: bytes 0-4/%s\r\n" % total) if is_range else (200, facts)
         return form.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" if head.startswith(b"HEAD") else form
 
-    async with Server(reply) as server, opened(client, server.port) as store:
+    async with scripted_server(reply) as server, opened(client, server.port) as store:
         with pytest.raises(TransientError):
             await READS[call](store)
 
@@ -204,8 +157,8 @@ async def test_headers_that_make_no_sense_are_worth_another_attempt(client, call
 # -- fsspec's HTTP -----------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_listens_at_an_http_url():
-    async with Server(lambda _: b"") as server:
+async def test_nobody_listens_at_an_http_url(scripted_server):
+    async with scripted_server(lambda _: b"") as server:
         url = f"http://127.0.0.1:{server.port}/data"
     async with open_store(url) as store:
         for call in (*READS.values(), listed):
@@ -216,17 +169,20 @@ async def test_nobody_listens_at_an_http_url():
 @pytest.mark.parametrize(
     ("status", "expected"), [(404, NotFound), (403, AccessDenied), (500, ServerError), (418, StoreError)]
 )
-async def test_what_an_http_server_refuses(status, expected):
-    async with Server(lambda _: answer(status)) as server, open_store(f"http://127.0.0.1:{server.port}/data") as store:
+async def test_what_an_http_server_refuses(scripted_server, status, expected):
+    async with (
+        scripted_server(lambda _: answer(status)) as server,
+        open_store(f"http://127.0.0.1:{server.port}/data") as store,
+    ):
         for call in READS.values():
             with pytest.raises(expected):
                 await call(store)
 
 
-async def test_an_http_server_redirects():
-    async with Server(lambda _: answer(200, b"evil!")) as other:
+async def test_an_http_server_redirects(scripted_server):
+    async with scripted_server(lambda _: answer(200, b"evil!")) as other:
         moved = answer(302, headers=b"Location: http://127.0.0.1:%d/data/key\r\n" % other.port)
-        async with Server(lambda _: moved) as server:
+        async with scripted_server(lambda _: moved) as server:
             url = f"http://127.0.0.1:{server.port}/data"
             async with open_store(url) as store:
                 for call in (*READS.values(), listed):
@@ -237,13 +193,13 @@ async def test_an_http_server_redirects():
                 assert (await store.get("key")).data == b"evil!"
 
 
-async def test_an_http_server_whose_body_has_no_end():
+async def test_an_http_server_whose_body_has_no_end(scripted_server):
     def reply(head):
         if head.startswith(b"HEAD"):
             return answer(200, b"abcde").removesuffix(b"abcde")
-        return b"HTTP/1.1 200 OK\r\n" + FACTS, ENDLESS
+        return (b"HTTP/1.1 200 OK\r\n" + FACTS,)
 
-    async with Server(reply) as server, open_store(f"http://127.0.0.1:{server.port}/data") as store:
+    async with scripted_server(reply) as server, open_store(f"http://127.0.0.1:{server.port}/data") as store:
         with pytest.raises(ProtocolViolation):
             await store.get_range("key", 0, 5)
         with pytest.raises(TransientError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 import pytest
@@ -21,47 +20,6 @@ LISTED = (
     b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>key</Key><Size>5</Size><ETag>x</ETag>"
     b"<LastModified>2015-10-21T07:28:00Z</LastModified></Contents></ListBucketResult>"
 )
-
-
-class Server:
-    """Answers by a function of the request's head, and keeps the heads.
-
-    Args:
-        reply: Takes a head and returns an answer, which ends the connection.
-        tls: For HTTPS.
-    """
-
-    def __init__(self, reply, tls=None):
-        self._reply = reply
-        self._tls = tls
-        self.heads = []
-        self._tasks = set()
-
-    async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_):
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader, writer):
-        self._tasks.add(asyncio.current_task())
-        ends = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
-        with contextlib.suppress(*ends), contextlib.closing(writer):
-            head = await reader.readuntil(b"\r\n\r\n")
-            self.heads.append(head)
-            if b"expect: 100-continue" in head.lower():
-                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            for line in head.split(b"\r\n"):
-                if line.lower().startswith(b"content-length:"):
-                    await reader.readexactly(int(line.split(b":")[1]))
-            answer = self._reply(head)
-            writer.write(answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" if head.startswith(b"HEAD") else answer)
-            await writer.drain()
 
 
 def answer(status, body=b"", headers=b""):
@@ -134,13 +92,13 @@ OPENERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("name", OPENERS)
-async def test_no_redirect_is_followed(name, verb):
-    async with Server(believable) as other:
+async def test_no_redirect_is_followed(scripted_server, name, verb):
+    async with scripted_server(believable) as other:
         redirect = b""
-        async with Server(lambda _: redirect) as server, OPENERS[name](server.port) as store:
+        async with scripted_server(lambda _: redirect) as server, OPENERS[name](server.port) as store:
             for status, place in REDIRECTS:
                 redirect = answer(status, headers=b"Location: %s\r\n" % (place % other.port).encode())
-                server.heads.clear()
+                server.connections.clear()
                 with pytest.raises(ConfigurationError, match=r"redirect|region") as caught:
                     await VERBS[verb](store)
                 assert server.heads, (status, place)
@@ -149,8 +107,8 @@ async def test_no_redirect_is_followed(name, verb):
 
 
 @pytest.mark.parametrize("client", ["native", "aiobotocore"])
-async def test_no_redirect_is_followed_from_https(client, tls):
-    async with Server(believable) as plain, Server(believable, tls) as other:
+async def test_no_redirect_is_followed_from_https(scripted_server, client, tls):
+    async with scripted_server(believable) as plain, scripted_server(believable, tls) as other:
         places = [
             f"http://127.0.0.1:{plain.port}/",
             f"http://localhost:{plain.port}/",
@@ -158,7 +116,7 @@ async def test_no_redirect_is_followed_from_https(client, tls):
             f"https://127.0.0.1:{other.port}/",  # another port of the same host
         ]
         redirect = b""
-        async with Server(lambda _: redirect, tls) as server:
+        async with scripted_server(lambda _: redirect, tls) as server:
             options = {**s3_options(0), "endpoint_url": f"https://127.0.0.1:{server.port}", "verify_tls": False}
             async with open_store("s3://bucket", client=client, **options) as store:
                 for place in places:
@@ -170,25 +128,28 @@ async def test_no_redirect_is_followed_from_https(client, tls):
 
 
 @pytest.mark.parametrize("name", ["native", "aiobotocore", "fsspec"])
-async def test_a_redirect_to_another_region_names_it(name):
+async def test_a_redirect_to_another_region_names_it(scripted_server, name):
     headers = b"Location: http://localhost:1/\r\nx-amz-bucket-region: eu-west-1\r\n"
-    async with Server(lambda _: answer(307, headers=headers)) as server, OPENERS[name](server.port) as store:
+    async with scripted_server(lambda _: answer(307, headers=headers)) as server, OPENERS[name](server.port) as store:
         with pytest.raises(ConfigurationError, match="so give the option region='eu-west-1'"):
             await store.get("key")
 
 
-async def test_the_place_that_a_redirect_names_is_shown_without_its_secrets():
+async def test_the_place_that_a_redirect_names_is_shown_without_its_secrets(scripted_server):
     headers = b"Location: http://user:pw@elsewhere:81/x?X-Amz-Signature=abc\r\n"
-    async with Server(lambda _: answer(307, headers=headers)) as server, OPENERS["aiobotocore"](server.port) as store:
+    async with (
+        scripted_server(lambda _: answer(307, headers=headers)) as server,
+        OPENERS["aiobotocore"](server.port) as store,
+    ):
         with pytest.raises(ConfigurationError, match="the store redirects to http://elsewhere:81, and") as caught:
             await store.get("key")
     assert "pw" not in str(caught.value)
     assert "abc" not in str(caught.value)
 
 
-async def test_a_request_is_not_sent_again_to_the_region_that_an_error_names():
+async def test_a_request_is_not_sent_again_to_the_region_that_an_error_names(scripted_server):
     body = b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>"
-    async with Server(lambda _: answer(400, body)) as server, OPENERS["aiobotocore"](server.port) as store:
+    async with scripted_server(lambda _: answer(400, body)) as server, OPENERS["aiobotocore"](server.port) as store:
         with pytest.raises(ConfigurationError, match="region='eu-west-1'"):
             await store.get("key")
         assert len(server.heads) == 1

@@ -27,54 +27,13 @@ from concurrent_loader.storage.stores.http.tls import make_ssl_context
 TOKEN = "session-token-of-the-test"
 
 
-class Server:
-    """Answers by a function of the request's head and keeps connections open, until an answer is empty.
+def options_of(server, **more):
+    keys = {"access_key_id": "id", "secret_access_key": "secret", "session_token": TOKEN}
+    return {"endpoint_url": f"http://127.0.0.1:{server.port}", "region": "eu-west-1", **keys, **more}
 
-    Attributes:
-        heads: The requests' heads, one list for each connection.
-        num_ended: Number of connections that the client closed.
-    """
 
-    def __init__(self, reply, tls=None):
-        self._reply = reply
-        self._tls = tls
-        self._tasks = set()
-        self.heads = []
-        self.num_ended = 0
-
-    async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_):
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader, writer):
-        self._tasks.add(asyncio.current_task())
-        self.heads.append(heads := [])
-        with contextlib.closing(writer):
-            while True:
-                try:
-                    heads.append(await reader.readuntil(b"\r\n\r\n"))
-                except (ConnectionError, asyncio.IncompleteReadError):
-                    self.num_ended += 1
-                    return
-                except asyncio.CancelledError:
-                    return
-                if not (answer := self._reply(heads[-1])):
-                    return
-                writer.write(answer)
-
-    def options(self, **more):
-        keys = {"access_key_id": "id", "secret_access_key": "secret", "session_token": TOKEN}
-        return {"endpoint_url": f"http://127.0.0.1:{self.port}", "region": "eu-west-1", **keys, **more}
-
-    def opened(self, url="s3://bucket", **more):
-        return open_store(url, client="native", **self.options(**more))
+def opened(server, url="s3://bucket", **more):
+    return open_store(url, client="native", **options_of(server, **more))
 
 
 ENTRY = (
@@ -110,10 +69,13 @@ def pages(*bodies):
     return lambda head: bodies[int(query_of(head).get("continuation-token", 0))]
 
 
-async def test_what_is_sent_and_what_comes_of_it():
-    async with Server(lambda _: plain(page("root/a/b"))) as server, server.opened("s3://bucket/root") as store:
+async def test_what_is_sent_and_what_comes_of_it(scripted_server):
+    async with (
+        scripted_server(lambda _: plain(page("root/a/b")), keeps_open=True) as server,
+        opened(server, "s3://bucket/root") as store,
+    ):
         found = [meta async for meta in store.list("a/")]
-        [[head]] = server.heads
+        [[head]] = server.connections
     assert found[0].key == "a/b"
     assert (found[0].size, found[0].etag) == (1, '"x"')
     assert found[0].last_modified == datetime(2015, 10, 21, 7, 28, tzinfo=UTC)
@@ -123,22 +85,24 @@ async def test_what_is_sent_and_what_comes_of_it():
     assert b"/eu-west-1/s3/aws4_request, SignedHeaders=" in head
 
 
-async def test_anonymous_requests_are_not_signed():
+async def test_anonymous_requests_are_not_signed(scripted_server):
     keys = {"access_key_id": None, "secret_access_key": None, "session_token": None}
-    async with Server(lambda _: plain(page("a"))) as server:
-        async with server.opened(anonymous=True, list_page_keys=7, **keys) as store:
+    async with scripted_server(lambda _: plain(page("a")), keeps_open=True) as server:
+        async with opened(server, anonymous=True, list_page_keys=7, **keys) as store:
             assert await listed(store) == ["a"]
-        assert b"max-keys=7&" in server.heads[0][0]
-        assert b"x-amz" not in server.heads[0][0]
-        assert b"authorization" not in server.heads[0][0]
+        assert b"max-keys=7&" in server.connections[0][0]
+        assert b"x-amz" not in server.connections[0][0]
+        assert b"authorization" not in server.connections[0][0]
 
 
 @pytest.mark.parametrize("write", [plain, chunked])
-async def test_pages_share_a_connection_which_ends_with_the_store(write):
-    server = Server(pages(write(page("a", "b", token="1")), write(page(token="2")), write(page("c"))))
-    async with server, server.opened() as store:
+async def test_pages_share_a_connection_which_ends_with_the_store(scripted_server, write):
+    server = scripted_server(
+        pages(write(page("a", "b", token="1")), write(page(token="2")), write(page("c"))), keeps_open=True
+    )
+    async with server, opened(server) as store:
         assert await listed(store) == ["a", "b", "c"]
-        assert [len(heads) for heads in server.heads] == [3]
+        assert [len(heads) for heads in server.connections] == [3]
         assert server.num_ended == 0
         await store.close()
         async with asyncio.timeout(5):
@@ -146,20 +110,22 @@ async def test_pages_share_a_connection_which_ends_with_the_store(write):
                 await asyncio.sleep(0.001)
 
 
-async def test_fresh_connections_serve_one_page_each():
-    server = Server(pages(plain(page("a", token="1")), plain(page("b"))))
-    async with server, server.opened() as store:
+async def test_fresh_connections_serve_one_page_each(scripted_server):
+    server = scripted_server(pages(plain(page("a", token="1")), plain(page("b"))), keeps_open=True)
+    async with server, opened(server) as store:
         assert await listed(store.on_fresh_connections()) == ["a", "b"]
-        assert [len(heads) for heads in server.heads] == [1, 1]
+        assert [len(heads) for heads in server.connections] == [1, 1]
 
 
 @pytest.mark.parametrize("told", [True, False])
-async def test_a_server_closes_the_connection_between_pages(told):
+async def test_a_server_closes_the_connection_between_pages(scripted_server, told):
     bodies = pages(plain(page("a", token="1"), headers=b"Connection: close\r\n" if told else b""), plain(page("b")))
-    server = Server(lambda head: bodies(head) if told or not server.heads[-1][1:] else b"")
-    async with server, server.opened() as store:
+    server = scripted_server(
+        lambda head: bodies(head) if told or not server.connections[-1][1:] else b"", keeps_open=True
+    )
+    async with server, opened(server) as store:
         assert await listed(store) == ["a", "b"]
-        assert len(server.heads) == 2
+        assert len(server.connections) == 2
 
 
 @pytest.mark.parametrize(
@@ -170,8 +136,8 @@ async def test_a_server_closes_the_connection_between_pages(told):
         chunked(page("a"), end=b"0\r\nTrailer: x\r\n\r\n"),
     ],
 )
-async def test_answers_in_other_forms(answer):
-    async with Server(lambda _: answer) as server, server.opened() as store:
+async def test_answers_in_other_forms(scripted_server, answer):
+    async with scripted_server(lambda _: answer, keeps_open=True) as server, opened(server) as store:
         assert await listed(store) == ["a"]
 
 
@@ -213,13 +179,13 @@ async def test_a_body_that_ends_with_the_connection(version):
         (plain(b"<Error/>", status=301, headers=b"x-amz-bucket-region: us-west-2\r\n"), ConfigurationError),
     ],
 )  # fmt: skip
-async def test_what_is_not_a_page(answer, expected):
-    async with Server(lambda _: answer) as server, server.opened() as store:
+async def test_what_is_not_a_page(scripted_server, answer, expected):
+    async with scripted_server(lambda _: answer, keeps_open=True) as server, opened(server) as store:
         with pytest.raises(expected) as caught:
             await listed(store)
         assert "us-west-2" in str(caught.value) or expected is not ConfigurationError
         assert caught.value.url == "s3://bucket"
-        assert len(server.heads) == 1, "no request is repeated here"
+        assert len(server.connections) == 1, "no request is repeated here"
 
 
 @pytest.mark.parametrize(
@@ -297,13 +263,13 @@ async def test_a_cancelled_listing_closes_its_connection():
 
 
 @pytest.mark.parametrize("quoted", [True, False])
-async def test_odd_keys_survive(quoted):
+async def test_odd_keys_survive(scripted_server, quoted):
     keys = sorted(["a b", "a+b", "a%20b", "a&b", "ü", "\U0001f600"], key=str.encode)
     if quoted:
         body = page(*map(quote, keys), more="<EncodingType>url</EncodingType>")
     else:  # as servers do that do not know ``encoding-type``
         body = page(*(key.replace("&", "&amp;") for key in keys))
-    async with Server(lambda _: plain(body)) as server, server.opened() as store:
+    async with scripted_server(lambda _: plain(body), keeps_open=True) as server, opened(server) as store:
         assert await listed(store) == keys
 
 
@@ -314,8 +280,8 @@ async def test_a_host_that_cannot_be(host):
             await listed(store)
 
 
-async def test_a_prefix_that_is_no_unicode():
-    async with Server(lambda _: plain(page())) as server, server.opened() as store:
+async def test_a_prefix_that_is_no_unicode(scripted_server):
+    async with scripted_server(lambda _: plain(page()), keeps_open=True) as server, opened(server) as store:
         with pytest.raises(ConfigurationError, match="valid Unicode"):
             await listed(store, "\udcff")
 
@@ -340,18 +306,20 @@ def test_a_bucket_with_a_dot_stands_in_the_path():
 
 
 @pytest.mark.parametrize("trusted", ["by a bundle", "without a check", "no"])
-async def test_the_server_has_a_certificate_that_is_trusted(tls, tls_certificate, monkeypatch, tmp_path, trusted):
+async def test_the_server_has_a_certificate_that_is_trusted(
+    scripted_server, tls, tls_certificate, monkeypatch, tmp_path, trusted
+):
     bundle = tmp_path / "bundle.pem"
     bundle.write_text(f"# Überschrift\n{tls_certificate}", encoding="utf-8")
     if trusted == "by a bundle":
         monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
-    async with Server(lambda _: plain(page("a")), tls) as server:
+    async with scripted_server(lambda _: plain(page("a")), tls, keeps_open=True) as server:
         options = {"endpoint_url": f"https://127.0.0.1:{server.port}", "verify_tls": trusted != "without a check"}
-        async with server.opened(**options) as store:
+        async with opened(server, **options) as store:
             if trusted == "no":
                 with pytest.raises(ConnectionFailed, match=f"https://127.0.0.1:{server.port}"):
                     await listed(store)
-                assert server.heads == []
+                assert server.connections == []
             else:
                 assert await listed(store) == ["a"]
 
