@@ -44,7 +44,7 @@ def program(
     full: Load,
     quick: Load,
     *options: str,
-) -> Callable[[Sequence[str] | None], int]:
+) -> Callable[..., int]:
     """Makes the main function of a benchmark that has two sizes; it returns the exit status.
 
     ``options`` are those fields of the sizes, numbers and texts, that the command line may set.
