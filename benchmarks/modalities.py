@@ -1,6 +1,6 @@
-"""Data that are not images: ``python -m benchmarks.modalities [--json FILE] [--quick]``. Reads from the local drive.
+"""Data that are not images: ``python -m benchmarks.modalities [--json FILE] [--quick]``.
 
-Text: documents of log-normal lengths are packed into rows of 4096 tokens, in a shuffled order, by
+Text, from the local drive: documents of log-normal lengths are packed into rows of 4096 tokens, in a shuffled order, by
 
 - `Packed` of this package, which cuts the stream of documents (``split``) or fits whole documents into rows (``fit``);
 - torch's DataLoader over a memory-mapped file of all tokens, with a collate function that concatenates a batch;
@@ -10,6 +10,9 @@ Text: documents of log-normal lengths are packed into rows of 4096 tokens, in a 
 
 Density is the share of rows that is no padding. Sides take turns in one process; ``tokens_s_vs_best`` compares ours
 (``split``) with the best other of a round. ``bucket_padding_share`` is the padding of `ByLength` with batches of 32.
+
+Audio and video: `benchmarks.modalities_av`. ``audio_vs_best`` and ``video_vs_whole_file`` compare ours with torchcodec,
+``video_bytes_ratio`` is what we fetch ÷ the clips' own bytes. ``media_why_not`` says what is missing, such as FFmpeg.
 """
 
 from __future__ import annotations
@@ -47,6 +50,10 @@ class Load:
     num_documents: int = 20_000
     length: int = 4096  # of a row
     num_rounds: int = 3
+    num_sounds: int = 256
+    num_videos: int = 48
+    video_s: int = 60
+    num_media_rounds: int = 5
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:  # log-normal, sigma 1, 663 tokens on average
@@ -192,10 +199,24 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
         "tokens_s_vs_best": round(median(ratios), 3),
         "bucket_padding_share": _padding(load.lengths),
         "plain_padding_share": _padding(load.lengths, buckets=1),
+        **_media(load),
     }
 
 
-main = program("modalities", __doc__, measure, Load(), Load(num_documents=300, length=512, num_rounds=1))
+def _media(load: Load) -> dict[str, Any]:
+    try:
+        media = import_module("benchmarks.modalities_av")
+        import_module("torchcodec.decoders").AudioDecoder(media.flac(0))
+    except (ImportError, OSError, RuntimeError) as error:  # torchcodec raises the last two without FFmpeg
+        keys = ("audio", "video", "audio_vs_best", "video_vs_whole_file", "video_bytes_ratio")
+        return {**dict.fromkeys(keys), "media_why_not": str(error).splitlines()[0]}
+    found: dict[str, Any] = media.measure(load.num_sounds, load.num_videos, load.video_s, load.num_media_rounds)
+    return {**found, "media_why_not": None}
+
+
+main = program(
+    "modalities", __doc__, measure, Load(), Load(300, 512, 1, num_sounds=8, num_videos=4, video_s=4, num_media_rounds=1)
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

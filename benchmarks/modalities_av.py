@@ -1,4 +1,4 @@
-"""Audio and clips of videos from a bucket behind 30 ms: ``python -m benchmarks.modalities_av [--json FILE] [--quick]``.
+"""Audio and clips of videos from a bucket behind 30 ms, for `benchmarks.modalities`.
 
 Epochs in turns over the same files. The other side is torch's DataLoader with a warm worker process per core, one GET
 per file by obstore, and torchcodec on the whole file: some seconds of audio, or 16 frames of a video. Ours opens the
@@ -8,9 +8,8 @@ dataset each time, without a cache. torchcodec needs FFmpeg's shared libraries.
 from __future__ import annotations
 
 import io
-import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -24,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.bucket import Bucket, obstore_client, open_bucket, put_all
-from benchmarks.command import command_line, in_turns
+from benchmarks.command import in_turns
 from benchmarks.machine import num_cores
 from concurrent_loader import Audio, Clips, ConcurrentDataLoader, ShardDataset, ShardWriter
 from concurrent_loader.storage.media import ClipIndex, clip_index
@@ -134,15 +133,3 @@ def measure(num_sounds: int, num_videos: int, video_s: int, rounds: int) -> dict
         video = compare("video", CLIPS, videos, bucket, rounds)
     found = {"latency": bucket.latency, "audio": audio, "video": video, "audio_vs_best": audio["ratio"]}
     return found | {"video_vs_whole_file": video["ratio"], "video_bytes_ratio": video["bytes_ratio"]}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    options = command_line("modalities_av", __doc__).parse_args(arguments)
-    figures = measure(*((8, 4, 4, 1) if options.quick else (256, 48, 60, 5)))
-    (options.json or Path("/dev/stdout")).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
