@@ -47,7 +47,6 @@ from benchmarks.forerunners_figures import (
     DIFFERENCES,
     Case,
     Cell,
-    Reading,
     compared,
     heat_map,
     layer_rows,
@@ -200,7 +199,7 @@ READERS: dict[str, Callable[[Job], Iterator[tuple[Any, Any]]]] = {
 }
 
 
-def measure_reading(name: str, job: Job, digests: Sequence[int], at_least_s: float) -> Reading:
+def measure_reading(name: str, job: Job, digests: Sequence[int], at_least_s: float) -> Outcome:
     """Measures one of `READERS`: a first pass is compared with the files, then as many are timed as take so long."""
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
@@ -212,16 +211,19 @@ def measure_reading(name: str, job: Job, digests: Sequence[int], at_least_s: flo
         raise ValueError(f"{name} did not deliver the same images")
     del seen
     start_peak_rss()
-    num_samples, first_s = 0, 0.0
+    taken, first_s = [], 0.0
     cpu_before_s, began = cpu_of_tree_s(), perf_counter()
     while perf_counter() - began < at_least_s:
         for _, numbers in by(job):
             first_s = first_s or perf_counter() - began
-            num_samples += len(numbers)
+            taken += numbers.tolist()
     seconds, cpu_s, peak_bytes = perf_counter() - began, cpu_of_tree_s() - cpu_before_s, peak_rss_bytes()
     # Looking at the workers takes long, and so is no part of what is timed.
     workers_bytes = max(workers_rss() if place == 0 else 0 for place, _ in enumerate(by(job)))
-    return Reading(num_samples, seconds, cpu_s, first_s, (peak_bytes + workers_bytes) / 1e6)
+    return Outcome(
+        numbers=taken, epoch_s=seconds, cpu_s=cpu_s, first_batch_s=first_s,
+        peak_rss_mb=(peak_bytes + workers_bytes) / 1e6,
+    )  # fmt: skip
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
@@ -254,7 +256,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Runs all rounds."""
     layers: dict[Case, list[Outcome]] = {case: [] for case in CASES}
     cells: dict[Cell, list[Outcome]] = {Cell(n, at): [] for n in load.map_workers for at in load.map_in_flight}
-    readings: dict[str, list[Reading]] = {name: [] for name in READERS}
+    readings: dict[str, list[Outcome]] = {name: [] for name in READERS}
     keys: list[Case | Cell | str] = [*layers, *cells, *readings]
     with (
         prepared(load, console) as (local, far, digests, bucket),

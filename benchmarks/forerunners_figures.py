@@ -50,27 +50,7 @@ class Cell(NamedTuple):
     in_flight: InFlight  # requests of each process
 
 
-class Reading(NamedTuple):
-    """Passes of a reader over the local drive."""
-
-    num_samples: int
-    epoch_s: float
-    cpu_s: float  # of the process and its workers
-    first_s: float  # until the first batch
-    peak_rss_mb: float
-
-    @property
-    def samples_s(self) -> float:
-        """Images per second."""
-        return self.num_samples / self.epoch_s
-
-    @property
-    def cpu_s_per_1000(self) -> float:
-        """Processor seconds per thousand images."""
-        return 1000 * self.cpu_s / self.num_samples
-
-
-def _common(epochs: Sequence[Outcome] | Sequence[Reading]) -> dict[str, Any]:
+def _common(epochs: Sequence[Outcome]) -> dict[str, Any]:
     """Returns what every row has: medians over the rounds."""
     rates = [each.samples_s for each in epochs]
     cpu_s_per_1000 = median(each.cpu_s_per_1000 for each in epochs)
@@ -159,14 +139,14 @@ def _auto_vs_best(cells: Sequence[Figures]) -> float | None:
     return rounded(auto[0] / max(fixed)) if auto and fixed else None
 
 
-def sequential_rows(readings: Mapping[str, Sequence[Reading]]) -> list[dict[str, Any]]:
+def sequential_rows(readings: Mapping[str, Sequence[Outcome]]) -> list[dict[str, Any]]:
     """Returns a row for each reader."""
     return [
         {
             "reader": name,
             **_common(found),
-            "samples_s_core": median(each.num_samples / each.cpu_s for each in found),
-            "first_sample_s": median(each.first_s for each in found),
+            "samples_s_core": median(len(each.numbers) / each.cpu_s for each in found),
+            "first_sample_s": median(each.first_batch_s for each in found),
             "peak_rss_mb": median(each.peak_rss_mb for each in found),
         }
         for name, found in readings.items()

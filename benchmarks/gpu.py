@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,13 +65,6 @@ FULL = Load((32, 128, 512), 20, 1600, 2_000_000_000, 256, 3)
 QUICK = Load((32,), 3, 64, 8_000_000, 32, 1)
 
 
-class Event(Protocol):
-    """What `torch.cuda.Event` can do."""
-
-    def record(self) -> None: ...
-    def elapsed_time(self, end: Any) -> float: ...
-
-
 class Run(NamedTuple):
     """One epoch of one side."""
 
@@ -86,30 +79,29 @@ def time_steps(
     batches: Batches,
     step: Callable[[Tensor, Tensor], object],
     *,
-    make_event: Callable[[], Event],
+    make_event: Callable[[], Any],
     finish: Callable[[], object],
 ) -> Run:
     """Trains on all batches; ``step`` does not wait for the device, ``finish`` does."""
     cpu_s, began = cpu_of_tree_s(), perf_counter()
     num_samples, first_batch_s = 0, 0.0
-    begins: list[Event] = []
-    ends: list[Event] = []
+    begins, ends = [], []
+
+    def recorded() -> Any:
+        event = make_event()  # as of `torch.cuda.Event`
+        event.record()
+        return event
+
     for images, labels in batches:
         first_batch_s = first_batch_s or perf_counter() - began
-        begins.append(_recorded(make_event))
+        begins.append(recorded())
         step(images, labels)
-        ends.append(_recorded(make_event))
+        ends.append(recorded())
         num_samples += len(labels)
     finish()
     wall_s = perf_counter() - began
     waits_ms = [end.elapsed_time(begin) for end, begin in zip(ends, begins[1:], strict=False)]
     return Run(num_samples, wall_s, first_batch_s + sum(waits_ms) / 1000, cpu_of_tree_s() - cpu_s, first_batch_s)
-
-
-def _recorded(make_event: Callable[[], Event]) -> Event:
-    event = make_event()
-    event.record()
-    return event
 
 
 def figures_of(runs: dict[str, list[Run]]) -> dict[str, Any]:

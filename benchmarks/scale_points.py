@@ -84,7 +84,7 @@ def _open_once(url: str, epoch: int) -> dict[str, float]:
             assert (first.step, len(first)) == (state["step"], _BATCH)
 
         clock("resume_s", resume)
-        clock("schedule_s", lambda: plan.shard_usage(1))
+        clock("schedule_s", lambda: plan.unit_usage(1))
     return timed
 
 
@@ -135,7 +135,7 @@ def simulate_nodes(
     With ``follow_nodes`` the number of groups grows with the nodes; otherwise it is the default.
     """
     plan = EpochPlan(
-        samples_per_shard=[entry.num_samples for entry in manifest.shards],
+        samples_per_unit=[entry.num_samples for entry in manifest.shards],
         global_batch_size=global_batch_size,
         groups=max(DEFAULT_GROUPS, nodes) if follow_nodes else None,
         window=parse_window("128MiB", manifest.num_bytes / manifest.num_samples),
@@ -146,7 +146,7 @@ def simulate_nodes(
     step_s = global_batch_size / (nodes * node_samples_s)
     gets, fetched_bytes, by_second = 0, [], Counter[int]()
     for node in range(nodes):
-        steps, shards = np.array(list(plan.shards_in_order(0, node, nodes)), np.int64).T
+        steps, shards = np.array(list(plan.units_in_order(0, node, nodes)), np.int64).T
         gets += int(chunks[shards].sum())
         fetched_bytes.append(int(sizes[shards].sum()))
         seconds = np.bincount((steps * step_s).astype(np.int64), weights=chunks[shards])
@@ -160,7 +160,7 @@ def simulate_nodes(
         "gets": gets,  # of all nodes together; one for each started 8 MiB of a shard
         "bytes": sum(fetched_bytes),
         "bytes_ratio": sum(fetched_bytes) / manifest.num_bytes,  # 1 is each shard once
-        "shared_shards": float(plan.shard_usage(nodes).shared.mean()),  # share that several nodes need
+        "shared_shards": float(plan.unit_usage(nodes).shared.mean()),  # share that several nodes need
         "most_over_mean": max(fetched_bytes) / mean_bytes,  # bytes of the node that fetches most
         "least_over_mean": min(fetched_bytes) / mean_bytes,
         "epoch_s": epoch_s,  # at the assumed pace of the nodes

@@ -49,7 +49,7 @@ class Options:
     def plan(self, window: int) -> EpochPlan:
         """Returns the order of an epoch."""
         return EpochPlan(
-            samples_per_shard=np.full(self.num_shards, self.per_shard, dtype=np.int64),
+            samples_per_unit=np.full(self.num_shards, self.per_shard, dtype=np.int64),
             global_batch_size=self.batch_size,
             window=window,
             last_batch="drop",
@@ -121,7 +121,7 @@ def _next_in_batch(batches: Batches) -> float:
 def _shares(options: Options, nodes: int, window: int) -> dict[str, float]:
     """Returns the share of the shards that a node touches in an epoch: the largest, and all nodes' together."""
     plan = options.plan(window)
-    touched = [len(list(plan.shards_in_order(0, rank, nodes))) / options.num_shards for rank in range(nodes)]
+    touched = [len(list(plan.units_in_order(0, rank, nodes))) / options.num_shards for rank in range(nodes)]
     return {"largest": round(max(touched), 4), "together": round(sum(touched), 4)}
 
 

@@ -147,7 +147,7 @@ class ReadableDataset(PublicNames, ABC):
         if window > 1 and per_unit.max(initial=0) <= 1:
             window = 1  # permuting units of one sample each is a complete shuffle
         return EpochPlan(
-            samples_per_shard=per_unit,
+            samples_per_unit=per_unit,
             global_batch_size=options.global_batch_size,
             seed=options.seed,
             epoch=epoch,

@@ -127,7 +127,7 @@ class ShardSource:
 
     def schedule(self, plan: EpochPlan | ListedPlan, world_size: int, *, shared: bool) -> UseSchedule:
         """Returns when shards are used, in this epoch and in the next one with the same settings."""
-        now, then = (each.shard_usage(world_size) for each in (plan, replace(plan, epoch=(plan.epoch + 1) % 2**64)))
+        now, then = (each.unit_usage(world_size) for each in (plan, replace(plan, epoch=(plan.epoch + 1) % 2**64)))
         # Shards without selected samples are left out of the schedule, because another view may be reading them.
         used = np.flatnonzero(np.diff(self._bounds))
         digests = self._reader.manifest.table.digests

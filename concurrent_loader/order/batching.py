@@ -1,7 +1,7 @@
 """Makes batches of samples of similar length, as a pure function of the lengths and the order. No I/O.
 
 Samples run through the order of the epoch. Each falls into a bucket by its length, and a bucket that is full becomes a
-batch. So a batch comes when its last sample would come, and shards are needed about as long as without buckets. What is
+batch. So a batch comes when its last sample would come, and units are needed about as long as without buckets. What is
 left in the buckets at the end is sorted by length and makes the last batches.
 """
 

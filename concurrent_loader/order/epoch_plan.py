@@ -1,6 +1,6 @@
 """Computes the order of an epoch as a pure function of a few numbers: no I/O, no state, no torch.
 
-The order depends on the samples per shard, the seed, the epoch, the global batch size, the groups and the shuffle
+The order depends on the samples per unit, the seed, the epoch, the global batch size, the groups and the shuffle
 window. It does not depend on ranks, threads, timing or caches. Any batch can be computed without the batches before it.
 docs/explanation/order.md describes the scheme, its guarantees, and the effect of the window on the quality of the
 shuffle.
@@ -19,7 +19,6 @@ import numpy.typing as npt
 from concurrent_loader.order.options import DEFAULT_GROUPS, MAX_AUTOMATIC_WINDOW, LastBatch
 from concurrent_loader.order.partition import GroupSlice, Partition
 from concurrent_loader.order.protocol import BatchIndex
-from concurrent_loader.order.shard_usage import ShardUsage, compute_shard_usage
 from concurrent_loader.order.shuffle import (
     MAX_ITEMS,
     MAX_WINDOW,
@@ -29,6 +28,7 @@ from concurrent_loader.order.shuffle import (
     permutation,
     shuffled_slice,
 )
+from concurrent_loader.order.unit_usage import UnitUsage, compute_unit_usage
 from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = ["EpochPlan"]
@@ -42,18 +42,18 @@ _BLOCK_SAMPLES = 65_536  # samples planned at once while iterating: about 2 MiB 
 class EpochPlan:
     """The order of one epoch.
 
-    A plan costs nothing until its first use. Then it permutes the shards, with memory and time in proportion to the
-    number of shards plus the window, never to the number of samples.
+    A plan costs nothing until its first use. Then it permutes the units, with memory and time in proportion to the
+    number of units plus the window, never to the number of samples.
 
     Args:
-        samples_per_shard: (num_shards,) integers in the manifest's order. Empty shards are allowed.
+        samples_per_unit: (num_units,) integers in the manifest's order. Empty units are allowed.
         seed: Seed of the order, 0 (the default) to 2**64 - 1.
         epoch: Number of the epoch, from 0. Each epoch has its own order.
         global_batch_size: Number of samples per step, over all ranks.
-        groups: Number of parts that the epoch is divided into, so that each rank uses few shards. The number in effect
+        groups: Number of parts that the epoch is divided into, so that each rank uses few units. The number in effect
             is `num_groups`. Default: `DEFAULT_GROUPS` with shuffling, 1 without.
         shuffle: Whether to shuffle, True by default. Otherwise samples come in the dataset's order.
-        window: Maximum distance that a sample may move from its shard's place, in samples over all groups. A larger
+        window: Maximum distance that a sample may move from its unit's place, in samples over all groups. A larger
             window shuffles better and needs more memory. A window of at least the number of samples makes each group's
             order a uniform permutation.
         last_batch: Treatment of the samples after the last full batch. ``"drop"`` leaves them out. ``"short"``, the
@@ -69,7 +69,7 @@ class EpochPlan:
     Thread-safety: All methods may be called from any thread.
     """
 
-    samples_per_shard: npt.ArrayLike
+    samples_per_unit: npt.ArrayLike
     global_batch_size: int
     seed: int = 0
     epoch: int = 0
@@ -101,8 +101,8 @@ class EpochPlan:
         return int(self._lengths.sum())
 
     @property
-    def num_shards(self) -> int:
-        """Number of shards, empty ones included."""
+    def num_units(self) -> int:
+        """Number of units, empty ones included."""
         return len(self._lengths)
 
     @property
@@ -152,23 +152,23 @@ class EpochPlan:
         if start_step <= self._partition.num_full_batches < self.num_steps(rank, world_size):
             yield self._last_batch(rank, world_size)
 
-    # -- shards ----------------------------------------------------------------------------------------------------
+    # -- units -----------------------------------------------------------------------------------------------------
 
-    def shards_in_order(self, start_step: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[tuple[int, int]]:
-        """Iterates lazily over (step of first use, shard) from a step on, in the order in which a rank needs shards.
+    def units_in_order(self, start_step: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[tuple[int, int]]:
+        """Iterates lazily over (step of first use, unit) from a step on, in the order in which a rank needs units.
 
-        Padding is not considered: it uses shards from the beginning of the epoch, in the last step only.
+        Padding is not considered: it uses units from the beginning of the epoch, in the last step only.
         """
-        return ((step, shard) for step, shard in self.upcoming(start_step, rank, world_size) if shard is not None)
+        return ((step, unit) for step, unit in self.upcoming(start_step, rank, world_size) if unit is not None)
 
     def upcoming(
         self, start_step: int = 0, rank: int = 0, world_size: int = 1, *, worker: int = 0, num_workers: int = 1
     ) -> Iterator[tuple[int, int | None]]:
-        """Iterates over the shards in the order in which one of a rank's workers needs them, in bounded steps.
+        """Iterates over the units in the order in which one of a rank's workers needs them, in bounded steps.
 
         Yields:
-            (step of first use, shard), and from time to time (step, None): no further shard is needed up to that step.
-            A caller can therefore stop looking ahead even if a single shard has all samples.
+            (step of first use, unit), and from time to time (step, None): no further unit is needed up to that step.
+            A caller can therefore stop looking ahead even if a single unit has all samples.
 
         Args:
             start_step: First step, 0 by default.
@@ -178,12 +178,12 @@ class EpochPlan:
             num_workers: Number of workers that share the rank's steps, 1 by default.
         """
         self._check_start(start_step, rank, world_size)
-        return self._iterate_shards(start_step, rank, world_size, worker, num_workers)
+        return self._iterate_units(start_step, rank, world_size, worker, num_workers)
 
-    def _iterate_shards(
+    def _iterate_units(
         self, start_step: int, rank: int, world_size: int, worker: int, num_workers: int
     ) -> Iterator[tuple[int, int | None]]:
-        seen = np.zeros(self.num_shards, dtype=np.bool_)
+        seen = np.zeros(self.num_units, dtype=np.bool_)
         for first_step, places in self._blocks(start_step, rank, world_size, with_last=True):
             first = (worker - first_step) % num_workers
             slots = self._find_slots(places[first::num_workers].ravel())
@@ -195,44 +195,44 @@ class EpochPlan:
                 yield step, int(self._order[new_slots[i]])
             yield first_step + len(places) - 1, None
 
-    def last_use_step(self, shard: int, rank: int = 0, world_size: int = 1) -> int:
-        """Returns a step after which a rank does not need a shard, padding aside; -1 if the rank never needs it.
+    def last_use_step(self, unit: int, rank: int = 0, world_size: int = 1) -> int:
+        """Returns a step after which a rank does not need a unit, padding aside; -1 if the rank never needs it.
 
         The step is an upper bound computed from the window, at most two windows late.
         """
-        uses = self._steps_used(shard, rank, world_size)
+        uses = self._steps_used(unit, rank, world_size)
         return uses.stop - 1 if uses else -1
 
-    def max_samples_used(self, shard: int, rank: int = 0, world_size: int = 1) -> int:
-        """Returns the maximum number of a shard's samples that a rank gets in the whole epoch, padding aside.
+    def max_samples_used(self, unit: int, rank: int = 0, world_size: int = 1) -> int:
+        """Returns the maximum number of a unit's samples that a rank gets in the whole epoch, padding aside.
 
         The number is exact if the rank shares no group with others and no sample is dropped. A caller who has counted
         that many samples from the first step on need not wait for `last_use_step`.
         """
-        self._check_shard(shard)
+        self._check_unit(unit)
         self._check_rank(rank, world_size)
         partition, own = self._partition, self._partition.groups_of(rank, world_size)
-        stop = int(self._ends[self._slot_of[shard]])
-        start = stop - int(self._lengths[shard])
+        stop = int(self._ends[self._slot_of[unit]])
+        start = stop - int(self._lengths[unit])
         return max(0, min(stop, partition.group_starts[own.stop]) - max(start, partition.group_starts[own.start]))
 
-    def shard_usage(self, world_size: int = 1) -> ShardUsage:
-        """Returns the first and last use of every shard by any rank, for a cache that plans its evictions."""
-        return compute_shard_usage(
+    def unit_usage(self, world_size: int = 1) -> UnitUsage:
+        """Returns the first and last use of every unit by any rank, for a cache that plans its evictions."""
+        return compute_unit_usage(
             self._order, self._ends, self._lengths, self._partition, window=self._window, world_size=world_size
         )
 
-    def _check_shard(self, shard: int) -> None:
-        if not 0 <= shard < self.num_shards:
-            raise ConfigurationError("the plan has no such shard", expected=f"0 … {self.num_shards - 1}", got=shard)
+    def _check_unit(self, unit: int) -> None:
+        if not 0 <= unit < self.num_units:
+            raise ConfigurationError("the plan has no such unit", expected=f"0 … {self.num_units - 1}", got=unit)
 
-    def _steps_used(self, shard: int, rank: int, world_size: int) -> range:
-        """Returns the steps in which a rank may need a shard."""
-        self._check_shard(shard)
+    def _steps_used(self, unit: int, rank: int, world_size: int) -> range:
+        """Returns the steps in which a rank may need a unit."""
+        self._check_unit(unit)
         num_steps = self.num_steps(rank, world_size)
         partition, own = self._partition, self._partition.groups_of(rank, world_size)
-        stop = int(self._ends[self._slot_of[shard]])
-        start = stop - int(self._lengths[shard])
+        stop = int(self._ends[self._slot_of[unit]])
+        start = stop - int(self._lengths[unit])
         first, last = num_steps, -1
         for group in partition.groups_overlapping(start, stop):
             if group in own:
@@ -263,30 +263,30 @@ class EpochPlan:
 
     @cached_property
     def _order(self) -> Indices:
-        """(num_shards,): shard in each slot of the epoch's row."""
+        """(num_units,): unit in each slot of the epoch's row."""
         if not self.shuffle:
-            return np.arange(self.num_shards, dtype=np.int64)
-        return permutation(derive_key("shards", self.seed, self.epoch), self.num_shards)
+            return np.arange(self.num_units, dtype=np.int64)
+        return permutation(derive_key("shards", self.seed, self.epoch), self.num_units)
 
     @cached_property
     def _slot_of(self) -> Indices:
-        slots = np.empty(self.num_shards, dtype=np.int64)
-        slots[self._order] = np.arange(self.num_shards)
+        slots = np.empty(self.num_units, dtype=np.int64)
+        slots[self._order] = np.arange(self.num_units)
         return slots
 
     @cached_property
     def _ends(self) -> Indices:
-        """(num_shards,): end of each slot of the row, in samples."""
+        """(num_units,): end of each slot of the row, in samples."""
         return np.cumsum(self._lengths[self._order], dtype=np.int64)
 
     @cached_property
     def _first_samples(self) -> Indices:
-        """(num_shards,): number of each shard's first sample in the dataset."""
+        """(num_units,): number of each unit's first sample in the dataset."""
         return np.cumsum(self._lengths, dtype=np.int64) - self._lengths
 
     @cached_property
     def _lengths(self) -> Indices:
-        return _lengths(self.samples_per_shard)
+        return _lengths(self.samples_per_unit)
 
     def _places(self, group: int, start: int, stop: int) -> Indices:
         """Returns the places in the row of the ``start``-th to ``stop - 1``-th sample in a group's order."""
@@ -348,9 +348,9 @@ class EpochPlan:
 
     def _index(self, step: int, places: Indices, num_padded: int = 0) -> BatchIndex:
         slots = self._find_slots(places)
-        shards = self._order[slots]
-        rows = places - (self._ends[slots] - self._lengths[shards])
-        return BatchIndex(step, shards, rows, self._first_samples[shards] + rows, num_padded)
+        units = self._order[slots]
+        rows = places - (self._ends[slots] - self._lengths[units])
+        return BatchIndex(step, units, rows, self._first_samples[units] + rows, num_padded)
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
@@ -372,12 +372,12 @@ def _joined(parts: list[Indices]) -> Indices:
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
-def _lengths(samples_per_shard: npt.ArrayLike) -> Indices:
-    given = np.asarray(samples_per_shard)
+def _lengths(samples_per_unit: npt.ArrayLike) -> Indices:
+    given = np.asarray(samples_per_unit)
     if given.size == 0:
         return np.empty(0, dtype=np.int64)
     if given.ndim != 1 or given.dtype.kind not in "iu" or int(given.min()) < 0:
-        raise ConfigurationError("samples_per_shard must be one row of non-negative integers", got=given.dtype.str)
+        raise ConfigurationError("samples_per_unit must be one row of non-negative integers", got=given.dtype.str)
     lengths = given.astype(np.int64)  # always a copy
     lengths.flags.writeable = False
     return lengths

@@ -57,4 +57,4 @@ def _shares(order: EpochPlan, num_readers: int) -> bool:
     if not order.shuffle or not order.num_groups < num_readers <= order.num_samples:
         return False
     # A shard of one sample has one reader, whatever the number of groups.
-    return int(np.max(np.asarray(order.samples_per_shard), initial=0)) > 1
+    return int(np.max(np.asarray(order.samples_per_unit), initial=0)) > 1

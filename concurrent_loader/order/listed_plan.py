@@ -1,8 +1,8 @@
 """Plans an epoch whose batches are listed one by one, such as batches of similar length.
 
 The list holds a number per sample of the epoch, in contrast to `EpochPlan`, which computes any place on demand. Ranks
-take equal contiguous parts of each global batch, whose samples are sorted by a hash of their shard if the plan has
-groups. So a rank meets mostly the same shards in all batches, although no shard belongs to it.
+take equal contiguous parts of each global batch, whose samples are sorted by a hash of their unit if the plan has
+groups. So a rank meets mostly the same units in all batches, although no unit belongs to it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from concurrent_loader.order.batching import Batches
 from concurrent_loader.order.protocol import BatchIndex
-from concurrent_loader.order.shard_usage import ShardUsage
 from concurrent_loader.order.shuffle import derive_key, hash_items
+from concurrent_loader.order.unit_usage import UnitUsage
 from concurrent_loader.storage.errors import ConfigurationError
 
 __all__ = ["BatchListPlan", "ListedPlan"]
@@ -31,7 +31,7 @@ class ListedPlan(ABC):
     """The order of one epoch as a list of parts of batches; see `concurrent_loader.order.protocol.Plan`.
 
     Args:
-        bounds: (num_shards + 1,) int64, number of each shard's first sample, and the number of samples.
+        bounds: (num_units + 1,) int64, number of each unit's first sample, and the number of samples.
         global_batch_size: Largest number of samples in a global batch.
         seed: Seed of the order.
         epoch: Number of the epoch, from 0.
@@ -70,8 +70,8 @@ class ListedPlan(ABC):
 
     @property
     @abstractmethod
-    def _all_shards(self) -> Indices:
-        """(n,): shard of each entry of the list."""
+    def _all_units(self) -> Indices:
+        """(n,): unit of each entry of the list."""
 
     @property
     @abstractmethod
@@ -90,8 +90,8 @@ class ListedPlan(ABC):
         return self.groups
 
     @property
-    def num_shards(self) -> int:
-        """Number of shards, empty ones included."""
+    def num_units(self) -> int:
+        """Number of units, empty ones included."""
         return len(self.bounds) - 1
 
     def num_steps(self, rank: int = 0, world_size: int = 1) -> int:
@@ -116,45 +116,45 @@ class ListedPlan(ABC):
     def upcoming(
         self, start_step: int = 0, rank: int = 0, world_size: int = 1, *, worker: int = 0, num_workers: int = 1
     ) -> Iterator[tuple[int, int | None]]:
-        """Iterates over the shards in the order in which a worker needs them; see `EpochPlan.upcoming`."""
-        seen = np.zeros(self.num_shards, np.bool_)
+        """Iterates over the units in the order in which a worker needs them; see `EpochPlan.upcoming`."""
+        seen = np.zeros(self.num_units, np.bool_)
         for index in self.batches(start_step, rank, world_size):
             if index.step % num_workers == worker:
-                for shard in dict.fromkeys(index.shard[: len(index) - index.num_padded].tolist()):
-                    if not seen[shard]:
-                        seen[shard] = True
-                        yield index.step, shard
+                for unit in dict.fromkeys(index.shard[: len(index) - index.num_padded].tolist()):
+                    if not seen[unit]:
+                        seen[unit] = True
+                        yield index.step, unit
             yield index.step, None
 
-    def last_use_step(self, shard: int, rank: int = 0, world_size: int = 1) -> int:
-        """Returns the step after which a rank does not need a shard, padding aside; -1 if the rank never needs it."""
-        return int(self._rank_uses(rank, world_size)[0][shard])
+    def last_use_step(self, unit: int, rank: int = 0, world_size: int = 1) -> int:
+        """Returns the step after which a rank does not need a unit, padding aside; -1 if the rank never needs it."""
+        return int(self._rank_uses(rank, world_size)[0][unit])
 
-    def max_samples_used(self, shard: int, rank: int = 0, world_size: int = 1) -> int:
-        """Returns the number of a shard's samples that a rank gets in the whole epoch, padding aside."""
-        return int(self._rank_uses(rank, world_size)[1][shard])
+    def max_samples_used(self, unit: int, rank: int = 0, world_size: int = 1) -> int:
+        """Returns the number of a unit's samples that a rank gets in the whole epoch, padding aside."""
+        return int(self._rank_uses(rank, world_size)[1][unit])
 
-    def shard_usage(self, world_size: int = 1) -> ShardUsage:
-        """Returns the first and last use of every shard by any rank, for a cache that plans its evictions."""
-        first, last = np.full(self.num_shards, np.inf), np.full(self.num_shards, -1.0)
-        shards, steps, ranks = self._all_shards, self._steps, self._ranks(world_size)
-        np.minimum.at(first, shards, steps)
-        np.maximum.at(last, shards, steps)
-        lowest, highest = np.full(self.num_shards, world_size), np.full(self.num_shards, -1)
-        np.minimum.at(lowest, shards, ranks)
-        np.maximum.at(highest, shards, ranks)
-        return ShardUsage(first, last, highest > lowest)
+    def unit_usage(self, world_size: int = 1) -> UnitUsage:
+        """Returns the first and last use of every unit by any rank, for a cache that plans its evictions."""
+        first, last = np.full(self.num_units, np.inf), np.full(self.num_units, -1.0)
+        units, steps, ranks = self._all_units, self._steps, self._ranks(world_size)
+        np.minimum.at(first, units, steps)
+        np.maximum.at(last, units, steps)
+        lowest, highest = np.full(self.num_units, world_size), np.full(self.num_units, -1)
+        np.minimum.at(lowest, units, ranks)
+        np.maximum.at(highest, units, ranks)
+        return UnitUsage(first, last, highest > lowest)
 
-    def _shards_of(self, samples: Indices) -> Indices:
+    def _units_of(self, samples: Indices) -> Indices:
         return np.searchsorted(self.bounds, samples, side="right") - 1
 
     def _rank_uses(self, rank: int, world_size: int) -> tuple[Indices, Indices]:
         found = self._uses.get((rank, world_size))
         if found is None:
             own = self._ranks(world_size) == rank
-            last = np.full(self.num_shards, -1, np.int64)
-            np.maximum.at(last, self._all_shards[own], self._steps[own])
-            found = self._uses[rank, world_size] = last, np.bincount(self._all_shards[own], minlength=self.num_shards)
+            last = np.full(self.num_units, -1, np.int64)
+            np.maximum.at(last, self._all_units[own], self._steps[own])
+            found = self._uses[rank, world_size] = last, np.bincount(self._all_units[own], minlength=self.num_units)
         return found
 
 
@@ -182,8 +182,8 @@ class BatchListPlan(ListedPlan):
         wanted = (rank + 1) * size // world_size - rank * size // world_size
         num_padded = max(wanted - len(own), 0 if len(own) else 1)
         samples = np.concatenate([own, whole[(rank + np.arange(num_padded)) % num]])
-        shards = self._shards_of(samples)
-        return BatchIndex(step, shards, samples - self.bounds[shards], samples, num_padded)
+        units = self._units_of(samples)
+        return BatchIndex(step, units, samples - self.bounds[units], samples, num_padded)
 
     @cached_property
     def _batches(self) -> Batches:
@@ -199,16 +199,16 @@ class BatchListPlan(ListedPlan):
 
     @cached_property
     def _samples(self) -> Indices:
-        """(n,): samples, batch after batch, sorted by a hash of their shard within a batch."""
+        """(n,): samples, batch after batch, sorted by a hash of their unit within a batch."""
         samples = self._batches.samples
         if self.groups == 1:
             return samples
-        keys = hash_items(derive_key("spread", self.seed, self.epoch), 0, self.num_shards)
-        return samples[np.lexsort((keys[self._shards_of(samples)], self._steps))]
+        keys = hash_items(derive_key("spread", self.seed, self.epoch), 0, self.num_units)
+        return samples[np.lexsort((keys[self._units_of(samples)], self._steps))]
 
     @cached_property
-    def _all_shards(self) -> Indices:
-        return self._shards_of(self._samples)
+    def _all_units(self) -> Indices:
+        return self._units_of(self._samples)
 
     def _ranks(self, world_size: int) -> Indices:
         sizes = self._batches.ends - self._starts[: self.max_steps]

@@ -187,7 +187,7 @@ class MixturePlan:
     @cached_property
     def _unit_starts(self) -> Indices:
         """(num_children + 1,): number of each dataset's first unit among the units of all datasets."""
-        return np.cumsum([0, *(child.num_shards for child in self.children)], dtype=np.int64)
+        return np.cumsum([0, *(child.num_units for child in self.children)], dtype=np.int64)
 
     def decode_unit(self, unit: int) -> MixtureUnit:
         """Returns the dataset, dataset epoch and unit that a unit number encodes."""
@@ -291,15 +291,15 @@ class MixturePlan:
         spread = np.concatenate([spread[~padded], spread[padded]])
         if not len(spread):
             spread, padded = _interleave(sizes)[:1], np.ones(1, np.bool_)
-        shard, row, sample = (
+        unit, row, sample = (
             np.concatenate([getattr(index, name) for _, index in parts])[spread] for name in ("shard", "row", "sample")
         )
         source = np.repeat([child for child, _ in parts], sizes)[spread]
-        return BatchIndex(step, shard, row, sample, num_padded=int(padded.sum()), source=source)
+        return BatchIndex(step, unit, row, sample, num_padded=int(padded.sum()), source=source)
 
     # -- for the pipeline ------------------------------------------------------------------------------------------
 
-    def shards_in_order(self, start_step: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[tuple[int, int]]:
+    def units_in_order(self, start_step: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[tuple[int, int]]:
         """Iterates lazily over (step of first use, unit) from a step on, in the order in which a rank needs units."""
         return ((step, unit) for step, unit in self.upcoming(start_step, rank, world_size) if unit is not None)
 
@@ -312,7 +312,7 @@ class MixturePlan:
     def _iterate_units(
         self, batches: Iterator[BatchIndex], worker: int, num_workers: int
     ) -> Iterator[tuple[int, int | None]]:
-        seen = [np.zeros(child.num_shards, np.bool_) for child in self.children]
+        seen = [np.zeros(child.num_units, np.bool_) for child in self.children]
         rounds = [-1] * len(self.children)
         for index in batches:
             own = (
@@ -330,9 +330,9 @@ class MixturePlan:
                     yield index.step, unit
             yield index.step, None
 
-    def last_use_step(self, shard: int, rank: int = 0, world_size: int = 1) -> int:
+    def last_use_step(self, unit: int, rank: int = 0, world_size: int = 1) -> int:
         """Returns a step after which no rank needs a unit in this epoch, padding aside; -1 if no rank ever does."""
-        place = self.decode_unit(shard)
+        place = self.decode_unit(unit)
         last = self.child_plan(place.child, place.epoch).last_use_step(place.unit)
         turn = place.epoch * self._child_steps[place.child] + last - self.epoch * self.turns[place.child]
         if last < 0 or turn < 0:
@@ -341,9 +341,9 @@ class MixturePlan:
             return self.max_steps - 1
         return turn if self.per == "sample" else self._order.step_of(place.child, turn)
 
-    def max_samples_used(self, shard: int, rank: int = 0, world_size: int = 1) -> int:
+    def max_samples_used(self, unit: int, rank: int = 0, world_size: int = 1) -> int:
         """Returns the maximum number of a unit's samples that a rank gets in that epoch of the dataset."""
-        place = self.decode_unit(shard)
+        place = self.decode_unit(unit)
         return self.child_plan(place.child, place.epoch).max_samples_used(place.unit)
 
 

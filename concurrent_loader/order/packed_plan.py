@@ -2,7 +2,7 @@
 
 Rows take the place that samples have in `EpochPlan`: the epoch's rows are divided into groups, each of which gives the
 same number of rows to every batch. The rows of a group follow each other in the stream of documents, so a rank reads
-few shards, and all ranks have the same number of steps.
+few units, and all ranks have the same number of steps.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class PackedPlan(ListedPlan):
         documents, position, start, stop = self._rows.pieces(rows if len(rows) else np.zeros(1, np.int64))
         if is_padding:
             documents, position, start, stop = documents[:1], position[:1], start[:1], start[:1]
-        shards = self._shards_of(documents)
+        units = self._units_of(documents)
         pieces = Pieces(position, start, stop, per_rank if self.last_batch == "pad" else max(1, len(rows)))
-        return BatchIndex(step, shards, documents - self.bounds[shards], documents, int(is_padding), pieces=pieces)
+        return BatchIndex(step, units, documents - self.bounds[units], documents, int(is_padding), pieces=pieces)
 
     # -- the list --------------------------------------------------------------------------------------------------
 
@@ -116,12 +116,12 @@ class PackedPlan(ListedPlan):
 
     @cached_property
     def _pieces(self) -> tuple[Indices, Indices]:
-        """Pieces of documents in all steps, (n,) each: shard, and position of the row in `_places`."""
+        """Pieces of documents in all steps, (n,) each: unit, and position of the row in `_places`."""
         documents, position, _, _ = self._rows.pieces(self._places[0])
-        return self._shards_of(documents), position
+        return self._units_of(documents), position
 
     @property
-    def _all_shards(self) -> Indices:
+    def _all_units(self) -> Indices:
         return self._pieces[0]
 
     @property

@@ -2,7 +2,7 @@
 
 An epoch is one row of samples, cut into groups of contiguous samples. Every full global batch takes the same number of
 samples from each group, and lists them group by group. Ranks take equal contiguous slices of that list. So the global
-batch is the same for any number of ranks, and a rank uses few groups and therefore few shards.
+batch is the same for any number of ranks, and a rank uses few groups and therefore few units.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class BatchIndex:
 
     Attributes:
         step: Number of the batch in its epoch, from 0.
-        shard: (n,) int64, positions of the samples' shards in the manifest.
-        row: (n,) int64, rows of the samples in their shards.
+        shard: (n,) int64, the samples' units: positions of shards in the manifest, or numbers of raw objects.
+        row: (n,) int64, rows of the samples in their units.
         sample: (n,) int64, numbers of the samples in the dataset.
         num_padded: Number of padding samples at the end.
         source: (n,) int64, number of each sample's dataset in a mixture; None without a mixture.
@@ -82,5 +82,5 @@ class Plan(Protocol):
     def upcoming(
         self, start_step: int = 0, rank: int = 0, world_size: int = 1, *, worker: int = 0, num_workers: int = 1
     ) -> Iterator[tuple[int, int | None]]: ...
-    def last_use_step(self, shard: int, rank: int = 0, world_size: int = 1) -> int: ...
-    def max_samples_used(self, shard: int, rank: int = 0, world_size: int = 1) -> int: ...
+    def last_use_step(self, unit: int, rank: int = 0, world_size: int = 1) -> int: ...
+    def max_samples_used(self, unit: int, rank: int = 0, world_size: int = 1) -> int: ...

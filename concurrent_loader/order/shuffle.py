@@ -4,7 +4,7 @@ All functions are pure. A position in the order depends on a 64-bit key and on s
 no random generator whose state would have to be saved, and any slice costs the same.
 
 The *window shuffle* gives item ``i`` the sort key ``i + u_i * window`` with ``u_i`` uniform in [0, 1). Item ``i`` is
-emitted at a position in ``(i - window, i + window)``. This bounds the number of shards that are needed at the same
+emitted at a position in ``(i - window, i + window)``. This bounds the number of units that are needed at the same
 time. See docs/explanation/order.md.
 
 Hash: the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).

@@ -74,8 +74,8 @@ def test_layers_and_cells_bring_every_image_from_a_bucket(
 @pytest.mark.processes
 def test_a_reader_brings_every_image(local: Job, digests: list[int]) -> None:
     reading = measure_reading("shards, shuffled", local, digests, 0.01)
-    assert reading.num_samples % NUM_PHOTOS == 0
-    assert 0 < reading.first_s <= reading.epoch_s
+    assert len(reading.numbers) % NUM_PHOTOS == 0
+    assert 0 < reading.first_batch_s <= reading.epoch_s
     with pytest.raises(ValueError, match="same images"):
         measure_reading("files, open() in a loop", local, [*digests[1:], digests[0]], 0.01)
 

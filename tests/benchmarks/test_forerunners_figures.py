@@ -14,7 +14,6 @@ from benchmarks.forerunners_figures import (
     PUBLISHED,
     Case,
     Cell,
-    Reading,
     compared,
     heat_map,
     layer_rows,
@@ -103,8 +102,12 @@ def test_a_map_without_auto_compares_nothing():
     assert made["auto_vs_best"] == {"0": None}
 
 
+def reading(num_samples: int, epoch_s: float) -> Outcome:
+    return Outcome(numbers=list(range(num_samples)), epoch_s=epoch_s, cpu_s=0.1, first_batch_s=0.01, peak_rss_mb=90.0)
+
+
 def test_a_readers_row_is_of_all_its_passes():
-    (row,) = sequential_rows({"files": [Reading(1000, seconds, 0.1, 0.01, 90.0) for seconds in (1, 2, 4)]})
+    (row,) = sequential_rows({"files": [reading(1000, seconds) for seconds in (1, 2, 4)]})
     assert (row["samples_s"], row["samples_s_spread"], row["samples_s_core"]) == (500.0, [250.0, 1000.0], 10000.0)
     assert (row["cpu_s_per_1000"], row["first_sample_s"], row["peak_rss_mb"]) == (0.1, 0.01, 90.0)
 
@@ -125,7 +128,7 @@ def figures() -> dict[str, Any]:
             mean_bytes=1e5,
             bytes_per_s=1e7,
         ),
-        "sequential": sequential_rows({name: [Reading(10, 1.0, 0.1, 0.1, 90.0)] for name in READERS}),
+        "sequential": sequential_rows({name: [reading(10, 1.0)] for name in READERS}),
         "pipelines": committed("pipelines"),
         "lossless": committed("lossless"),
         "differences": DIFFERENCES,

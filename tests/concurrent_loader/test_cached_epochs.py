@@ -71,7 +71,7 @@ def test_an_epoch_begins_with_what_is_there(many_shards: str, tmp_path: Path) ->
         loader = loader_over(dataset)
         epoch_of(loader)
         resident = {path.stem for path in (tmp_path / "cache").iterdir()}
-        first = [dataset.manifest.shards[shard].digest for _, shard in loader._plan(1).shards_in_order()]
+        first = [dataset.manifest.shards[shard].digest for _, shard in loader._plan(1).units_in_order()]
         assert len(resident) >= 0.2 * len(first)
         # But for what chance does within a window, and for two shards that lie across the border of the groups.
         assert len(resident - set(first[: len(resident) + 6])) <= 2

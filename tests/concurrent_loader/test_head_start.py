@@ -66,7 +66,7 @@ def watch(look: Watch, *, start_step: int = 0, worker: int = 0, num_workers: int
 
     async def run() -> None:
         source: Any = Shards()
-        plan = EpochPlan(samples_per_shard=np.full(NUM_SHARDS, ROWS), global_batch_size=8, window=60, groups=2)
+        plan = EpochPlan(samples_per_unit=np.full(NUM_SHARDS, ROWS), global_batch_size=8, window=60, groups=2)
         processing: Any = SimpleNamespace(clock=SimpleNamespace(now=time.monotonic), choosers=lambda epoch: [])
         config = PipelineConfig(
             source=source, plan=plan, processing=processing, start_step=start_step, rank=0, world_size=1, num_threads=1,

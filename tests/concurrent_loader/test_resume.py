@@ -52,11 +52,11 @@ def test_planning_the_millionth_sample_takes_the_work_of_the_first(monkeypatch: 
     monkeypatch.setattr(shuffle, "hash_items", counting)
     work = {}
     for sample in (0, 1_000_000, 1_900_000):
-        plan = EpochPlan(samples_per_shard=[100] * 20_000, global_batch_size=250, groups=5, window=2000)
-        list(plan.shards_in_order(7999))  # the shards' order is made once an epoch
+        plan = EpochPlan(samples_per_unit=[100] * 20_000, global_batch_size=250, groups=5, window=2000)
+        list(plan.units_in_order(7999))  # the shards' order is made once an epoch
         hashed.clear()
         next(plan.batches(sample // 250))
-        next(plan.shards_in_order(sample // 250))
+        next(plan.units_in_order(sample // 250))
         work[sample] = sum(hashed)
     assert max(work.values()) <= 1.02 * work[0] + 4 * 2000
 

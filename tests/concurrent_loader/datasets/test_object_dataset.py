@@ -474,11 +474,11 @@ def test_a_plan_over_a_million_objects_is_no_burden() -> None:
     from concurrent_loader.order.epoch_plan import EpochPlan
 
     plan = EpochPlan(
-        samples_per_shard=np.ones(1_000_000, np.int64), global_batch_size=256, window=1, last_batch="drop", seed=1
+        samples_per_unit=np.ones(1_000_000, np.int64), global_batch_size=256, window=1, last_batch="drop", seed=1
     )
     firsts = [plan.batch(step).sample for step in (0, 1, 3905)]
     assert len(np.unique(np.concatenate(firsts))) == 3 * 256
-    upcoming = plan.shards_in_order(3900)
+    upcoming = plan.units_in_order(3900)
     assert [next(upcoming)[1] for _ in range(256)] == plan.batch(3900).shard.tolist()
 
 

@@ -27,7 +27,7 @@ WORLD_SIZES = (1, 2, 4, 8)
 def plans(draw: st.DrawFn, **fixed: Any) -> EpochPlan:
     """A plan whose global batch can be shared by 1, 2, 4 or 8 ranks."""
     arguments: dict[str, Any] = {
-        "samples_per_shard": draw(st.lists(st.integers(0, 30), max_size=12)),
+        "samples_per_unit": draw(st.lists(st.integers(0, 30), max_size=12)),
         "global_batch_size": 8 * draw(st.integers(1, 4)),
         "seed": draw(st.integers(0, 2**64 - 1)),
         "epoch": draw(st.integers(0, 5)),
@@ -68,7 +68,7 @@ def test_every_sample_exactly_once(plan: EpochPlan, world_size: int) -> None:
 
 @given(plans(), st.sampled_from(WORLD_SIZES))
 def test_shard_row_and_sample_agree(plan: EpochPlan, world_size: int) -> None:
-    lengths = np.asarray(plan.samples_per_shard, dtype=np.int64)
+    lengths = np.asarray(plan.samples_per_unit, dtype=np.int64)
     firsts = np.cumsum(lengths) - lengths
     for batch in itertools.chain(*all_batches(plan, world_size)):
         assert (batch.row < lengths[batch.shard]).all()
@@ -103,7 +103,7 @@ def test_padding_is_counted_and_repeats_samples_of_the_epoch(plan: EpochPlan, wo
 
 
 def test_a_rank_without_a_share_of_the_last_batch_gets_one_padding_sample() -> None:
-    plan = EpochPlan(samples_per_shard=[18], global_batch_size=8, last_batch="short")
+    plan = EpochPlan(samples_per_unit=[18], global_batch_size=8, last_batch="short")
     assert [plan.num_steps(rank, 4) for rank in range(4)] == [3, 3, 3, 3]
     last = [plan.batch(2, rank, 4) for rank in range(4)]
     assert [(len(batch), batch.num_padded) for batch in last] == [(1, 1), (1, 0), (1, 1), (1, 0)]
@@ -135,12 +135,12 @@ def test_ranks_that_divide_the_groups_share_few_shards(plan: EpochPlan, world_si
     if plan.num_groups % world_size:
         return
     pairs = sum(len({int(s) for b in rank for s in b.shard}) for rank in all_batches(plan, world_size))
-    assert pairs <= plan.num_shards + plan.num_groups
+    assert pairs <= plan.num_units + plan.num_groups
 
 
 @pytest.mark.parametrize("world_size", [3, 5, 16])
 def test_the_number_of_ranks_must_divide_the_global_batch(world_size: int) -> None:
-    plan = EpochPlan(samples_per_shard=[100], global_batch_size=8)
+    plan = EpochPlan(samples_per_unit=[100], global_batch_size=8)
     for call in (plan.num_steps, lambda r, w: plan.batch(0, r, w), lambda r, w: plan.batches(0, r, w)):
         with pytest.raises(ConfigurationError, match="divide"):
             call(0, world_size)
@@ -162,15 +162,15 @@ def test_seek_equals_iteration(plan: EpochPlan, world_size: int, data: st.DataOb
 
 
 def test_iteration_is_the_same_across_block_borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = EpochPlan(samples_per_shard=[37] * 40, global_batch_size=24, groups=8, window=64, seed=3)
+    plan = EpochPlan(samples_per_unit=[37] * 40, global_batch_size=24, groups=8, window=64, seed=3)
     whole = [batch.sample.tolist() for batch in plan.batches()]
     monkeypatch.setattr("concurrent_loader.order.epoch_plan._BLOCK_SAMPLES", 24)
     assert [batch.sample.tolist() for batch in plan.batches()] == whole
-    assert list(plan.shards_in_order(5, 1, 2)) == list(plan.shards_in_order(5, 1, 2))
+    assert list(plan.units_in_order(5, 1, 2)) == list(plan.units_in_order(5, 1, 2))
 
 
 def test_a_batch_costs_the_same_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = EpochPlan(samples_per_shard=[1000] * 10_000, global_batch_size=250, groups=10, window=4096)
+    plan = EpochPlan(samples_per_unit=[1000] * 10_000, global_batch_size=250, groups=10, window=4096)
     plan.batch(0)
     hashed: list[int] = []
     real = shuffle.hash_items
@@ -190,7 +190,7 @@ def test_a_batch_costs_the_same_anywhere(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_iteration_hashes_each_sample_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = EpochPlan(samples_per_shard=[100] * 4000, global_batch_size=256, window=16_384)
+    plan = EpochPlan(samples_per_unit=[100] * 4000, global_batch_size=256, window=16_384)
     hashed: list[int] = []
     real = shuffle.hash_items
 
@@ -204,7 +204,7 @@ def test_iteration_hashes_each_sample_a_few_times(monkeypatch: pytest.MonkeyPatc
 
 
 def test_planning_takes_no_memory_per_sample() -> None:
-    plan = EpochPlan(samples_per_shard=[2**20] * 2**20, global_batch_size=1024, window=4096)  # 2**40 samples
+    plan = EpochPlan(samples_per_unit=[2**20] * 2**20, global_batch_size=1024, window=4096)  # 2**40 samples
     last = plan.batch(plan.num_steps() - 1)
     assert len(set(last.sample.tolist())) == 1024
     assert last.sample.max() < 2**40
@@ -221,7 +221,7 @@ def test_uses_are_within_the_bounds(plan: EpochPlan, world_size: int, data: st.D
         for shard in set(batch.shard[: len(batch) - batch.num_padded].tolist()):
             uses.setdefault(shard, []).append(batch.step)
     num_steps = plan.num_steps(rank, world_size)
-    for shard in range(plan.num_shards):
+    for shard in range(plan.num_units):
         last = plan.last_use_step(shard, rank, world_size)
         if shard in uses:
             assert max(uses[shard]) <= last < num_steps
@@ -230,14 +230,14 @@ def test_uses_are_within_the_bounds(plan: EpochPlan, world_size: int, data: st.D
 
 
 @given(plans(), st.sampled_from(WORLD_SIZES), st.data())
-def test_shards_in_order(plan: EpochPlan, world_size: int, data: st.DataObject) -> None:
+def test_units_in_order(plan: EpochPlan, world_size: int, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, world_size - 1))
     start = data.draw(st.integers(0, plan.num_steps(rank, world_size)))
     expected: dict[int, int] = {}
     for batch in plan.batches(start, rank, world_size):
         for shard in batch.shard[: len(batch) - batch.num_padded].tolist():
             expected.setdefault(shard, batch.step)
-    assert list(plan.shards_in_order(start, rank, world_size)) == [(step, shard) for shard, step in expected.items()]
+    assert list(plan.units_in_order(start, rank, world_size)) == [(step, shard) for shard, step in expected.items()]
 
 
 @given(plans(), st.sampled_from(WORLD_SIZES))
@@ -246,18 +246,18 @@ def test_uses_are_counted(plan: EpochPlan, world_size: int) -> None:
         plan.last_batch != "drop" or plan.num_samples % plan.global_batch_size == 0
     )
     for rank in range(world_size):
-        uses = np.zeros(plan.num_shards, dtype=np.int64)
+        uses = np.zeros(plan.num_units, dtype=np.int64)
         for batch in plan.batches(0, rank, world_size):
             np.add.at(uses, batch.shard[: len(batch) - batch.num_padded], 1)
-        most = [plan.max_samples_used(shard, rank, world_size) for shard in range(plan.num_shards)]
+        most = [plan.max_samples_used(shard, rank, world_size) for shard in range(plan.num_units)]
         assert all(used <= bound for used, bound in zip(uses.tolist(), most, strict=True))
         if exact:
             assert uses.tolist() == most
 
 
 def test_bounds_on_use_are_useful() -> None:
-    plan = EpochPlan(samples_per_shard=[50] * 2000, global_batch_size=100, groups=1, window=500, seed=1)
-    first_uses = {shard: step for step, shard in plan.shards_in_order()}
+    plan = EpochPlan(samples_per_unit=[50] * 2000, global_batch_size=100, groups=1, window=500, seed=1)
+    first_uses = {shard: step for step, shard in plan.units_in_order()}
     spans = [plan.last_use_step(shard) - first_uses[shard] + 1 for shard in range(2000)]
     assert max(spans) <= (2 * 500 + 50) // 100 + 2  # two windows and the shard itself, of an epoch of 1,000 steps
 
@@ -266,7 +266,7 @@ def test_bounds_on_use_are_useful() -> None:
 
 
 def order_of(**arguments: Any) -> list[int]:
-    plan = EpochPlan(**{"samples_per_shard": [20] * 10, "global_batch_size": 8, "window": 64, **arguments})
+    plan = EpochPlan(**{"samples_per_unit": [20] * 10, "global_batch_size": 8, "window": 64, **arguments})
     return np.concatenate([batch.sample for batch in plan.batches()]).tolist()
 
 
@@ -282,17 +282,17 @@ def test_fingerprint_and_policy_do_not_change_the_order() -> None:
 
 def test_without_shuffle_the_order_is_the_data_sets() -> None:
     assert order_of(shuffle=False, epoch=3) == list(range(200))
-    plan = EpochPlan(samples_per_shard=[20] * 10, global_batch_size=8, shuffle=False)
+    plan = EpochPlan(samples_per_unit=[20] * 10, global_batch_size=8, shuffle=False)
     assert plan.num_groups == 1
     assert plan.batch(3).sample.tolist() == list(range(24, 32))
-    grouped = EpochPlan(samples_per_shard=[20] * 10, global_batch_size=8, shuffle=False, groups=2)
+    grouped = EpochPlan(samples_per_unit=[20] * 10, global_batch_size=8, shuffle=False, groups=2)
     assert grouped.batch(0).sample.tolist() == [0, 1, 2, 3, 100, 101, 102, 103]
 
 
 def test_golden_order() -> None:
     """Pins the order: whoever changes it breaks the resume of every saved state, and must raise PlanState.version."""
     plan = EpochPlan(
-        samples_per_shard=[5, 0, 7, 4, 6, 3],
+        samples_per_unit=[5, 0, 7, 4, 6, 3],
         global_batch_size=8,
         groups=4,
         window=12,
@@ -308,7 +308,7 @@ def test_golden_order() -> None:
         [24, 5, 6, 11, 12, 1, 2, 18],
     ]
     assert [batch.num_padded for batch in plan.batches()] == [0, 0, 0, 7]
-    full = EpochPlan(samples_per_shard=[4, 4, 4], global_batch_size=6, groups=1, window=12, seed=7)
+    full = EpochPlan(samples_per_unit=[4, 4, 4], global_batch_size=6, groups=1, window=12, seed=7)
     assert [batch.sample.tolist() for batch in full.batches()] == [[5, 3, 0, 1, 4, 9], [8, 7, 2, 6, 11, 10]]
 
 
@@ -358,7 +358,7 @@ def test_order_is_the_documented_one(
     lengths: list[int], batch: int, groups: int, window: int, seed: int, epoch: int
 ) -> None:
     plan = EpochPlan(
-        samples_per_shard=lengths, global_batch_size=batch, groups=groups, window=window, seed=seed, epoch=epoch
+        samples_per_unit=lengths, global_batch_size=batch, groups=groups, window=window, seed=seed, epoch=epoch
     )
     expected = slow_order(lengths, batch=batch, groups=groups, window=window, seed=seed, epoch=epoch)
     assert [index.sample.tolist() for index in plan.batches()] == expected
@@ -367,7 +367,7 @@ def test_order_is_the_documented_one(
 def class_distance(window: int, *, per_shard: int, num_samples: int = 20_000, num_classes: int = 20) -> float:
     """Mean total variation between the classes of a batch and those of the dataset, for data sorted by class."""
     lengths = [per_shard] * (num_samples // per_shard)
-    plan = EpochPlan(samples_per_shard=lengths, global_batch_size=200, window=window, last_batch="drop")
+    plan = EpochPlan(samples_per_unit=lengths, global_batch_size=200, window=window, last_batch="drop")
     distances = []
     for batch in plan.batches():
         classes = np.bincount(batch.sample * num_classes // num_samples, minlength=num_classes)
@@ -399,30 +399,30 @@ def test_sorted_data_is_mixed() -> None:
         {"seed": 2**64},
         {"epoch": -1},
         {"last_batch": "keep"},
-        {"samples_per_shard": [1, -1]},
-        {"samples_per_shard": [1.5]},
-        {"samples_per_shard": [[1]]},
-        {"samples_per_shard": [2**40, 1]},
-        {"samples_per_shard": [2**39], "window": 2**36},
+        {"samples_per_unit": [1, -1]},
+        {"samples_per_unit": [1.5]},
+        {"samples_per_unit": [[1]]},
+        {"samples_per_unit": [2**40, 1]},
+        {"samples_per_unit": [2**39], "window": 2**36},
     ],
 )
 def test_arguments_that_cannot_work(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
-        EpochPlan(**{"samples_per_shard": [10], "global_batch_size": 2, **arguments})
+        EpochPlan(**{"samples_per_unit": [10], "global_batch_size": 2, **arguments})
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
 @pytest.mark.parametrize("last_batch", ["drop", "short", "pad"])
 def test_empty_data_sets(lengths: list[int], last_batch: Any) -> None:
-    plan = EpochPlan(samples_per_shard=lengths, global_batch_size=8, last_batch=last_batch)
+    plan = EpochPlan(samples_per_unit=lengths, global_batch_size=8, last_batch=last_batch)
     assert plan.num_steps() == 0
-    assert list(plan.batches()) == list(plan.shards_in_order()) == []
-    assert all(plan.last_use_step(shard) == -1 for shard in range(plan.num_shards))
+    assert list(plan.batches()) == list(plan.units_in_order()) == []
+    assert all(plan.last_use_step(shard) == -1 for shard in range(plan.num_units))
 
 
 def test_plans_pickle_and_keep_their_own_copy() -> None:
     lengths = np.array([5, 6, 7])
-    plan = EpochPlan(samples_per_shard=lengths, global_batch_size=4, seed=1)
+    plan = EpochPlan(samples_per_unit=lengths, global_batch_size=4, seed=1)
     before = plan.batch(0).sample.tolist()
     lengths[:] = 0
     assert plan.batch(0).sample.tolist() == before
@@ -469,7 +469,7 @@ def test_workers_look_ahead_for_their_own_steps(plan: EpochPlan, num_workers: in
 
 
 def test_a_shard_without_end_is_planned_in_bounded_steps() -> None:
-    plan = EpochPlan(samples_per_shard=[2**39, 1], global_batch_size=256)
+    plan = EpochPlan(samples_per_unit=[2**39, 1], global_batch_size=256)
     assert len(next(plan.batches())) == 256
     assert plan.batch(2**30).step == 2**30
     upcoming = plan.upcoming()

@@ -17,7 +17,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def an_order(**changes: Any) -> EpochPlan:
-    return EpochPlan(**{"samples_per_shard": [50] * 100, "global_batch_size": 256, **changes})
+    return EpochPlan(**{"samples_per_unit": [50] * 100, "global_batch_size": 256, **changes})
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 8])
@@ -46,9 +46,9 @@ def test_ranks_with_a_cache_in_common_count_as_one(world_size: int, groups: int 
     "changes",
     [
         {"shuffle": False},
-        {"samples_per_shard": [1] * 5000},  # objects: each is one rank's
-        {"samples_per_shard": [3] * 3},  # fewer samples than ranks
-        {"samples_per_shard": []},
+        {"samples_per_unit": [1] * 5000},  # objects: each is one rank's
+        {"samples_per_unit": [3] * 3},  # fewer samples than ranks
+        {"samples_per_unit": []},
     ],
 )
 def test_where_nothing_helps_nothing_is_said(changes: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ def make(
     sizes = largest_remainder(shares, batch) if per == "sample" else [batch] * len(shards)
     order: dict[str, Any] = {"shuffle": shuffle, "window": window, "last_batch": last_batch}
     children = tuple(
-        EpochPlan(samples_per_shard=lengths, global_batch_size=size, seed=seed + number, fingerprint=number, **order)
+        EpochPlan(samples_per_unit=lengths, global_batch_size=size, seed=seed + number, fingerprint=number, **order)
         for number, (lengths, size) in enumerate(zip(shards, sizes, strict=True))
     )
     phases: Any = ()
@@ -55,7 +55,7 @@ def samples(plan: MixturePlan, index: BatchIndex) -> list[tuple[int, int]]:
     for source, shard, row, sample in zip(index.source, index.shard, index.row, index.sample, strict=True):
         place = plan.decode_unit(int(shard))
         assert place.child == source
-        lengths = np.asarray(plan.children[place.child].samples_per_shard)
+        lengths = np.asarray(plan.children[place.child].samples_per_unit)
         assert sample == lengths[: place.unit].sum() + row
         assert row < lengths[place.unit]
     return list(zip(index.source.tolist(), index.sample.tolist(), strict=True))
@@ -144,7 +144,7 @@ def test_units_come_before_they_are_needed_and_stay_as_long(
             first.setdefault(unit, index.step)
             uses[unit] = uses.get(unit, 0) + 1
             assert index.step <= plan.last_use_step(unit, rank, world_size)
-    assert [(step, unit) for unit, step in first.items()] == list(plan.shards_in_order(start, rank, world_size))
+    assert [(step, unit) for unit, step in first.items()] == list(plan.units_in_order(start, rank, world_size))
     for unit, count in uses.items():
         assert count <= plan.max_samples_used(unit, rank, world_size)
 

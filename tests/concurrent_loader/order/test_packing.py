@@ -113,9 +113,9 @@ def test_any_number_of_ranks_reads_the_same_rows(
 @given(LENGTHS, PACKINGS, st.sampled_from([1, 2, 4]), st.sampled_from(["short", "drop"]))
 def test_uses_of_shards_are_exact(lengths: list[int], packing: str, world_size: int, last_batch: str) -> None:
     plan = plan_of(lengths, packing, last_batch=last_batch)
-    usage = plan.shard_usage(world_size)
+    usage = plan.unit_usage(world_size)
     used = [list(plan.batches(0, rank, world_size)) for rank in range(world_size)]
-    for shard in range(plan.num_shards):
+    for shard in range(plan.num_units):
         steps = [[index.step for index in own for each in real(index) if each == shard] for own in used]
         for rank, own in enumerate(steps):
             assert plan.last_use_step(shard, rank, world_size) == max(own, default=-1)

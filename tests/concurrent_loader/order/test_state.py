@@ -15,7 +15,7 @@ from concurrent_loader.order.state import PlanState
 
 def make_plan(**changes: Any) -> EpochPlan:
     arguments = {
-        "samples_per_shard": [30, 40],
+        "samples_per_unit": [30, 40],
         "global_batch_size": 8,
         "seed": 5,
         "epoch": 2,

@@ -70,7 +70,7 @@ def test_a_vast_epoch_is_computed_where_it_is_looked_at(stop: int, monkeypatch: 
     monkeypatch.setattr(turns, "hash_items", counted)
     children = tuple(
         EpochPlan(
-            samples_per_shard=[40] * 10, global_batch_size=8, seed=child, fingerprint=child, shuffle=True, window=9
+            samples_per_unit=[40] * 10, global_batch_size=8, seed=child, fingerprint=child, shuffle=True, window=9
         )
         for child in range(2)
     )

@@ -1,4 +1,4 @@
-"""Computes when an epoch uses each shard, for a cache that plans its evictions."""
+"""Computes when an epoch uses each unit, for a cache that plans its evictions."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import numpy.typing as npt
 
 from concurrent_loader.order.partition import Partition
 
-__all__ = ["ShardUsage", "compute_shard_usage"]
+__all__ = ["UnitUsage", "compute_unit_usage"]
 
 Indices = npt.NDArray[np.int64]
 Steps = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShardUsage:
-    """First and last use of every shard in one epoch, by any rank.
+class UnitUsage:
+    """First and last use of every unit in one epoch, by any rank.
 
     Attributes:
-        first_step: (num_shards,) float64, expected step of each shard's first use. Sorting by it gives the order of
-            first use, except for random differences within a window. Infinity for a shard that is never used.
-        last_step: (num_shards,) float64, upper bound of the step of each shard's last use, at most two windows late.
-            -1 for a shard that is never used.
-        shared: (num_shards,) bool, whether several ranks use the shard.
+        first_step: (num_units,) float64, expected step of each unit's first use. Sorting by it gives the order of
+            first use, except for random differences within a window. Infinity for a unit that is never used.
+        last_step: (num_units,) float64, upper bound of the step of each unit's last use, at most two windows late.
+            -1 for a unit that is never used.
+        shared: (num_units,) bool, whether several ranks use the unit.
     """
 
     first_step: Steps
@@ -32,28 +32,28 @@ class ShardUsage:
     shared: npt.NDArray[np.bool_]
 
 
-def compute_shard_usage(
+def compute_unit_usage(
     order: Indices, ends: Indices, lengths: Indices, partition: Partition, *, window: int, world_size: int
-) -> ShardUsage:
-    """Computes the usage of all shards. 100,000 shards take a few milliseconds.
+) -> UnitUsage:
+    """Computes the usage of all units. 100,000 units take a few milliseconds.
 
     The expected first use: item ``i`` has the sort key ``i + u * window`` (see `concurrent_loader.order.shuffle`). The
-    smallest of the ``m`` keys of a shard that begins at ``i`` lies at ``i + window / (m + 1)`` on average. On average
+    smallest of the ``m`` keys of a unit that begins at ``i`` lies at ``i + window / (m + 1)`` on average. On average
     ``k - window / 2`` items come before a key ``k``; fewer at both ends of the group, where the window is cut off.
 
     Args:
-        order: (num_shards,) int64, shard in each slot of the epoch's row.
-        ends: (num_shards,) int64, end of each slot, in samples.
-        lengths: (num_shards,) int64, number of samples in each shard.
+        order: (num_units,) int64, unit in each slot of the epoch's row.
+        ends: (num_units,) int64, end of each slot, in samples.
+        lengths: (num_units,) int64, number of samples in each unit.
         partition: Division of the row into groups and batches.
         window: Shuffle window of each group, in samples.
         world_size: Number of ranks.
     """
-    num_shards = len(order)
-    first = np.full(num_shards, np.inf)
-    last = np.full(num_shards, -1.0)
-    lowest_rank = np.full(num_shards, world_size)
-    highest_rank = np.full(num_shards, -1)
+    num_units = len(order)
+    first = np.full(num_units, np.inf)
+    last = np.full(num_units, -1.0)
+    lowest_rank = np.full(num_units, world_size)
+    highest_rank = np.full(num_units, -1)
     starts = ends - lengths[order]
     for group in range(partition.num_groups):
         offset, stop = partition.group_starts[group], partition.group_starts[group + 1]
@@ -61,20 +61,20 @@ def compute_shard_usage(
         slots = slice(int(np.searchsorted(ends, offset, side="right")), int(np.searchsorted(starts, stop)))
         low = np.maximum(starts[slots] - offset, 0)
         num = np.minimum(ends[slots] - offset, size) - low
-        shards = order[slots][num > 0]
+        units = order[slots][num > 0]
         low, num = low[num > 0], num[num > 0]
         if window < size:
             position = _expected_position(low + window / (num + 1), size, window)
             bound = np.minimum(low + num - 1 + window - 1, size - 1)
         else:  # a uniform permutation
-            position, bound = size / (num + 1), np.full(len(shards), size - 1)
-        first[shards] = np.minimum(first[shards], position / partition.per_group)
-        last[shards] = np.maximum(last[shards], bound // partition.per_group)
+            position, bound = size / (num + 1), np.full(len(units), size - 1)
+        first[units] = np.minimum(first[units], position / partition.per_group)
+        last[units] = np.maximum(last[units], bound // partition.per_group)
         group_start = group * partition.per_group
-        lowest_rank[shards] = np.minimum(lowest_rank[shards], group_start * world_size // partition.global_batch_size)
+        lowest_rank[units] = np.minimum(lowest_rank[units], group_start * world_size // partition.global_batch_size)
         highest = ((group_start + partition.per_group) * world_size - 1) // partition.global_batch_size
-        highest_rank[shards] = np.maximum(highest_rank[shards], highest)
-    return ShardUsage(first, last, highest_rank > lowest_rank)
+        highest_rank[units] = np.maximum(highest_rank[units], highest)
+    return UnitUsage(first, last, highest_rank > lowest_rank)
 
 
 def _expected_position(key: Steps, size: int, window: int) -> Steps:
