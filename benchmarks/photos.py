@@ -107,6 +107,27 @@ def replicate_photos(photos: PhotoFolder, *, min_bytes: int) -> PhotoFolder:
     return _write(final, copies(), count, lambda: None)
 
 
+def pad_photos(photos: PhotoFolder, *, count: int, num_bytes: int) -> PhotoFolder:
+    """Repeats the photographs until there are ``count``, and appends noise to each up to ``num_bytes``.
+
+    What follows the end of a JPEG is ignored by decoders. A photograph that is larger already stays as it is.
+    """
+    final = photos.root.parent.with_name(f"{photos.root.parent.name}-{count}-of-{num_bytes}")
+    found = _finished(final, count=count)
+    if found is not None:
+        return found
+    sources = photos.paths()
+
+    def padded() -> Iterator[tuple[str, bytes]]:
+        for number in range(count):
+            path = sources[number % len(sources)]
+            data = _comment(path.read_bytes(), f"copy {number}")
+            noise = random.Random(number).randbytes(max(0, num_bytes - len(data)))
+            yield f"{path.parent.name}/{number:06d}.jpg", data + noise
+
+    return _write(final, padded(), count, lambda: None)
+
+
 @cache
 def open_photograph(name: str) -> Image.Image:
     """Returns one of the photographs that everything is cut from, in full size, RGB; ``name`` is one of `CLASSES`."""

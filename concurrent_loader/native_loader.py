@@ -49,6 +49,7 @@ from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.storage.public_names import PublicNames
 from concurrent_loader.storage.sizes import Size, parse_size
+from concurrent_loader.whatif.recorder import Recordable
 from concurrent_loader.workers.job import Job
 from concurrent_loader.workers.workers import WorkerProcesses, check_worker_arguments
 
@@ -57,7 +58,7 @@ __all__ = ["NativeDataLoader"]
 _HUNG_S = 1.0  # after a timeout, a hung call gets this long to return
 
 
-class NativeDataLoader(PublicNames):
+class NativeDataLoader(Recordable, PublicNames):
     """Loads a dataset of this package in batches, epoch after epoch.
 
     Shards are fetched with many requests in flight and kept in the dataset's cache. Threads read, verify, decode and

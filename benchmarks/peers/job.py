@@ -50,6 +50,8 @@ class Job(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True)
     limit_s: float | None = None  # stop after so long; the images that have come by then are the result
     num_batches: int | None = None  # stop after so many
     state: Any = None  # of an earlier outcome: go on from there
+    accelerators: int = 0  # emulated ones, each of which takes a batch in every step; none: as fast as batches come
+    computation_s: float = 0.0  # that they compute in a step
     resident_bytes: int = 0  # page cache to put memory behind beforehand; see `benchmarks.machine.make_memory_resident`
 
     @property
@@ -92,6 +94,8 @@ class Outcome(msgspec.Struct, kw_only=True, frozen=True):
     rss_added_mb: float = 0.0  # by which the process without workers grew since the imports, at its highest
     lesson: Lesson | None = None  # of a network that was trained
     fetched: Fetched | None = None  # what the peer itself has counted
+    # Share of the time, from the first step's batches on, that the accelerators computed; None without a whole step.
+    utilisation: float | None = None
     spans: list[tuple[float, float]] = []  # when each batch or item was begun and there, where that is known
 
     @property

@@ -105,8 +105,7 @@ class Measuring:
 
     def _prepare(self, server: LocalS3, kind: str, photos: PhotoFolder) -> None:
         """Writes a kind's images in every format."""
-        if kind == "raw":
-            photos = replicate_photos(photos, min_bytes=self._load.raw_bytes)
+        photos = self._photos_of(kind, photos)
         found = paths(str(photos.root))
         order = random.Random(0).sample(range(len(found)), len(found))
         digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(found)]
@@ -123,6 +122,9 @@ class Measuring:
                 job = structs.replace(job, task="write", folder=folder, order=order)
                 run_job(self._pythons[peer.name], job, deadline_s=_WRITE_S)
                 made.keys[peer.name] = put_files(server, f"{kind}/{prefix_of(peer)}", Path(folder))
+
+    def _photos_of(self, kind: str, photos: PhotoFolder) -> PhotoFolder:
+        return replicate_photos(photos, min_bytes=self._load.raw_bytes) if kind == "raw" else photos
 
     # -- measuring -----------------------------------------------------------------------------------------------------
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import gc
 import importlib
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import msgspec
@@ -68,8 +68,44 @@ def read(program: Any, job: Job) -> Outcome:
         rss_added_mb=(peak_rss - rss_before) / 1e6,
         lesson=taken.trainer.lesson() if taken.trainer else None,
         fetched=fetched,
+        utilisation=taken.accelerators.utilisation() if taken.accelerators else None,
         spans=spans,
     )
+
+
+class _Accelerators:
+    """Accelerators that take a batch each, compute while nothing is asked for, and wait for each other, as DLIO's do.
+
+    What is noted about a batch is noted while they compute: a trainer's host would have other things to do then.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._step_samples, self._computation_s = job.accelerators * job.batch_size, job.computation_s
+        self._batches: list[tuple[Any, list[int]]] = []
+        self._num_steps = 0
+        self._began = self._ended = 0.0
+
+    def take(self, images: Any, numbers: list[int], look_at: Callable[[Any, list[int]], None]) -> None:
+        """Takes a batch; computes if each accelerator has one."""
+        self._batches.append((images, numbers))
+        if sum(len(numbers) for _, numbers in self._batches) < self._step_samples:
+            return
+        now = perf_counter()
+        self._began = self._began or now
+        self._num_steps += 1
+        self.end(look_at)
+        sleep(max(0.0, now + self._computation_s - perf_counter()))
+        self._ended = perf_counter()
+
+    def end(self, look_at: Callable[[Any, list[int]], None]) -> None:
+        """Looks at the batches that were taken, too few for a step at the end of an epoch."""
+        for batch in self._batches:
+            look_at(*batch)
+        self._batches.clear()
+
+    def utilisation(self) -> float | None:
+        """Returns the share of the time that was computed in, without the wait for the first step, 0 … 1."""
+        return self._num_steps * self._computation_s / (self._ended - self._began) if self._num_steps else None
 
 
 class _Taken:
@@ -77,6 +113,7 @@ class _Taken:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self.accelerators = _Accelerators(job) if job.accelerators else None
         self.trainer: Trainer | None = None
         if job.train:
             folders = [path.parent.name for path in paths(job.photos)]
@@ -95,7 +132,10 @@ class _Taken:
         for images, numbers in batches:
             self.waiting_s += perf_counter() - asked
             told: list[int] = numbers.tolist() if isinstance(numbers, Tensor) else [int(number) for number in numbers]
-            self._look_at(images, told)
+            if self.accelerators is None:
+                self._look_at(images, told)
+            else:
+                self.accelerators.take(images, told, self._look_at)
             if self.trainer is not None:
                 self.trainer.step(images, self._labels[told])
             self.numbers += told
@@ -106,6 +146,8 @@ class _Taken:
                 return False
             if len(self.times) == self._job.num_batches:
                 return False
+        if self.accelerators is not None:
+            self.accelerators.end(self._look_at)
         if not self.times:
             raise RuntimeError("nothing was delivered")
         return True

@@ -29,6 +29,7 @@ from concurrent_loader.cli.purge import purge
 from concurrent_loader.cli.snapshots import snapshots
 from concurrent_loader.cli.tag import tag
 from concurrent_loader.cli.verify import verify
+from concurrent_loader.cli.whatif import whatif
 from concurrent_loader.errors import LoaderError
 from concurrent_loader.storage.errors import CorruptData, StorageError
 
@@ -85,6 +86,7 @@ app.command("show")(show)
 app.command("browse")(browse)
 app.command("purge")(purge)
 app.command("verify")(verify)
+app.command("whatif")(whatif)
 app.command("doctor")(doctor)
 app.add_typer(columns.app, name="columns")
 app.add_typer(cache.app, name="cache")

@@ -14,7 +14,7 @@ from concurrent_loader.datasets.protocol import OpenUnit
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.storage.shards.format.nulls import joined
 
-__all__ = ["Slice", "cut_batch"]
+__all__ = ["Slice", "count_slices", "cut_batch"]
 
 _MIN_SLICE = 8  # samples: a smaller slice costs more in thread switches than it gains
 
@@ -69,6 +69,11 @@ class Slice:
         return {"sample": int(self.samples[place]), "key": self.shards[run].key}
 
 
+def count_slices(num_samples: int, *, num_threads: int) -> int:
+    """Returns the number of slices of a batch."""
+    return max(1, min(num_threads, num_samples // _MIN_SLICE))
+
+
 def cut_batch(
     index: BatchIndex,
     shards: Mapping[int, OpenUnit],
@@ -79,9 +84,8 @@ def cut_batch(
 ) -> list[Slice]:
     """Cuts a batch into slices, so that each thread reads few shards, and each shard in ascending order of rows."""
     order = np.lexsort((index.row, index.shard))
-    num_slices = max(1, min(num_threads, len(order) // _MIN_SLICE))
     slices = []
-    for positions in np.array_split(order, num_slices):
+    for positions in np.array_split(order, count_slices(len(order), num_threads=num_threads)):
         shard_of = index.shard[positions]
         borders = np.flatnonzero(np.diff(shard_of)) + 1
         rows = tuple(np.split(index.row[positions], borders))

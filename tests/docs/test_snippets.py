@@ -32,6 +32,7 @@ ELSEWHERE = (
     "http_faults",
     "files, ",
     "import ray",
+    "integrations.dlio",
     # code of the other loaders
     "import webdataset",
     "wds.",

@@ -1,0 +1,217 @@
+"""Predictions of ``concurrent-loader whatif`` beside measured runs.
+
+    python -m benchmarks.whatif [--json FILE] [--quick]
+
+Two runs are recorded: photographs in shards that are decoded and hashed (decoding bounds it, and few bytes per second
+leave the cores to the loader), and raw objects with eight requests in flight (the store bounds it). From each recording
+the rates of other runs are predicted, and these are run: cores by affinity, latencies by toxiproxy, accelerators by
+sleeping, a full cache folder by an epoch before. Each run is a fresh process; runs take turns, and the rate is the
+median of the rounds. Server and proxy share the cores.
+
+JSON: ``whatif_max_error``: largest error of a prediction, ÷ the measured rate; ``rows``: ``run`` (``shards`` or
+``objects``)``, cores, latency_ms, accelerators, step_ms, cached, measured_samples_s, predicted_samples_s, error,
+bound_by, spread``; ``recordings, first_byte_ms, server``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter, sleep
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.bucket import far_away, photos_in, write_shards
+from benchmarks.bucket import put_objects as put_photos
+from benchmarks.command import bar, in_turns, program
+from benchmarks.figures import extremes, four_digits
+from benchmarks.fresh_process import in_fresh_process
+from concurrent_loader import ConcurrentDataLoader, ObjectDataset, RandomResizedCrop, ShardDataset
+from concurrent_loader.storage.testing import local_s3
+from concurrent_loader.whatif.run_trace import RunTrace
+from concurrent_loader.whatif.simulation import Scenario, predict
+
+_TIMEOUT_S = 300.0
+_BUCKET = "whatif"
+_IN_FLIGHT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is run, and predicted."""
+
+    kind: str  # ``shards`` or ``objects``
+    cores: int = 2
+    latency_ms: int = 30
+    accelerators: int = 1
+    step_ms: float = 0.0
+    cached: bool = False
+
+
+RECORDED = (Run("shards"), Run("objects"))
+RUNS = (
+    *RECORDED,
+    Run("shards", cores=1),
+    Run("shards", latency_ms=5),
+    Run("shards", latency_ms=130),
+    Run("shards", cores=1, latency_ms=130),
+    Run("shards", step_ms=150),
+    Run("shards", accelerators=2, step_ms=100),
+    Run("shards", cores=1, accelerators=4, step_ms=100),
+    Run("shards", latency_ms=130, cached=True),
+    Run("shards", cores=1, latency_ms=130, step_ms=150, cached=True),
+    Run("objects", latency_ms=130),
+    Run("objects", latency_ms=5, accelerators=2, step_ms=80),
+    Run("objects", latency_ms=130, step_ms=600),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is measured."""
+
+    num_photos: int = 1600
+    num_objects: int = 1600  # the first of the photographs
+    batch_size: int = 32
+    hashes: int = 60  # of each decoded image
+    num_rounds: int = 3
+    runs: tuple[Run, ...] = RUNS
+
+
+FULL = Load()
+QUICK = Load(
+    num_photos=48, num_objects=48, batch_size=8, hashes=1, num_rounds=1, runs=(*RECORDED, Run("shards", cores=1))
+)
+
+
+def read(load: Load, run: Run, options: Mapping[str, str], recording: str | None) -> float:
+    """Loads one epoch in this process; returns samples per second. Records it if there is a file."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: run.cores])
+    with contextlib.ExitStack() as stack:
+        cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="whatif-cache-"))
+        loader = _loader(load, run, options, cache, stack)
+        if run.cached:
+            for _ in loader:
+                pass
+        if recording:
+            stack.enter_context(loader.record(recording))
+        num_samples, began = 0, perf_counter()
+        for number, batch in enumerate(loader, 1):
+            num_samples += len(batch["image"])
+            if number % run.accelerators == 0:
+                sleep(run.step_ms / 1000)
+        return num_samples / (perf_counter() - began)
+
+
+def _loader(load: Load, run: Run, options: Mapping[str, str], cache: str, stack: contextlib.ExitStack) -> Any:
+    url = f"s3://{_BUCKET}/{run.kind}"
+    if run.kind == "objects":
+        objects = stack.enter_context(ObjectDataset(url, in_flight=_IN_FLIGHT, storage_options=dict(options)))
+        return ConcurrentDataLoader(objects, load.batch_size, shuffle=True)
+    shards = stack.enter_context(
+        ShardDataset(url, columns=("image",), cache_dir=cache if run.cached else None, storage_options=dict(options))
+    )
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        data = memoryview(sample["image"].numpy()).cast("B")
+        for _ in range(load.hashes):
+            hashlib.blake2b(data).digest()  # takes a core, and releases the GIL
+        return sample
+
+    crop = RandomResizedCrop(224)
+    return ConcurrentDataLoader(shards, load.batch_size, shuffle=True, decode={"image": crop}, transform=transform)
+
+
+def predicted(trace: RunTrace, run: Run, latency_s: float) -> tuple[float, str]:
+    """Returns the rate that a recording predicts for a run, and what bounds it."""
+    scenario = replace(
+        Scenario.of(trace).with_cores(run.cores), accelerators=run.accelerators, step_s=run.step_ms / 1000,
+        latency_s=latency_s, cached=float(run.cached),
+    )  # fmt: skip
+    found = predict(trace, scenario)
+    return found.samples_s, found.bound_by
+
+
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
+    """Records two runs, predicts all, and measures them."""
+    rates: dict[Run, list[float]] = {run: [] for run in load.runs}
+    with _server(load, console) as (server, stores, first_byte_ms), tempfile.TemporaryDirectory() as folder:
+        files = {run.kind: f"{folder}/{run.kind}.rec" for run in RECORDED}
+
+        def measure(run: Run, file: str | None = None) -> float:
+            arguments = (load, run, stores[run.latency_ms], file)
+            return in_fresh_process(
+                read, arguments, what=str(run), preload=("benchmarks.whatif",), timeout_s=_TIMEOUT_S
+            )
+
+        for run in RECORDED:
+            measure(run, files[run.kind])
+        traces = {kind: RunTrace.load(Path(file)) for kind, file in files.items()}
+        with bar(console, "runs", len(load.runs) * load.num_rounds) as progress:
+            for _, run in in_turns(load.runs, load.num_rounds):
+                rates[run].append(measure(run))
+                progress.advance()
+    # The recorded times to the first byte hold what the client adds; other latencies differ by what the proxies do.
+    rows = [_row(run, rates[run], traces[run.kind], first_byte_ms) for run in load.runs]
+    recordings = {
+        kind: {"samples_s": four_digits(trace.num_samples / trace.wall_s), "first_byte_s": trace.first_byte_s}
+        for kind, trace in traces.items()
+    }
+    return {
+        "whatif_max_error": max(row["error"] for row in rows),
+        "rows": rows,
+        "recordings": recordings,
+        "first_byte_ms": {str(latency): value for latency, value in first_byte_ms.items()},
+        "rounds": load.num_rounds,
+        "server": server,
+    }
+
+
+def _row(run: Run, rates: list[float], trace: RunTrace, first_byte_ms: Mapping[int, float]) -> dict[str, Any]:
+    more_s = (first_byte_ms[run.latency_ms] - first_byte_ms[RECORDED[0].latency_ms]) / 1000
+    rate, bound_by = predicted(trace, run, max(0.0, trace.first_byte_s[0] + more_s))
+    measured = median(rates)
+    facts = asdict(run)
+    return {
+        "run": facts.pop("kind"),
+        **facts,
+        "measured_samples_s": four_digits(measured),
+        "predicted_samples_s": four_digits(rate),
+        "error": round(abs(rate / measured - 1), 4),
+        "bound_by": bound_by,
+        "spread": {"measured_samples_s": extremes(rates)},
+    }
+
+
+@contextlib.contextmanager
+def _server(load: Load, console: Console) -> Iterator[tuple[str, dict[int, dict[str, str]], dict[int, float]]]:
+    """Starts a server with the data; yields its kind, and the store's options and first-byte times by latency."""
+    data = Path(".demo/whatif")
+    data.mkdir(parents=True, exist_ok=True)
+    photos = photos_in(data, load.num_photos, console)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(local_s3(data_dir=data / "s3"))
+        server.make_bucket(_BUCKET)
+        options = server.storage_options()
+        write_shards(photos, f"s3://{_BUCKET}/shards", options)
+        put_photos(photos_in(data, load.num_objects, console), f"s3://{_BUCKET}/objects", options)
+        stores, first_byte_ms = {}, {}
+        for latency in sorted({run.latency_ms for run in load.runs}):
+            far, first_byte_ms[latency] = stack.enter_context(far_away(server, latency))
+            stores[latency] = dict(far.storage_options())
+        yield server.kind, stores, first_byte_ms
+
+
+main = program("whatif", __doc__, run_benchmark, FULL, QUICK)
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Predicts how fast a recorded run would be with other cores, latencies, caches and consumers."""
