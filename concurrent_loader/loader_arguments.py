@@ -67,6 +67,7 @@ _NATIVE_ONLY = {
     "prefetch_batches": "pass prefetch_factor=, the number of batches that each worker makes ahead",
     "prefetch_bytes": "pass in_flight=, which bounds how many items are read ahead",
     "ragged": "pass collate_fn=functools.partial(concurrent_loader.collate, ragged=…)",
+    "recorder": "leave it out: a sampler of your own determines the order, which cannot be proved",
     "rank": "pass sampler=torch.utils.data.DistributedSampler(…)",
     "sampling": "pass sampler=torch.utils.data.WeightedRandomSampler(…)",
     "seed": "pass generator=torch.Generator().manual_seed(…)",

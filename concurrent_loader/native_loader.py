@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from multiprocessing.context import BaseContext
@@ -43,14 +44,13 @@ from concurrent_loader.pipeline.pipeline import PipelineConfig
 from concurrent_loader.pipeline.sample_processing import ProcessingOptions, make_sample_processing, transform_batch
 from concurrent_loader.pipeline.threaded_batches import ThreadedBatches
 from concurrent_loader.ranks import check_rank, rank_of_process, warn_if_ranks_share_shards
+from concurrent_loader.recorder import FlightRecorder, start_record
 from concurrent_loader.stats.loader_stats import LoaderStats, StageClock, WallTime
-from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import ConfigurationError
-from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.storage.public_names import PublicNames
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.workers.job import Job
-from concurrent_loader.workers.workers import WorkerProcesses, check_worker_arguments
+from concurrent_loader.workers.workers import WorkerProcesses, check_worker_arguments, fetched
 
 __all__ = ["NativeDataLoader"]
 
@@ -110,6 +110,8 @@ class NativeDataLoader(PublicNames):
         worker_init_fn: Function called with the worker's number when a worker process starts.
         multiprocessing_context: Start method of the workers: ``"forkserver"`` (default), ``"spawn"``, or a context.
         persistent_workers: Whether workers are kept for the next epoch; default False.
+        recorder: Folder of a run, in which each rank logs what every step delivered; default None, no log. See
+            docs/how-to/prove.md.
         timeout: Seconds to wait for one batch before `LoaderTimeout` is raised, which names the stage waited for;
             default 600. 0 or None: no limit.
         slow_batch_warning_s: Seconds of waiting for one batch before a warning names the stage waited for; default 10.
@@ -167,6 +169,7 @@ class NativeDataLoader(PublicNames):
         worker_init_fn: Callable[[int], object] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
         persistent_workers: bool = False,
+        recorder: str | os.PathLike[str] | None = None,
         timeout: float | None = 600.0,
         slow_batch_warning_s: float | None = 10.0,
     ) -> None:
@@ -202,6 +205,7 @@ class NativeDataLoader(PublicNames):
         )  # fmt: skip
         self._processing = make_sample_processing(dataset, processing, clock=self._clock)
         self._epoch, self._step, self._started = 0, 0, False
+        self._recorder = None if recorder is None else FlightRecorder(recorder, self.rank, self.world_size)
         self._num_batches = self._num_samples = 0
         self._first_batch_s = 0.0
         self._newest: object = None
@@ -231,7 +235,7 @@ class NativeDataLoader(PublicNames):
             warn_s=slow_batch_warning_s,
             timeout_s=timeout,
             clock=self._clock.now,
-            facts=lambda: describe(*_fetched(dataset, workers)),
+            facts=lambda: describe(*fetched(dataset, workers)),
         )
 
     # -- iteration -------------------------------------------------------------------------------------------------
@@ -266,6 +270,7 @@ class NativeDataLoader(PublicNames):
         me = self._newest = object()
         wall = WallTime(self._clock)
         began = self._clock.now()
+        record = start_record(self._recorder, self.dataset, self._plan_options, epoch, start_step)
         batches = self._batches(epoch, start_step)
         iteration = Iteration(batches)
         step, grace_period_s = start_step, STOP_S
@@ -275,17 +280,21 @@ class NativeDataLoader(PublicNames):
                 if step == start_step:
                     self._first_batch_s = self._clock.now() - began
                 given = as_tuple(transform_batch(self._batch_transform, self._to_device(item)), self._as_tuple)
+                if record is not None:
+                    record.deliver(item, self._error_limit.last_failed)
                 wall.count("device")
                 step += 1  # a batch that fails above is not delivered: the state stays before it, as with workers
                 if self._newest is me:
                     self._step = step
                 self._num_batches += 1
-                self._num_samples += _num_samples(item)
+                self._num_samples += item.num_samples if isinstance(item, Batch) else 0
                 iteration.consumed()
                 try:
                     yield given
                 finally:
                     wall.count("consumer")
+            if record is not None:
+                record.end()
             if self._newest is me:
                 self._epoch, self._step, self._started = epoch + 1, 0, False
         except LoaderTimeout:
@@ -345,8 +354,12 @@ class NativeDataLoader(PublicNames):
         self._epoch, self._started = epoch, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the last delivered batch: a few integers, the same on every rank."""
-        return PlanState.of(self._plan(self._epoch), step=self._step).to_dict()
+        """Returns the position after the last delivered batch: a few integers, the same on every rank.
+
+        With ``recorder=``, it also has the head of this rank's log.
+        """
+        head = None if self._recorder is None else self._recorder.saved_head()
+        return PlanState.of(self._plan(self._epoch), self._step, head).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration continue where a state was taken. No sample is read again.
@@ -361,6 +374,8 @@ class NativeDataLoader(PublicNames):
         restored = PlanState.from_dict(dict(state))
         plan = self._plan(restored.epoch)
         restored.check(plan)
+        if self._recorder is not None:
+            self._recorder.restored(restored.recorder_head)
         self._epoch, self._step, self._started = restored.epoch, restored.step, False
 
     # -- facts -----------------------------------------------------------------------------------------------------
@@ -368,7 +383,7 @@ class NativeDataLoader(PublicNames):
     @property
     def stats(self) -> LoaderStats:
         """Counters of all iterations so far."""
-        fetch, cache = _fetched(self.dataset, self._workers)
+        fetch, cache = fetched(self.dataset, self._workers)
         failed = {self._error_limit.policy.on_error: self._error_limit.num_failed}
         return self._clock.stats(
             num_batches=self._num_batches, num_samples=self._num_samples, num_skipped=failed.get("skip", 0),
@@ -382,13 +397,3 @@ class NativeDataLoader(PublicNames):
 
     def _plan(self, epoch: int) -> Plan:
         return self.dataset.plan(self._plan_options, epoch)
-
-
-def _fetched(dataset: LoadableDataset, workers: WorkerProcesses | None) -> tuple[FetchStats, CacheStats]:
-    """Returns the counters of all processes of a loader: requests, and cache hits."""
-    fetch, cache = dataset.fetch_stats, dataset.cache_stats
-    return (fetch, cache) if workers is None else (workers.reports.fetch(fetch), workers.reports.cache(cache))
-
-
-def _num_samples(item: Any) -> int:
-    return len(item.sample_ids) - item.num_padded if isinstance(item, Batch) else 0
