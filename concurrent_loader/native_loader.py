@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from types import GenericAlias
@@ -27,6 +26,7 @@ from concurrent_loader.loader_arguments import (
     last_batch_policy,
     num_threads_and_batches,
     positive,
+    warn_if_empty,
 )
 from concurrent_loader.loader_iterator import LoaderIterator, receive_batches
 from concurrent_loader.media import PartOf
@@ -46,6 +46,7 @@ from concurrent_loader.pipeline.threaded_batches import ThreadedBatches
 from concurrent_loader.ranks import check_rank, rank_of_process, warn_if_ranks_share_shards
 from concurrent_loader.recorder import FlightRecorder, start_record
 from concurrent_loader.stats.loader_stats import LoaderStats, StageClock, WallTime
+from concurrent_loader.stats.trace import Traceable
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.public_names import PublicNames
 from concurrent_loader.storage.sizes import Size, parse_size
@@ -57,7 +58,7 @@ __all__ = ["NativeDataLoader"]
 _HUNG_S = 1.0  # after a timeout, a hung call gets this long to return
 
 
-class NativeDataLoader(PublicNames):
+class NativeDataLoader(Traceable, PublicNames):
     """Loads a dataset of this package in batches, epoch after epoch.
 
     Shards are fetched with many requests in flight and kept in the dataset's cache. Threads read, verify, decode and
@@ -211,12 +212,7 @@ class NativeDataLoader(PublicNames):
         self._newest: object = None
         plan = self._plan(0)  # raises now for options that cannot work
         warn_of_companions(dataset, decode or {})
-        if self._plan_options.last_batch == "drop" and not plan.num_steps(self.rank, self.world_size):
-            warnings.warn(
-                "drop_last leaves no batch: the dataset has fewer samples than the global batch size, "
-                f"{self._plan_options.global_batch_size}. Pass a smaller batch_size, or last_batch='short' or 'pad'",
-                stacklevel=2,
-            )
+        warn_if_empty(self._plan_options, plan.num_steps(self.rank, self.world_size))
         if groups is None:
             warn_if_ranks_share_shards(dataset, plan, rank=self.rank, world_size=self.world_size)
         self._workers: WorkerProcesses | None = None
@@ -301,7 +297,10 @@ class NativeDataLoader(PublicNames):
             grace_period_s = _HUNG_S
             raise
         finally:
-            iteration.end(grace_period_s)
+            try:
+                iteration.end(grace_period_s)
+            finally:
+                self._end_trace()
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
         made = self._host_batches(epoch, start_step)

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from concurrent_loader.batch.batch import Batch
 from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.errors import LoaderError
@@ -93,7 +91,7 @@ class FlightRecorder:
             self._log.flush()
         return self.head
 
-    def append(self, iteration: RecordedIteration, line: Line, *numbers: Any) -> None:
+    def append(self, iteration: RecordedIteration, line: Line, *numbers: Any, num_padded: int = 0) -> None:
         """Appends a line of an iteration.
 
         Raises:
@@ -107,7 +105,7 @@ class FlightRecorder:
             begin = iteration.begin(self._folder)
             self._log.append(begin)
             self._current = iteration
-        self._log.append(line, *numbers)
+        self._log.append(line, *numbers, num_padded=num_padded)
         if iteration is self._newest:
             self.head = self._log.head
 
@@ -159,7 +157,7 @@ class RecordedIteration:
                 repair = Repair(list(failed), ids.tolist(), padded, sources.tolist())
                 self._recorder.append(self, Step(self._step, count, repair))
             else:
-                self._recorder.append(self, Step(self._step, count), ids, sources, np.array([padded]))
+                self._recorder.append(self, Step(self._step, count), ids, sources, num_padded=padded)
         self._step += 1
 
     def end(self) -> None:
@@ -187,11 +185,11 @@ class _Log:
         self.head, torn = self._read_tail()
         self.append(Session(session.rank, session.world_size, session.time, torn))
 
-    def append(self, line: Line, *numbers: Any) -> None:
+    def append(self, line: Line, *numbers: Any, num_padded: int = 0) -> None:
         if not self._close.alive:
             raise _taken(self._path)
         text = line.text()
-        head = next_head(self.head, text, *numbers)
+        head = next_head(self.head, text, *numbers, num_padded=num_padded)
         data = f"{text} {head}\n".encode()
         try:
             written = os.write(self._fd, data)

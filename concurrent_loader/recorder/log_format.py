@@ -134,23 +134,25 @@ class End:
 Line = Session | Begin | Step | End
 
 
-def next_head(head: str, text: str, *arrays: npt.NDArray[np.int64]) -> str:
+def next_head(head: str, text: str, *arrays: npt.NDArray[np.int64], num_padded: int = 0) -> str:
     """Returns the head after a line.
 
     Args:
         head: Head before the line.
         text: The line without its head.
-        *arrays: Numbers that the line stands for: sample numbers, sources, and the number of padding samples.
+        *arrays: Numbers that the line stands for: sample numbers and sources.
+        num_padded: Number of padding samples.
 
     Example:
         >>> from concurrent_loader.recorder.log_format import FIRST_HEAD, next_head
         >>> next_head(FIRST_HEAD, "E 0") == next_head(FIRST_HEAD, "E 1")
         False
     """
-    hashed = blake2b(f"{head} {text}".encode(), digest_size=HEAD_LENGTH // 2)
+    lengths = [len(array) for array in arrays]
+    hashed = blake2b(f"{head} {text}\n{lengths} {num_padded}\n".encode(), digest_size=HEAD_LENGTH // 2)
     for array in arrays:
-        hashed.update(f" {len(array)} ".encode())
-        hashed.update(np.ascontiguousarray(array, "<i8").data)
+        if len(array):
+            hashed.update(np.ascontiguousarray(array, "<i8").data)
     return hashed.hexdigest()
 
 

@@ -132,11 +132,12 @@ class _Reader:
         """
         index = self._planned(line) if isinstance(line, Step) else None
         numbers: list[Any] = []
+        num_padded = 0
         if isinstance(line, Step) and index is not None and line.count is not None and line.repair is None:
             assert self._order is not None
             sources = np.empty(0, np.int64) if index.source is None else index.source
-            numbers = [self._order.samples(index), sources, np.array([index.num_padded])]
-        if next_head(self._head, text, *numbers) != head:
+            numbers, num_padded = [self._order.samples(index), sources], index.num_padded
+        if next_head(self._head, text, *numbers, num_padded=num_padded) != head:
             raise ValueError(_BROKEN)
         self._head = head
         if isinstance(line, Session):

@@ -19,7 +19,7 @@ def test_a_run_that_is_killed_three_times_is_proven(tmp_path: Path) -> None:
         for number in range(61):
             writer.write({"label": number, "data": bytes(300)})
     delivered = 0
-    for num_batches in (8, 5, None):
+    for num_batches in (7, 4, None):
         command = [sys.executable, str(PROGRAM), url, run, state]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
