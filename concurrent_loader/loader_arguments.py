@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec
 
@@ -16,7 +17,7 @@ from concurrent_loader.datasets.mixture import Mixture
 from concurrent_loader.datasets.torch_sampler import sampler_batches
 from concurrent_loader.datasets.views import Selectable
 from concurrent_loader.order.batching import ByLength
-from concurrent_loader.order.options import LastBatch
+from concurrent_loader.order.options import LastBatch, PlanOptions
 from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.sampler_batches import SamplerBatches
 from concurrent_loader.storage.errors import ConfigurationError
@@ -35,6 +36,7 @@ __all__ = [
     "refuse_drop_in_arguments",
     "refuse_native_arguments",
     "same_arguments",
+    "warn_if_empty",
 ]
 
 P = ParamSpec("P")
@@ -67,6 +69,7 @@ _NATIVE_ONLY = {
     "prefetch_batches": "pass prefetch_factor=, the number of batches that each worker makes ahead",
     "prefetch_bytes": "pass in_flight=, which bounds how many items are read ahead",
     "ragged": "pass collate_fn=functools.partial(concurrent_loader.collate, ragged=…)",
+    "recorder": "leave it out: a sampler of your own determines the order, which cannot be proved",
     "rank": "pass sampler=torch.utils.data.DistributedSampler(…)",
     "sampling": "pass sampler=torch.utils.data.WeightedRandomSampler(…)",
     "seed": "pass generator=torch.Generator().manual_seed(…)",
@@ -94,6 +97,16 @@ def check_batching(
     if isinstance(batching, BatchSampler) and batch_size != 1:
         raise ConfigurationError("a batch sampler determines the size of batches; leave batch_size out", got=batch_size)
     return sampler_batches(batching)
+
+
+def warn_if_empty(options: PlanOptions, num_steps: int) -> None:
+    """Warns the caller of a loader whose ``drop_last`` leaves no batch."""
+    if options.last_batch == "drop" and not num_steps:
+        warnings.warn(
+            "drop_last leaves no batch: the dataset has fewer samples than the global batch size, "
+            f"{options.global_batch_size}. Pass a smaller batch_size, or last_batch='short' or 'pad'",
+            stacklevel=3,
+        )
 
 
 def has_native_loader(dataset: object) -> bool:

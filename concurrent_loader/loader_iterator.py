@@ -11,9 +11,11 @@ from concurrent_loader.errors import LoaderError, LoaderTimeout
 from concurrent_loader.pipeline.batch_iterator import END, EpochBatches, Failure
 from concurrent_loader.pipeline.batch_timeout import BatchTimeout
 from concurrent_loader.stats.loader_stats import WallTime
+from concurrent_loader.stats.trace import profiled
 from concurrent_loader.stats.wait_attribution import spans_for
 from concurrent_loader.storage.errors import StorageError
 from concurrent_loader.storage.redaction import shorten_traceback
+from concurrent_loader.storage.span_recorder import active
 from concurrent_loader.workers.workers import WorkerProcesses
 
 __all__ = ["LoaderIterator", "receive_batches"]
@@ -102,7 +104,8 @@ def receive_batches(
     """
     for step in count(start_step):
         try:
-            item = patience.take(batches, name=f"batch {step} of epoch {epoch}")
+            with profiled("wait"):
+                item = patience.take(batches, name=f"batch {step} of epoch {epoch}")
         except LoaderTimeout as error:
             wall.count_wait(spans_for(error.stage or "other"))
             raise
@@ -110,6 +113,10 @@ def receive_batches(
             wall.count_wait(())
             raise
         wall.count_wait(batches.spans)
+        if (recorder := active()) is not None:
+            for span in batches.spans:
+                cause = max(span.shares, key=span.shares.__getitem__, default="other")
+                recorder.add("batch", cause, span.start_s, span.end_s, step=step, epoch=epoch, shares=dict(span.shares))
         if item is END:
             return
         if isinstance(item, Failure):

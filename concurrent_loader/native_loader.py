@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from types import GenericAlias
@@ -26,6 +26,7 @@ from concurrent_loader.loader_arguments import (
     last_batch_policy,
     num_threads_and_batches,
     positive,
+    warn_if_empty,
 )
 from concurrent_loader.loader_iterator import LoaderIterator, receive_batches
 from concurrent_loader.media import PartOf
@@ -43,22 +44,22 @@ from concurrent_loader.pipeline.pipeline import PipelineConfig
 from concurrent_loader.pipeline.sample_processing import ProcessingOptions, make_sample_processing, transform_batch
 from concurrent_loader.pipeline.threaded_batches import ThreadedBatches
 from concurrent_loader.ranks import check_rank, rank_of_process, warn_if_ranks_share_shards
+from concurrent_loader.recorder import FlightRecorder, start_record
 from concurrent_loader.stats.loader_stats import LoaderStats, StageClock, WallTime
-from concurrent_loader.storage.cache import CacheStats
+from concurrent_loader.stats.trace import Traceable
 from concurrent_loader.storage.errors import ConfigurationError
-from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.storage.public_names import PublicNames
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.whatif.recorder import Recordable
 from concurrent_loader.workers.job import Job
-from concurrent_loader.workers.workers import WorkerProcesses, check_worker_arguments
+from concurrent_loader.workers.workers import WorkerProcesses, check_worker_arguments, fetched
 
 __all__ = ["NativeDataLoader"]
 
 _HUNG_S = 1.0  # after a timeout, a hung call gets this long to return
 
 
-class NativeDataLoader(Recordable, PublicNames):
+class NativeDataLoader(Recordable, Traceable, PublicNames):
     """Loads a dataset of this package in batches, epoch after epoch.
 
     Shards are fetched with many requests in flight and kept in the dataset's cache. Threads read, verify, decode and
@@ -111,6 +112,8 @@ class NativeDataLoader(Recordable, PublicNames):
         worker_init_fn: Function called with the worker's number when a worker process starts.
         multiprocessing_context: Start method of the workers: ``"forkserver"`` (default), ``"spawn"``, or a context.
         persistent_workers: Whether workers are kept for the next epoch; default False.
+        recorder: Folder of a run, in which each rank logs what every step delivered; default None, no log. See
+            docs/how-to/prove.md.
         timeout: Seconds to wait for one batch before `LoaderTimeout` is raised, which names the stage waited for;
             default 600. 0 or None: no limit.
         slow_batch_warning_s: Seconds of waiting for one batch before a warning names the stage waited for; default 10.
@@ -168,6 +171,7 @@ class NativeDataLoader(Recordable, PublicNames):
         worker_init_fn: Callable[[int], object] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
         persistent_workers: bool = False,
+        recorder: str | os.PathLike[str] | None = None,
         timeout: float | None = 600.0,
         slow_batch_warning_s: float | None = 10.0,
     ) -> None:
@@ -203,17 +207,13 @@ class NativeDataLoader(Recordable, PublicNames):
         )  # fmt: skip
         self._processing = make_sample_processing(dataset, processing, clock=self._clock)
         self._epoch, self._step, self._started = 0, 0, False
+        self._recorder = None if recorder is None else FlightRecorder(recorder, self.rank, self.world_size)
         self._num_batches = self._num_samples = 0
         self._first_batch_s = 0.0
         self._newest: object = None
         plan = self._plan(0)  # raises now for options that cannot work
         warn_of_companions(dataset, decode or {})
-        if self._plan_options.last_batch == "drop" and not plan.num_steps(self.rank, self.world_size):
-            warnings.warn(
-                "drop_last leaves no batch: the dataset has fewer samples than the global batch size, "
-                f"{self._plan_options.global_batch_size}. Pass a smaller batch_size, or last_batch='short' or 'pad'",
-                stacklevel=2,
-            )
+        warn_if_empty(self._plan_options, plan.num_steps(self.rank, self.world_size))
         if groups is None:
             warn_if_ranks_share_shards(dataset, plan, rank=self.rank, world_size=self.world_size)
         self._workers: WorkerProcesses | None = None
@@ -232,7 +232,7 @@ class NativeDataLoader(Recordable, PublicNames):
             warn_s=slow_batch_warning_s,
             timeout_s=timeout,
             clock=self._clock.now,
-            facts=lambda: describe(*_fetched(dataset, workers)),
+            facts=lambda: describe(*fetched(dataset, workers)),
         )
 
     # -- iteration -------------------------------------------------------------------------------------------------
@@ -267,6 +267,7 @@ class NativeDataLoader(Recordable, PublicNames):
         me = self._newest = object()
         wall = WallTime(self._clock)
         began = self._clock.now()
+        record = start_record(self._recorder, self.dataset, self._plan_options, epoch, start_step)
         batches = self._batches(epoch, start_step)
         iteration = Iteration(batches)
         step, grace_period_s = start_step, STOP_S
@@ -276,24 +277,31 @@ class NativeDataLoader(Recordable, PublicNames):
                 if step == start_step:
                     self._first_batch_s = self._clock.now() - began
                 given = as_tuple(transform_batch(self._batch_transform, self._to_device(item)), self._as_tuple)
+                if record is not None:
+                    record.deliver(item, self._error_limit.last_failed)
                 wall.count("device")
                 step += 1  # a batch that fails above is not delivered: the state stays before it, as with workers
                 if self._newest is me:
                     self._step = step
                 self._num_batches += 1
-                self._num_samples += _num_samples(item)
+                self._num_samples += item.num_samples if isinstance(item, Batch) else 0
                 iteration.consumed()
                 try:
                     yield given
                 finally:
                     wall.count("consumer")
+            if record is not None:
+                record.end()
             if self._newest is me:
                 self._epoch, self._step, self._started = epoch + 1, 0, False
         except LoaderTimeout:
             grace_period_s = _HUNG_S
             raise
         finally:
-            iteration.end(grace_period_s)
+            try:
+                iteration.end(grace_period_s)
+            finally:
+                self._end_trace()
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
         made = self._host_batches(epoch, start_step)
@@ -346,8 +354,12 @@ class NativeDataLoader(Recordable, PublicNames):
         self._epoch, self._started = epoch, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the last delivered batch: a few integers, the same on every rank."""
-        return PlanState.of(self._plan(self._epoch), step=self._step).to_dict()
+        """Returns the position after the last delivered batch: a few integers, the same on every rank.
+
+        With ``recorder=``, it also has the head of this rank's log.
+        """
+        head = None if self._recorder is None else self._recorder.saved_head()
+        return PlanState.of(self._plan(self._epoch), self._step, head).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration continue where a state was taken. No sample is read again.
@@ -362,6 +374,8 @@ class NativeDataLoader(Recordable, PublicNames):
         restored = PlanState.from_dict(dict(state))
         plan = self._plan(restored.epoch)
         restored.check(plan)
+        if self._recorder is not None:
+            self._recorder.restored(restored.recorder_head)
         self._epoch, self._step, self._started = restored.epoch, restored.step, False
 
     # -- facts -----------------------------------------------------------------------------------------------------
@@ -369,7 +383,7 @@ class NativeDataLoader(Recordable, PublicNames):
     @property
     def stats(self) -> LoaderStats:
         """Counters of all iterations so far."""
-        fetch, cache = _fetched(self.dataset, self._workers)
+        fetch, cache = fetched(self.dataset, self._workers)
         failed = {self._error_limit.policy.on_error: self._error_limit.num_failed}
         return self._clock.stats(
             num_batches=self._num_batches, num_samples=self._num_samples, num_skipped=failed.get("skip", 0),
@@ -383,13 +397,3 @@ class NativeDataLoader(Recordable, PublicNames):
 
     def _plan(self, epoch: int) -> Plan:
         return self.dataset.plan(self._plan_options, epoch)
-
-
-def _fetched(dataset: LoadableDataset, workers: WorkerProcesses | None) -> tuple[FetchStats, CacheStats]:
-    """Returns the counters of all processes of a loader: requests, and cache hits."""
-    fetch, cache = dataset.fetch_stats, dataset.cache_stats
-    return (fetch, cache) if workers is None else (workers.reports.fetch(fetch), workers.reports.cache(cache))
-
-
-def _num_samples(item: Any) -> int:
-    return len(item.sample_ids) - item.num_padded if isinstance(item, Batch) else 0

@@ -57,6 +57,11 @@ class Batch(PublicNames, dict[str, Any]):
         self.num_padded = num_padded
         self.sources = torch.empty(0, dtype=torch.int64) if sources is None else sources
 
+    @property
+    def num_samples(self) -> int:
+        """Number of samples without padding; 0 if ``sample_ids`` are unknown."""
+        return len(self.sample_ids) - self.num_padded
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """Returns the batch with its tensors, also tensors in lists, on a device. ``sample_ids`` stay on the CPU.
 

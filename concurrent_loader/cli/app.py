@@ -25,6 +25,7 @@ from concurrent_loader.cli.gc import gc
 from concurrent_loader.cli.head import head, show
 from concurrent_loader.cli.info import info
 from concurrent_loader.cli.list_datasets import list_command
+from concurrent_loader.cli.prove import prove
 from concurrent_loader.cli.purge import purge
 from concurrent_loader.cli.snapshots import snapshots
 from concurrent_loader.cli.tag import tag
@@ -84,6 +85,7 @@ app.command("copy")(copy_command)
 app.command("head")(head)
 app.command("show")(show)
 app.command("browse")(browse)
+app.command("prove")(prove)
 app.command("purge")(purge)
 app.command("verify")(verify)
 app.command("whatif")(whatif)

@@ -62,13 +62,13 @@ class Selectable(ReadableDataset):
             return super().plan(options, epoch)
         if isinstance(options.batching, ByLength) and not isinstance(options.batching.lengths, str):
             raise ConfigurationError("with sampling=, ByLength needs the name of a column instead of an array")
-        return self._drawn(options, epoch).plan(replace(options, sampling=None), epoch)
+        return self.drawn(options, epoch).plan(replace(options, sampling=None), epoch)
 
     def source_for(self, options: PlanOptions, epoch: int) -> Source:
         """Returns a new source of units for one iteration over an epoch."""
-        return self._drawn(options, epoch).source
+        return self.drawn(options, epoch).source
 
-    def _drawn(self, options: PlanOptions, epoch: int) -> Selectable:
+    def drawn(self, options: PlanOptions, epoch: int) -> Selectable:
         """Returns the samples of an epoch: this dataset, or a view of it with the samples that ``sampling`` draws."""
         sampling = options.sampling
         if sampling is None:

@@ -36,11 +36,13 @@ class StagedBatch:
         batch: Batch on the device.
         ticket: Point on the stage's stream from which the batch is complete.
         errors: Reasons why samples are missing or replaced.
+        repaired: Whether the CPU left samples out, or replaced them.
     """
 
     batch: Batch
     ticket: Ticket
     errors: tuple[DecodeError, ...] = ()
+    repaired: bool = False
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
@@ -12,6 +13,7 @@ from concurrent_loader.order.protocol import Plan
 __all__ = ["PlanState"]
 
 _VERSION = 1
+_HEAD = "recorder_head"
 _MEANING = {
     "seed": "seed",
     "global_batch_size": "global batch size (batch size times number of ranks)",
@@ -39,6 +41,7 @@ class PlanState:
         shuffle: Whether samples are shuffled.
         fingerprint: Fingerprint of the dataset's snapshot and selection.
         version: Version of this record and of the scheme in docs/explanation/order.md.
+        recorder_head: Head of the flight recorder's hash chain at this position; None without a recorder.
     """
 
     epoch: int
@@ -50,9 +53,10 @@ class PlanState:
     shuffle: bool
     fingerprint: int
     version: int = _VERSION
+    recorder_head: str | None = None
 
     @classmethod
-    def of(cls, plan: Plan, step: int) -> Self:
+    def of(cls, plan: Plan, step: int, recorder_head: str | None = None) -> Self:
         """Returns the state of a plan after ``step`` batches."""
         return cls(
             epoch=plan.epoch,
@@ -63,11 +67,12 @@ class PlanState:
             window=plan.window,
             shuffle=plan.shuffle,
             fingerprint=plan.fingerprint,
+            recorder_head=recorder_head,
         )
 
-    def to_dict(self) -> dict[str, int]:
-        """Returns the state as plain integers, for `torch.save` or JSON."""
-        return asdict(self)
+    def to_dict(self) -> dict[str, int | str]:
+        """Returns the state as plain values, for `torch.save` or JSON. Without a flight recorder there is no head."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -81,12 +86,16 @@ class PlanState:
         version = data.get("version")
         if version != _VERSION:
             raise LoaderStateError("the state has an unsupported version", expected=_VERSION, got=version)
-        names = [field.name for field in fields(cls)]
-        if set(data) != set(names):
+        names = [field.name for field in fields(cls) if field.name != _HEAD]
+        if set(data) - {_HEAD} != set(names):
             raise LoaderStateError(
                 "the state has missing or unknown entries", expected=names, got=sorted(map(str, data))
             )
-        for name, value in data.items():
+        head = data.get(_HEAD)
+        if head is not None and not (isinstance(head, str) and re.fullmatch("[0-9a-f]{32}", head)):
+            raise LoaderStateError(f"{_HEAD!r} of the state must be 32 hex digits", got=head)
+        for name in names:
+            value = data[name]
             if name == "shuffle" and not isinstance(value, bool):
                 raise LoaderStateError("'shuffle' of the state must be a bool", got=value)
             if name != "shuffle" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):

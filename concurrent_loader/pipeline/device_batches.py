@@ -122,7 +122,7 @@ class DeviceBatches:
         self._advance()
         if isinstance(item, StagedBatch) and self._stage is not None:
             batch = self._stage.hand_over(item)
-            return RepairedBatch(batch, item.errors) if item.errors else batch
+            return RepairedBatch(batch, item.errors) if item.errors or item.repaired else batch
         return item
 
     @property
@@ -213,4 +213,5 @@ class DeviceBatches:
             clear_frames: Callable[[Any], None] = traceback.clear_frames
             clear_frames(error.__traceback__)
             raise
-        return replace(staged, errors=(*errors, *staged.errors)), began_s, self._clock.now()
+        staged = replace(staged, errors=(*errors, *staged.errors), repaired=isinstance(item, RepairedBatch))
+        return staged, began_s, self._clock.now()

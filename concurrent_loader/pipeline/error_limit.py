@@ -60,6 +60,7 @@ class ErrorLimit:
 
     Attributes:
         num_failed: Number of failed samples so far, over all iterations.
+        last_failed: Numbers of the failed samples in the batch taken last; None for a batch as planned.
 
     Thread-safety: For the consumer's thread only.
     """
@@ -67,6 +68,7 @@ class ErrorLimit:
     def __init__(self, policy: ErrorPolicy) -> None:
         self.policy = policy
         self.num_failed = 0
+        self.last_failed: tuple[int, ...] | None = None
 
     def watch(self, batches: EpochBatches, num_samples: int) -> EpochBatches:
         """Returns the batches of an iteration, with their failed samples counted.
@@ -93,8 +95,10 @@ class _Counted:
 
     def take(self, timeout_s: float | None = None) -> Any:
         item = self._batches.take(timeout_s)
+        self._error_limit.last_failed = None
         if not isinstance(item, RepairedBatch):
             return item
+        self._error_limit.last_failed = tuple(each.sample for each in item.errors if each.sample is not None)
         self._count(item.errors)
         return item.batch if self._num_failed <= self._bound else Failure(self._too_many())
 

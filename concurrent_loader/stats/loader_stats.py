@@ -9,12 +9,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from concurrent_loader.stats.trace import profiled
 from concurrent_loader.stats.wait_attribution import CAUSES, BatchTrace, Spans, attribute_wait
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.storage.fork_safety import register_fork_handler
 from concurrent_loader.storage.html_table import html_table
 from concurrent_loader.storage.sizes import format_count, format_size
+from concurrent_loader.storage.span_recorder import active
 
 __all__ = ["LoaderStats", "StageClock", "WallTime"]
 
@@ -189,10 +191,13 @@ class StageClock:
         trace: BatchTrace | None = getattr(self._serving, "trace", None)
         began = self.now()
         try:
-            with nullcontext() if trace is None else trace.working(stage):
+            with nullcontext() if trace is None else trace.working(stage), profiled(stage):
                 yield
         finally:
-            self.add(stage, self.now() - began)
+            ended = self.now()
+            self.add(stage, ended - began)
+            if (recorder := active()) is not None:
+                recorder.add("thread", stage, began, ended, **({} if trace is None else {"step": trace.step}))
 
     def add(self, stage: str, seconds: float) -> None:
         """Adds seconds to a stage."""
@@ -244,6 +249,8 @@ class WallTime:
         self._counted_until_s = end_s
         self._clock.add(category, end_s - start_s)
         self._clock.add("total", end_s - start_s)
+        if (recorder := active()) is not None:
+            recorder.add("consumer", category, start_s, end_s)
         return start_s, end_s
 
     def count_wait(self, spans: Spans) -> None:

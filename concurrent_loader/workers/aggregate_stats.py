@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from concurrent_loader.stats.loader_stats import StageClock
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.fetch import FetchStats
+from concurrent_loader.storage.span_recorder import active
 from concurrent_loader.workers.messages import Report
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class WorkerReports:
         """Adds a report."""
         for stage, seconds in report.seconds.items():
             self._clock.add(stage, seconds)
+        if (recorder := active()) is not None:
+            recorder.extend(report.spans)
         newest = self._newest.get(pid)
         if newest is None or report.number >= newest.number:
             self._newest[pid] = report

@@ -11,14 +11,14 @@ import os
 import socket
 import struct
 from array import array
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import IntEnum
 
 from concurrent_loader.workers.serialization import MAX_FILES, PackedBatch
 
 __all__ = ["Channel", "Command", "CommandKind", "ReceivedBatch"]
 
-_ORDER = struct.Struct("<BIQQ")
+_ORDER = struct.Struct("<BIQQQ")
 _ARRIVAL = struct.Struct("<I")
 _ROOM = socket.CMSG_LEN(MAX_FILES * array("i").itemsize)
 _FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -42,12 +42,14 @@ class Command:
         run: Number of the iteration concerned.
         epoch: Epoch to begin.
         step: First step.
+        max_spans: Number of spans of a trace to keep; 0 without a trace.
     """
 
     kind: CommandKind
     run: int
     epoch: int = 0
     step: int = 0
+    max_spans: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Channel:
     def send_command(self, command: Command) -> bool:
         """Sends a command; returns False if the other end is closed."""
         try:
-            self._socket.sendall(_ORDER.pack(command.kind, command.run, command.epoch, command.step))
+            self._socket.sendall(_ORDER.pack(*astuple(command)))
         except OSError:
             return False
         return True
@@ -103,8 +105,8 @@ class Channel:
         data = self._receive_rest(b"", _ORDER.size)
         if data is None:
             return None
-        kind, run, epoch, step = _ORDER.unpack(data)
-        return Command(CommandKind(kind), run, epoch, step)
+        kind, *numbers = _ORDER.unpack(data)
+        return Command(CommandKind(kind), *numbers)
 
     def send_batch(self, run: int, packed: PackedBatch) -> bool:
         """Sends a packed batch and closes it; returns False if the other end is closed."""

@@ -11,6 +11,7 @@ from concurrent_loader.pipeline.batch_iterator import END, Failure
 from concurrent_loader.stats.wait_attribution import BatchStatus, Spans
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.fetch import FetchStats
+from concurrent_loader.storage.span_recorder import RecordedSpan
 
 __all__ = ["ANY_RUN", "Outcome", "Report"]
 
@@ -26,12 +27,14 @@ class Report:
         fetch: Requests and bytes since the worker started.
         cache: Cache hits and misses since the worker started.
         number: Number of the report. Batches are not finished in the order of their delivery.
+        spans: Spans of a trace since the previous report.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     fetch: FetchStats = field(default_factory=FetchStats)
     cache: CacheStats = field(default_factory=CacheStats)
     number: int = 0
+    spans: list[RecordedSpan] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from time import monotonic
 
 from concurrent_loader.errors import LoaderError, WorkerDied
 from concurrent_loader.stats.wait_attribution import BatchStatus
+from concurrent_loader.storage.span_recorder import active
 from concurrent_loader.workers.aggregate_stats import WorkerReports
 from concurrent_loader.workers.channel import Channel, Command, CommandKind, ReceivedBatch
 from concurrent_loader.workers.fork_server import starting
@@ -124,9 +125,11 @@ class WorkerPool:
         """Makes all workers begin an epoch; returns the number of the run."""
         self._run += 1
         self._finished.clear()
+        recorder = active()
+        max_spans = 0 if recorder is None else recorder.max_spans
         for worker in self._workers:
             worker.early.clear()
-            worker.channel.send_command(Command(CommandKind.BEGIN, self._run, epoch, step))
+            worker.channel.send_command(Command(CommandKind.BEGIN, self._run, epoch, step, max_spans))
         return self._run
 
     def receive(self, number: int, run: int, timeout_s: float | None = None, *, with_status: bool = False) -> Outcome:

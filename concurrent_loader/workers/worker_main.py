@@ -32,6 +32,7 @@ from concurrent_loader.stats.loader_stats import StageClock
 from concurrent_loader.stats.wait_attribution import Spans
 from concurrent_loader.storage.errors import ConfigurationError, StorageError
 from concurrent_loader.storage.redaction import redact
+from concurrent_loader.storage.span_recorder import SpanRecorder, active, set_active
 from concurrent_loader.workers.channel import Channel, Command, CommandKind
 from concurrent_loader.workers.fork_server import restore_environment
 from concurrent_loader.workers.job import Job, PickledJob
@@ -186,6 +187,7 @@ class _Work:
     def _begin(self, command: Command) -> None:
         self._stop()  # the last run has delivered everything, but may still be ending
         job = self._job
+        set_active(SpanRecorder(command.max_spans) if command.max_spans else None)
         self._run = command.run
         streams = job.processing.seed, command.epoch, job.rank
         seed_generators(*streams, self._worker, 1)
@@ -252,7 +254,10 @@ class _Work:
             self._num_reports += 1
             if not self._ready:
                 return Report(more, number=self._num_reports)
-            return Report(more, self._dataset.fetch_stats, self._dataset.cache_stats, number=self._num_reports)
+            recorder = active()
+            spans = [] if recorder is None else recorder.drain()
+            fetch, cache = self._dataset.fetch_stats, self._dataset.cache_stats
+            return Report(more, fetch, cache, number=self._num_reports, spans=spans)
 
 
 class _Delivery:

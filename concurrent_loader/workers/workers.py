@@ -19,18 +19,21 @@ from typing import Any
 
 import numpy as np
 
+from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.errors import LoaderError, WorkerDied
 from concurrent_loader.pipeline.batch_iterator import STOP_S, Failure, check_process
 from concurrent_loader.stats.loader_stats import StageClock
 from concurrent_loader.stats.wait_attribution import BatchStatus, Spans
+from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.workers.aggregate_stats import WorkerReports
 from concurrent_loader.workers.job import Job, check_job
 from concurrent_loader.workers.multiprocessing_folder import claim_multiprocessing_folder
 from concurrent_loader.workers.pool import WorkerPool
 from concurrent_loader.workers.temp_cache import TempCache
 
-__all__ = ["ProcessBatches", "WorkerProcesses", "check_worker_arguments"]
+__all__ = ["ProcessBatches", "WorkerProcesses", "check_worker_arguments", "fetched"]
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +191,12 @@ class ProcessBatches:
             self._workers.release(pool)
         else:
             self._workers.discard(pool, grace_period_s)
+
+
+def fetched(dataset: LoadableDataset, workers: WorkerProcesses | None) -> tuple[FetchStats, CacheStats]:
+    """Returns the counters of all processes of a loader: requests, and cache hits."""
+    fetch, cache = dataset.fetch_stats, dataset.cache_stats
+    return (fetch, cache) if workers is None else (workers.reports.fetch(fetch), workers.reports.cache(cache))
 
 
 def check_worker_arguments(num_workers: int, context: str | BaseContext | None, persistent: bool) -> None:

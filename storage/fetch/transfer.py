@@ -24,6 +24,7 @@ from concurrent_loader.storage.fetch.deadlines import CallDeadline, StallWatch, 
 from concurrent_loader.storage.fetch.request_sender import RequestSender
 from concurrent_loader.storage.fetch.retry import RetryPolicy, call_with_retries, wants_new_connection
 from concurrent_loader.storage.fetch.stats import Counters
+from concurrent_loader.storage.span_recorder import active
 from concurrent_loader.storage.stores.body_stream import PIECE_BYTES, OpenRange
 from concurrent_loader.storage.stores.objects import ObjectMeta
 from concurrent_loader.storage.stores.store import Store
@@ -172,7 +173,13 @@ class Transfer:
                     await self._fetch_stream(num_bytes)
             finally:
                 answer_s = context.clock() - began_s
-                context.leave(self._place, num_bytes, received=self._position - before, answer_s=answer_s)
+                received = self._position - before
+                context.leave(self._place, num_bytes, received=received, answer_s=answer_s)
+                if (recorder := active()) is not None:
+                    key, attempt = self._request.key, self._attempts
+                    recorder.add(
+                        "request", key, began_s, began_s + answer_s, start=before, bytes=received, attempt=attempt
+                    )
         except StorageError as error:
             if self._in_callback or not self._is_complete(error):
                 raise
