@@ -29,6 +29,7 @@ from concurrent_loader.pipeline.batch_iterator import Failure
 from concurrent_loader.pipeline.pipeline import Pipeline, PipelineConfig
 from concurrent_loader.pipeline.sample_processing import make_sample_processing
 from concurrent_loader.stats.loader_stats import StageClock
+from concurrent_loader.stats.pipeline_status import PipelineStatus
 from concurrent_loader.stats.wait_attribution import Spans
 from concurrent_loader.storage.errors import ConfigurationError, StorageError
 from concurrent_loader.storage.redaction import redact
@@ -252,7 +253,8 @@ class _Work:
             self._num_reports += 1
             if not self._ready:
                 return Report(more, number=self._num_reports)
-            return Report(more, self._dataset.fetch_stats, self._dataset.cache_stats, number=self._num_reports)
+            status = PipelineStatus() if (pipeline := self._pipeline) is None else pipeline.status()
+            return Report(more, self._dataset.fetch_stats, self._dataset.cache_stats, status, self._num_reports)
 
 
 class _Delivery:
