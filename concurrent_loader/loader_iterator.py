@@ -7,16 +7,20 @@ from itertools import count
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from concurrent_loader.batch.batch import Batch
+from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.errors import LoaderError, LoaderTimeout
 from concurrent_loader.pipeline.batch_iterator import END, EpochBatches, Failure
 from concurrent_loader.pipeline.batch_timeout import BatchTimeout
 from concurrent_loader.stats.loader_stats import WallTime
 from concurrent_loader.stats.wait_attribution import spans_for
+from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import StorageError
+from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.storage.redaction import shorten_traceback
 from concurrent_loader.workers.workers import WorkerProcesses
 
-__all__ = ["LoaderIterator", "receive_batches"]
+__all__ = ["LoaderIterator", "fetched", "num_samples", "receive_batches"]
 
 
 class LoaderIterator(Iterator[Any]):
@@ -109,10 +113,22 @@ def receive_batches(
         except BaseException:
             wall.count_wait(())
             raise
-        wall.count_wait(batches.spans)
+        waited_s = wall.count_wait(batches.spans)
         if item is END:
             return
         if isinstance(item, Failure):
             is_typed = isinstance(item.error, StorageError | LoaderError)  # any other error keeps its whole traceback
             raise shorten_traceback(item.error) if is_typed else item.error
+        wall.count_batch(waited_s)
         yield item
+
+
+def fetched(dataset: LoadableDataset, workers: WorkerProcesses | None) -> tuple[FetchStats, CacheStats]:
+    """Returns the counters of all processes of a loader: requests, and cache hits."""
+    fetch, cache = dataset.fetch_stats, dataset.cache_stats
+    return (fetch, cache) if workers is None else (workers.reports.fetch(fetch), workers.reports.cache(cache))
+
+
+def num_samples(item: Any) -> int:
+    """Returns the number of a batch's samples without padding; 0 for what `collate_fn` made of them."""
+    return len(item.sample_ids) - item.num_padded if isinstance(item, Batch) else 0

@@ -27,8 +27,11 @@ from concurrent_loader.loader_arguments import (
     num_threads_and_batches,
     positive,
 )
-from concurrent_loader.loader_iterator import LoaderIterator, receive_batches
+from concurrent_loader.loader_iterator import LoaderIterator, fetched, num_samples, receive_batches
 from concurrent_loader.media import PartOf
+from concurrent_loader.metrics.live_server import track, untrack
+from concurrent_loader.metrics.running import Place
+from concurrent_loader.metrics.shown_loader import Resources, ShownLoader
 from concurrent_loader.order.options import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions
 from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.protocol import Plan
@@ -44,10 +47,7 @@ from concurrent_loader.pipeline.sample_processing import ProcessingOptions, make
 from concurrent_loader.pipeline.threaded_batches import ThreadedBatches
 from concurrent_loader.ranks import check_rank, rank_of_process, warn_if_ranks_share_shards
 from concurrent_loader.stats.loader_stats import LoaderStats, StageClock, WallTime
-from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import ConfigurationError
-from concurrent_loader.storage.fetch import FetchStats
-from concurrent_loader.storage.public_names import PublicNames
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.workers.job import Job
 from concurrent_loader.workers.workers import WorkerProcesses, check_worker_arguments
@@ -57,7 +57,7 @@ __all__ = ["NativeDataLoader"]
 _HUNG_S = 1.0  # after a timeout, a hung call gets this long to return
 
 
-class NativeDataLoader(PublicNames):
+class NativeDataLoader(ShownLoader):
     """Loads a dataset of this package in batches, epoch after epoch.
 
     Shards are fetched with many requests in flight and kept in the dataset's cache. Threads read, verify, decode and
@@ -231,7 +231,7 @@ class NativeDataLoader(PublicNames):
             warn_s=slow_batch_warning_s,
             timeout_s=timeout,
             clock=self._clock.now,
-            facts=lambda: describe(*_fetched(dataset, workers)),
+            facts=lambda: describe(*fetched(dataset, workers)),
         )
 
     # -- iteration -------------------------------------------------------------------------------------------------
@@ -268,7 +268,9 @@ class NativeDataLoader(PublicNames):
         began = self._clock.now()
         batches = self._batches(epoch, start_step)
         iteration = Iteration(batches)
-        step, grace_period_s = start_step, STOP_S
+        step, num_steps, grace_period_s = start_step, self._num_steps(epoch), STOP_S
+        place, status = (lambda: Place(epoch, step, num_steps)), batches.pipeline_status
+        live = track(self, place=place, status=status, pending=lambda: wall.pending)
         try:
             batches.start()
             for item in receive_batches(batches, self._batch_timeout, wall, epoch=epoch, start_step=start_step):
@@ -280,7 +282,7 @@ class NativeDataLoader(PublicNames):
                 if self._newest is me:
                     self._step = step
                 self._num_batches += 1
-                self._num_samples += _num_samples(item)
+                self._num_samples += num_samples(item)
                 iteration.consumed()
                 try:
                     yield given
@@ -292,6 +294,7 @@ class NativeDataLoader(PublicNames):
             grace_period_s = _HUNG_S
             raise
         finally:
+            untrack(live)
             iteration.end(grace_period_s)
 
     def _batches(self, epoch: int, start_step: int) -> EpochBatches:
@@ -368,27 +371,16 @@ class NativeDataLoader(PublicNames):
     @property
     def stats(self) -> LoaderStats:
         """Counters of all iterations so far."""
-        fetch, cache = _fetched(self.dataset, self._workers)
+        fetch, cache = fetched(self.dataset, self._workers)
         failed = {self._error_limit.policy.on_error: self._error_limit.num_failed}
         return self._clock.stats(
             num_batches=self._num_batches, num_samples=self._num_samples, num_skipped=failed.get("skip", 0),
             num_replaced=failed.get("replace", 0), first_batch_s=self._first_batch_s, fetch=fetch, cache=cache,
         )  # fmt: skip
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.dataset!r}, batch_size={self.batch_size}, rank={self.rank}/{self.world_size})"
-        )
+    def _resources(self) -> Resources:
+        workers = 0 if self._workers is None else self._workers.num_workers
+        return Resources(workers, self._num_threads, self._prefetch_batches, self._prefetch_bytes)
 
     def _plan(self, epoch: int) -> Plan:
         return self.dataset.plan(self._plan_options, epoch)
-
-
-def _fetched(dataset: LoadableDataset, workers: WorkerProcesses | None) -> tuple[FetchStats, CacheStats]:
-    """Returns the counters of all processes of a loader: requests, and cache hits."""
-    fetch, cache = dataset.fetch_stats, dataset.cache_stats
-    return (fetch, cache) if workers is None else (workers.reports.fetch(fetch), workers.reports.cache(cache))
-
-
-def _num_samples(item: Any) -> int:
-    return len(item.sample_ids) - item.num_padded if isinstance(item, Batch) else 0

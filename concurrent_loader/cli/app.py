@@ -28,6 +28,7 @@ from concurrent_loader.cli.list_datasets import list_command
 from concurrent_loader.cli.purge import purge
 from concurrent_loader.cli.snapshots import snapshots
 from concurrent_loader.cli.tag import tag
+from concurrent_loader.cli.top import top
 from concurrent_loader.cli.verify import verify
 from concurrent_loader.errors import LoaderError
 from concurrent_loader.storage.errors import CorruptData, StorageError
@@ -86,6 +87,7 @@ app.command("browse")(browse)
 app.command("purge")(purge)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
+app.command("top")(top)
 app.add_typer(columns.app, name="columns")
 app.add_typer(cache.app, name="cache")
 app.add_typer(s3.app, name="s3")
