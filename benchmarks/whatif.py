@@ -29,8 +29,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.bucket import far_away, photos_in, write_shards
-from benchmarks.bucket import put_objects as put_photos
+from benchmarks.bucket import far_away, photos_in, put_all, write_shards
 from benchmarks.command import bar, in_turns, program
 from benchmarks.figures import extremes, four_digits
 from benchmarks.fresh_process import in_fresh_process
@@ -203,7 +202,8 @@ def _server(load: Load, console: Console) -> Iterator[tuple[str, dict[int, dict[
         server.make_bucket(_BUCKET)
         options = server.storage_options()
         write_shards(photos, f"s3://{_BUCKET}/shards", options)
-        put_photos(photos_in(data, load.num_objects, console), f"s3://{_BUCKET}/objects", options)
+        paths = photos_in(data, load.num_objects, console).paths()
+        put_all(f"s3://{_BUCKET}/objects", options, {f"{path.parent.name}/{path.name}": path for path in paths})
         stores, first_byte_ms = {}, {}
         for latency in sorted({run.latency_ms for run in load.runs}):
             far, first_byte_ms[latency] = stack.enter_context(far_away(server, latency))

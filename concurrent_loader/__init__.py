@@ -51,6 +51,14 @@ if TYPE_CHECKING:
     from concurrent_loader.loader import ConcurrentDataLoader
     from concurrent_loader.map_style.loader import DropInDataLoader
     from concurrent_loader.media import Audio, Clips
+    from concurrent_loader.metrics.json_lines import JsonLinesMetrics
+    from concurrent_loader.metrics.lightning import lightning_callback
+    from concurrent_loader.metrics.logged import LoggedMetrics
+    from concurrent_loader.metrics.notebook import NotebookMetrics
+    from concurrent_loader.metrics.observe import observe
+    from concurrent_loader.metrics.open_telemetry import OpenTelemetryMetrics
+    from concurrent_loader.metrics.prometheus import PrometheusMetrics
+    from concurrent_loader.metrics.tensorboard import TensorBoardMetrics
     from concurrent_loader.native_loader import NativeDataLoader
     from concurrent_loader.order.batching import ByLength
     from concurrent_loader.order.packing import Packed
@@ -129,22 +137,27 @@ __all__ = [
     "HedgePolicy",
     "ImageFolder",
     "InvalidRange",
+    "JsonLinesMetrics",
     "Linked",
     "LoaderError",
     "LoaderStateError",
     "LoaderStats",
     "LoaderTimeout",
+    "LoggedMetrics",
     "MixUp",
     "MixUpOrCutMix",
     "Mixture",
     "NativeDataLoader",
     "Normalize",
     "NotFound",
+    "NotebookMetrics",
     "ObjectChanged",
     "ObjectDataset",
+    "OpenTelemetryMetrics",
     "Packed",
     "PackedTokens",
     "Pad",
+    "PrometheusMetrics",
     "ProtocolViolation",
     "RandomGrayscale",
     "RandomHorizontalFlip",
@@ -160,6 +173,7 @@ __all__ = [
     "StorageError",
     "StoreClosed",
     "StoreError",
+    "TensorBoardMetrics",
     "Throttled",
     "ToDtype",
     "TooManyDecodeErrors",
@@ -178,7 +192,9 @@ __all__ = [
     "drop_column",
     "export",
     "ingest",
+    "lightning_callback",
     "load_manifest",
+    "observe",
     "open_store",
     "plan_parts",
     "rename_column",
@@ -230,6 +246,14 @@ _EXPORTS = {
     ),
     "concurrent_loader.loader": ("ConcurrentDataLoader",),
     "concurrent_loader.map_style.loader": ("DropInDataLoader",),
+    "concurrent_loader.metrics.json_lines": ("JsonLinesMetrics",),
+    "concurrent_loader.metrics.lightning": ("lightning_callback",),
+    "concurrent_loader.metrics.logged": ("LoggedMetrics",),
+    "concurrent_loader.metrics.notebook": ("NotebookMetrics",),
+    "concurrent_loader.metrics.observe": ("observe",),
+    "concurrent_loader.metrics.open_telemetry": ("OpenTelemetryMetrics",),
+    "concurrent_loader.metrics.prometheus": ("PrometheusMetrics",),
+    "concurrent_loader.metrics.tensorboard": ("TensorBoardMetrics",),
     "concurrent_loader.native_loader": ("NativeDataLoader",),
     "concurrent_loader.pipeline.sample_context": ("SampleContext",),
     "concurrent_loader.order.batching": ("ByLength",),

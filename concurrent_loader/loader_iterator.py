@@ -7,6 +7,7 @@ from itertools import count
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from concurrent_loader.batch.batch import Batch
 from concurrent_loader.errors import LoaderError, LoaderTimeout
 from concurrent_loader.pipeline.batch_iterator import END, EpochBatches, Failure
 from concurrent_loader.pipeline.batch_timeout import BatchTimeout
@@ -18,7 +19,7 @@ from concurrent_loader.storage.redaction import shorten_traceback
 from concurrent_loader.storage.span_recorder import active
 from concurrent_loader.workers.workers import WorkerProcesses
 
-__all__ = ["LoaderIterator", "receive_batches"]
+__all__ = ["LoaderIterator", "num_samples", "receive_batches"]
 
 
 class LoaderIterator(Iterator[Any]):
@@ -112,7 +113,7 @@ def receive_batches(
         except BaseException:
             wall.count_wait(())
             raise
-        wall.count_wait(batches.spans)
+        waited_s = wall.count_wait(batches.spans)
         if (recorder := active()) is not None:
             for span in batches.spans:
                 cause = max(span.shares, key=span.shares.__getitem__, default="other")
@@ -122,4 +123,10 @@ def receive_batches(
         if isinstance(item, Failure):
             is_typed = isinstance(item.error, StorageError | LoaderError)  # any other error keeps its whole traceback
             raise shorten_traceback(item.error) if is_typed else item.error
+        wall.count_batch(waited_s)
         yield item
+
+
+def num_samples(item: Any) -> int:
+    """Returns the number of a batch's samples without padding; 0 for what `collate_fn` made of them."""
+    return len(item.sample_ids) - item.num_padded if isinstance(item, Batch) else 0

@@ -28,8 +28,11 @@ from concurrent_loader.loader_arguments import (
     positive,
     warn_if_empty,
 )
-from concurrent_loader.loader_iterator import LoaderIterator, receive_batches
+from concurrent_loader.loader_iterator import LoaderIterator, num_samples, receive_batches
 from concurrent_loader.media import PartOf
+from concurrent_loader.metrics.live_server import track, untrack
+from concurrent_loader.metrics.running import Place
+from concurrent_loader.metrics.shown_loader import Resources, ShownLoader
 from concurrent_loader.order.options import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions
 from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.protocol import Plan
@@ -48,7 +51,6 @@ from concurrent_loader.recorder import FlightRecorder, start_record
 from concurrent_loader.stats.loader_stats import LoaderStats, StageClock, WallTime
 from concurrent_loader.stats.trace import Traceable
 from concurrent_loader.storage.errors import ConfigurationError
-from concurrent_loader.storage.public_names import PublicNames
 from concurrent_loader.storage.sizes import Size, parse_size
 from concurrent_loader.whatif.recorder import Recordable
 from concurrent_loader.workers.job import Job
@@ -59,7 +61,7 @@ __all__ = ["NativeDataLoader"]
 _HUNG_S = 1.0  # after a timeout, a hung call gets this long to return
 
 
-class NativeDataLoader(Recordable, Traceable, PublicNames):
+class NativeDataLoader(Recordable, Traceable, ShownLoader):
     """Loads a dataset of this package in batches, epoch after epoch.
 
     Shards are fetched with many requests in flight and kept in the dataset's cache. Threads read, verify, decode and
@@ -270,7 +272,9 @@ class NativeDataLoader(Recordable, Traceable, PublicNames):
         record = start_record(self._recorder, self.dataset, self._plan_options, epoch, start_step)
         batches = self._batches(epoch, start_step)
         iteration = Iteration(batches)
-        step, grace_period_s = start_step, STOP_S
+        step, num_steps, grace_period_s = start_step, self._num_steps(epoch), STOP_S
+        place, status = (lambda: Place(epoch, step, num_steps)), batches.pipeline_status
+        live = track(self, place=place, status=status, pending=lambda: wall.pending)
         try:
             batches.start()
             for item in receive_batches(batches, self._batch_timeout, wall, epoch=epoch, start_step=start_step):
@@ -284,7 +288,7 @@ class NativeDataLoader(Recordable, Traceable, PublicNames):
                 if self._newest is me:
                     self._step = step
                 self._num_batches += 1
-                self._num_samples += item.num_samples if isinstance(item, Batch) else 0
+                self._num_samples += num_samples(item)
                 iteration.consumed()
                 try:
                     yield given
@@ -298,6 +302,7 @@ class NativeDataLoader(Recordable, Traceable, PublicNames):
             grace_period_s = _HUNG_S
             raise
         finally:
+            untrack(live)
             try:
                 iteration.end(grace_period_s)
             finally:
@@ -390,10 +395,9 @@ class NativeDataLoader(Recordable, Traceable, PublicNames):
             num_replaced=failed.get("replace", 0), first_batch_s=self._first_batch_s, fetch=fetch, cache=cache,
         )  # fmt: skip
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.dataset!r}, batch_size={self.batch_size}, rank={self.rank}/{self.world_size})"
-        )
+    def _resources(self) -> Resources:
+        workers = 0 if self._workers is None else self._workers.num_workers
+        return Resources(workers, self._num_threads, self._prefetch_batches, self._prefetch_bytes)
 
     def _plan(self, epoch: int) -> Plan:
         return self.dataset.plan(self._plan_options, epoch)

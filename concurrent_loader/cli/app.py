@@ -29,6 +29,7 @@ from concurrent_loader.cli.prove import prove
 from concurrent_loader.cli.purge import purge
 from concurrent_loader.cli.snapshots import snapshots
 from concurrent_loader.cli.tag import tag
+from concurrent_loader.cli.top import top
 from concurrent_loader.cli.verify import verify
 from concurrent_loader.cli.whatif import whatif
 from concurrent_loader.errors import LoaderError
@@ -90,6 +91,7 @@ app.command("purge")(purge)
 app.command("verify")(verify)
 app.command("whatif")(whatif)
 app.command("doctor")(doctor)
+app.command("top")(top)
 app.add_typer(columns.app, name="columns")
 app.add_typer(cache.app, name="cache")
 app.add_typer(s3.app, name="s3")

@@ -25,12 +25,13 @@ from concurrent_loader.storage.images import ImageType
 from concurrent_loader.storage.loop_thread import LoopThread
 from concurrent_loader.storage.public_names import PublicNames
 from concurrent_loader.storage.shards.format.schema import Schema
-from concurrent_loader.storage.sizes import Size
+from concurrent_loader.storage.sizes import Size, format_count
 
 __all__ = ["Mixture"]
 
 StatsT = TypeVar("StatsT", FetchStats, CacheStats)
 
+_MAX_SHOWN = 3  # datasets in a text
 _IMAGE_TYPES = frozenset(get_args(ImageType))
 # Statistics for which a mixture reports the maximum of its datasets instead of the sum.
 _NO_SUMS = frozenset({"first_byte_p50_s", "first_byte_p95_s", "first_byte_p99_s", "limit"})
@@ -138,6 +139,16 @@ class Mixture(PublicNames):
         return (
             f"Mixture({list(self._children)!r}, weights={list(self._shares)}, per={self._per!r}, stop={self._stop!r})"
         )
+
+    def __str__(self) -> str:
+        """Says in a few lines what the mixture is: its datasets with their shares, at most three of them."""
+        shown = [
+            f"  {share:.1%} {str(each).splitlines()[0]}"
+            for share, each in zip(self._shares, self._children[:_MAX_SHOWN], strict=False)
+        ]
+        more = len(self._children) - _MAX_SHOWN
+        head = f"Mixture of {format_count(len(self._children), 'dataset')}, per {self._per}, stops at {self._stop}"
+        return "\n".join((head, *shown, *([f"  and {format_count(more, 'other')}"] if more > 0 else [])))
 
     # -- for the loader --------------------------------------------------------------------------------------------
 

@@ -216,6 +216,25 @@ class ReadableDataset(PublicNames, ABC):
                 raise
         return values
 
+    def __str__(self) -> str:
+        """Says in a few lines what the dataset is, without a request: a dataset that is not open is shown by `repr`."""
+        owners: Any = getattr(self, "stored", ())
+        if not all(vars(each).get("_pid", True) for each in owners):
+            return repr(self)
+        columns = ", ".join(f"{name} {self.schema[name].type}" for name in self.columns)
+        num_units = len(self.unit_bounds) - 1
+        cache = "no cache" if self.cache_dir is None else f"cache {self.cache_dir}"
+        fetched = f"{format_size(self.fetch_stats.num_bytes)} fetched"
+        return "\n".join(
+            (
+                f"{type(self).__name__} {self.url}",
+                f"  {format_count(len(self), 'sample')} of {format_size(self.mean_sample_bytes)} on average",
+                f"  in {format_count(num_units, 'shard or object', 'shards or objects')}",
+                f"  columns: {columns}",
+                f"  {cache}; {fetched}",
+            )
+        )
+
     def _repr_html_(self) -> str:
         """Shows a dataset in a notebook, without a request."""
         rows = [(name, self.schema[name].type) for name in self.columns]

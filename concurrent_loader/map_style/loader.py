@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from time import perf_counter
 from types import GenericAlias
 from typing import Any
@@ -27,6 +27,7 @@ from concurrent_loader.map_style.state import from_dict, inexact, to_dict
 from concurrent_loader.map_style.torch_loader import ItemParts, StreamParts
 from concurrent_loader.map_style.worker_dataset import WorkerDataset, WorkerStream
 from concurrent_loader.map_style.worker_progress import ItemProgress, StreamProgress
+from concurrent_loader.metrics.shown_loader import loader_html
 from concurrent_loader.stats.loader_stats import LoaderStats
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.public_names import PublicNames
@@ -206,7 +207,8 @@ class DropInDataLoader(DataLoader[Any], PublicNames):
                     self._after = ResumePoint(places=places)
 
         made = Iteration(
-            self, batches, progress, counts=self._counts, began=began, with_workers=self.num_workers > 0,
+            self, batches, progress, counts=self._counts, began=began, num_before=start.num_batches,
+            with_workers=self.num_workers > 0,
             on_end=on_end, parts=parts,
         )  # fmt: skip
         if parts.workers_report_start and (is_again or isinstance(self.dataset, Stateful)):
@@ -346,7 +348,11 @@ class DropInDataLoader(DataLoader[Any], PublicNames):
     @property
     def stats(self) -> LoaderStats:
         """Counters of all iterations so far. Work inside the dataset is not counted."""
-        return LoaderStats(**asdict(self._counts))
+        return self._counts.stats()
+
+    def _repr_html_(self) -> str:
+        """Shows the loader in a notebook."""
+        return loader_html(self)
 
     def __repr__(self) -> str:
         return (

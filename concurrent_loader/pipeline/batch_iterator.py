@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
 
+from concurrent_loader.stats.pipeline_status import PipelineStatus
 from concurrent_loader.stats.wait_attribution import BatchStatus, Spans
 from concurrent_loader.storage.errors import StoreClosed
 
@@ -39,7 +40,7 @@ END = _End()
 
 
 class EpochBatches(Protocol):
-    """The batches of one epoch, in order. All methods must be called from the consumer's thread."""
+    """The batches of one epoch, in order. The methods are for the consumer's thread, if they do not say otherwise."""
 
     def start(self) -> None:
         """Starts making batches."""
@@ -66,6 +67,9 @@ class EpochBatches(Protocol):
 
     def batch_status(self) -> BatchStatus:
         """Returns what the next batch is waiting for at this moment. The consumer asks only when it is late."""
+
+    def pipeline_status(self) -> PipelineStatus:
+        """Returns how full the stages are. May be called from any thread."""
 
     def stop(self, grace_period_s: float = STOP_S) -> None:
         """Stops making batches, and waits until all work has ended. Idempotent.

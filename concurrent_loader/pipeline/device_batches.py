@@ -26,6 +26,7 @@ from concurrent_loader.errors import DeviceError
 from concurrent_loader.pipeline.batch_iterator import END, STOP_S, EpochBatches, Failure
 from concurrent_loader.pipeline.thread_pool import DecodeThreads
 from concurrent_loader.stats.loader_stats import StageClock
+from concurrent_loader.stats.pipeline_status import PipelineStatus
 from concurrent_loader.stats.wait_attribution import BatchStatus, Span, Spans
 
 __all__ = ["BATCHES_AHEAD", "DeviceBatches"]
@@ -138,6 +139,10 @@ class DeviceBatches:
         what = f"is being copied to {self._device}, or decoded there"
         for_s = max(0.0, self._clock.now() - self._ahead[0].since_s)
         return BatchStatus("device", what, for_s, at.num_batches + len(self._ahead))
+
+    def pipeline_status(self) -> PipelineStatus:
+        """Returns how full the stages are; see `EpochBatches.pipeline_status`."""
+        return replace(self._made.pipeline_status(), num_on_device=len(self._ahead), max_on_device=BATCHES_AHEAD)
 
     def stop(self, grace_period_s: float = STOP_S) -> None:
         """Ends the stage's thread, stops making batches, and waits for both. Idempotent."""

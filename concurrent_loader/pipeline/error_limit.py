@@ -10,6 +10,7 @@ from typing import Any, get_args
 from concurrent_loader.batch.decode_failures import OnError, RepairedBatch
 from concurrent_loader.errors import DecodeError, TooManyDecodeErrors
 from concurrent_loader.pipeline.batch_iterator import STOP_S, EpochBatches, Failure
+from concurrent_loader.stats.pipeline_status import PipelineStatus
 from concurrent_loader.stats.wait_attribution import BatchStatus, Spans
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.sizes import format_count
@@ -108,6 +109,9 @@ class _Counted:
 
     def batch_status(self) -> BatchStatus:
         return self._batches.batch_status()
+
+    def pipeline_status(self) -> PipelineStatus:
+        return self._batches.pipeline_status()
 
     def stop(self, grace_period_s: float = STOP_S) -> None:
         self._batches.stop(grace_period_s)

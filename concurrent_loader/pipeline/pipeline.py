@@ -39,6 +39,7 @@ from concurrent_loader.pipeline.sample_processing import SampleProcessing
 from concurrent_loader.pipeline.shard_leases import ShardLeases
 from concurrent_loader.pipeline.slices import Slice, cut_batch
 from concurrent_loader.pipeline.thread_pool import DecodeThreads
+from concurrent_loader.stats.pipeline_status import PipelineStatus
 from concurrent_loader.stats.wait_attribution import BatchStatus, BatchTrace, Spans, batch_status
 from concurrent_loader.storage.errors import CorruptData, StorageError, StoreClosed
 from concurrent_loader.storage.loop_thread import LoopThread, hold
@@ -111,6 +112,7 @@ class Pipeline:
             num_workers=config.num_workers,
         )
         self._traces: dict[int, BatchTrace] = {}  # step → trace of the batch that is being made
+        self._num_ready = 0  # delivered batches that the consumer has not taken
         self._grace_period_s = STOP_S
         # Delivered batches that still hold shards; each one comes with the other workers' batches before it.
         self._delivered: deque[list[BatchIndex]] = deque()
@@ -118,6 +120,7 @@ class Pipeline:
     def consumed(self) -> None:
         """Notes that the consumer has taken a batch. Must be called on the event loop."""
         self._slots.release()
+        self._num_ready = max(0, self._num_ready - 1)  # the end is taken, too
         if self._config.num_workers > 1 and self._delivered:
             self._release_oldest()
 
@@ -130,6 +133,24 @@ class Pipeline:
     def batch_status(self) -> BatchStatus:
         """Returns what the next batch to be delivered is waiting for. Can be called from any thread."""
         return batch_status(list(self._traces.values()), self._processing.clock.now())
+
+    def status(self) -> PipelineStatus:
+        """Returns how full the stages are, without what the next batch waits for. Can be called from any thread."""
+        config, traces = self._config, list(self._traces.values())
+        return PipelineStatus(
+            num_ready=self._num_ready,
+            num_making=len(traces),
+            max_batches=config.prefetch_batches,
+            prefetched_bytes=self._leases.ahead_bytes,
+            max_prefetched_bytes=config.prefetch_bytes,
+            num_busy_threads=sum(len(trace.busy()) for trace in traces),
+            num_threads=config.num_threads,
+        )
+
+    def detailed_status(self) -> PipelineStatus:
+        """Returns the status with the fetches that take longest and the next batch. Can be called from any thread."""
+        now_s = self._processing.clock.now()
+        return replace(self.status(), slow=self._leases.slowest(now_s), batch=self.batch_status())
 
     def stop(self, loop: LoopThread, grace_period_s: float = STOP_S) -> None:
         """Stops the pipeline, and waits until its tasks and threads have ended. Call it from the consumer's thread.
@@ -235,6 +256,7 @@ class Pipeline:
                 for task in tasks:
                     task.cancel()
                 return
+            self._num_ready += 1
             self._delivered.append(passed)
             if self._config.num_workers == 1:
                 self._release_oldest()

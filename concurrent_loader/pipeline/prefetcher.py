@@ -55,6 +55,12 @@ class Prefetcher:
         """Returns the futures of all queued and fetched units."""
         return self._units.values()
 
+    def under_way(self) -> list[tuple[float, int]]:
+        """Returns the start and the number of each unit that is being fetched from the store. For any thread."""
+        waiting = [unit for unit, future in list(self._units.items()) if not future.done()]
+        times = [(unit, self._source.fetch_times(unit)) for unit in waiting]
+        return [(found[0], unit) for unit, found in times if found is not None and found[1] is None]
+
     def release(self, unit: int, *, done_for_epoch: bool = False) -> None:
         """Releases a fetched unit, or removes a queued one; see `Source.release`."""
         future = self._units.pop(unit, None)

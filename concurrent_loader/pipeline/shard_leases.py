@@ -13,10 +13,13 @@ from concurrent_loader.datasets.protocol import OpenUnit, Source
 from concurrent_loader.order.protocol import BatchIndex, Plan
 from concurrent_loader.pipeline.lookahead import Lookahead
 from concurrent_loader.pipeline.prefetcher import Prefetcher
+from concurrent_loader.stats.pipeline_status import SlowRequest
 
 __all__ = ["ShardLeases"]
 
 _MAX_AHEAD = 1024  # shards or objects prefetched, however small
+
+_NUM_SLOWEST = 5
 
 _HEAD_START_S = 1.0  # maximum delay of prefetching behind the first batch's shards
 
@@ -24,7 +27,7 @@ _HEAD_START_S = 1.0  # maximum delay of prefetching behind the first batch's sha
 class ShardLeases:
     """Prefetches shards within a byte budget, and releases them when no later batch needs them.
 
-    All methods must be called on the dataset's event loop.
+    All methods must be called on the dataset's event loop, if they do not say otherwise.
 
     Args:
         source: Source of the dataset's units, called shards here.
@@ -60,6 +63,16 @@ class ShardLeases:
         self._ahead_bytes = 0
         self._last_uses: list[tuple[int, int]] = []  # (step of last use, shard); a heap
         self._left: dict[int, tuple[int, int]] = {}  # shard → (samples still to be used, all samples used), at most
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes of shards requested ahead of their first use. For any thread."""
+        return self._ahead_bytes
+
+    def slowest(self, now_s: float) -> tuple[SlowRequest, ...]:
+        """Returns the fetches under way that began first, five at most. For any thread."""
+        first = heapq.nsmallest(_NUM_SLOWEST, self._prefetcher.under_way())
+        return tuple(SlowRequest(self._source.key(unit), max(0.0, now_s - since_s)) for since_s, unit in first)
 
     def __getitem__(self, shard: int) -> asyncio.Future[OpenUnit | Exception]:
         """Returns the future of a prefetched shard; see `Prefetcher.__getitem__`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from concurrent_loader.pipeline.batch_iterator import STOP_S, check_process
 from concurrent_loader.pipeline.pipeline import Pipeline, PipelineConfig
+from concurrent_loader.stats.pipeline_status import PipelineStatus
 from concurrent_loader.stats.wait_attribution import BatchStatus, Spans
 from concurrent_loader.storage.loop_thread import LoopThread
 
@@ -56,6 +57,10 @@ class ThreadedBatches:
     def batch_status(self) -> BatchStatus:
         """Returns what the next batch is waiting for at this moment."""
         return self._pipeline.batch_status()
+
+    def pipeline_status(self) -> PipelineStatus:
+        """Returns how full the stages are; see `EpochBatches.pipeline_status`."""
+        return self._pipeline.detailed_status()
 
     def stop(self, grace_period_s: float = STOP_S) -> None:
         """Stops the pipeline, and waits until its tasks and threads have ended; see `Pipeline.stop`."""

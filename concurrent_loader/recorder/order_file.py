@@ -174,7 +174,7 @@ def _encode_part(dataset: Selectable) -> dict[str, Any]:
 def _encode_plan(plan: object) -> dict[str, Any]:
     if isinstance(plan, EpochPlan):
         facts = {name: getattr(plan, name) for name in _EPOCH_OPTIONS}
-        return {"kind": "epoch", "samples_per_shard": _pack(np.asarray(plan.samples_per_shard)), **facts}
+        return {"kind": "epoch", "samples_per_shard": _pack(np.asarray(plan.samples_per_unit)), **facts}
     if isinstance(plan, MixturePlan) and all(isinstance(child, EpochPlan) for child in plan.children):
         return {
             "kind": "mixture", "children": [_encode_plan(child) for child in plan.children],
@@ -193,7 +193,7 @@ def _decode_plan(data: dict[str, Any], epoch: int) -> EpochPlan | MixturePlan | 
     kind = data.get("kind")
     if kind == "epoch":
         shards = _unpack(data["samples_per_shard"])
-        return EpochPlan(samples_per_shard=shards, epoch=epoch, **{name: data[name] for name in _EPOCH_OPTIONS})
+        return EpochPlan(samples_per_unit=shards, epoch=epoch, **{name: data[name] for name in _EPOCH_OPTIONS})
     if kind == "mixture":
         children = tuple(_decode_plan(child, 0) for child in data["children"])
         return MixturePlan(

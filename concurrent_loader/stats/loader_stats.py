@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -18,7 +19,10 @@ from concurrent_loader.storage.html_table import html_table
 from concurrent_loader.storage.sizes import format_count, format_size
 from concurrent_loader.storage.span_recorder import active
 
-__all__ = ["LoaderStats", "StageClock", "WallTime"]
+__all__ = ["WAIT_BOUNDS_S", "LoaderStats", "StageClock", "WallTime"]
+
+WAIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds in seconds of the buckets of `LoaderStats.batch_waits`; the last bucket has no bound."""
 
 _SHOWN_S = 0.005  # shorter times would be shown as zero
 
@@ -60,6 +64,8 @@ class LoaderStats:
         device_bytes: Bytes copied to the device, encoded images included.
         num_tokens: Number of tokens in the rows of `Packed` made so far, without padding.
         num_padding_tokens: Number of padding tokens in these rows.
+        batch_waits: (16,) number of batches by the caller's wait for them; bucket i holds waits of up to
+            ``WAIT_BOUNDS_S[i]`` seconds, the last one all longer waits. Empty before the first batch.
         fetch: Counters of the dataset's requests.
         cache: Counters of the dataset's cache.
 
@@ -101,6 +107,7 @@ class LoaderStats:
     device_bytes: int = 0
     num_tokens: int = 0
     num_padding_tokens: int = 0
+    batch_waits: tuple[int, ...] = ()
     fetch: FetchStats = field(default_factory=FetchStats)
     cache: CacheStats = field(default_factory=CacheStats)
 
@@ -119,17 +126,47 @@ class LoaderStats:
         """Tokens per second of wall time, without padding."""
         return self.num_tokens / self.total_s if self.total_s else 0.0
 
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of wall time."""
+        return self.num_samples / self.total_s if self.total_s else 0.0
+
+    @property
+    def fetched_bytes_per_s(self) -> float:
+        """Bytes fetched from the store per second of wall time."""
+        return self.fetch.num_bytes / self.total_s if self.total_s else 0.0
+
+    def batch_wait_s(self, share: float) -> float:
+        """Returns an upper bound in seconds of the wait for a share (0 to 1) of the batches; infinite above 60 s."""
+        left = share * sum(self.batch_waits)
+        for bound_s, number in zip((*WAIT_BOUNDS_S, float("inf")), self.batch_waits, strict=False):
+            left -= number
+            if left <= 0:
+                return bound_s
+        return 0.0
+
     def to_dict(self) -> dict[str, object]:
         """Returns the counters as plain numbers, for JSON."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        """Returns a table: what was delivered, where the time went, and what was fetched."""
+        rows = self._rows()
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
     def _repr_html_(self) -> str:
-        """Shows the counters in a notebook: what was delivered, where the time went, and what was fetched."""
+        """Shows the same table in a notebook."""
+        return html_table("LoaderStats", self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
         waits = {cause: getattr(self, f"wait_{cause}_s") for cause in CAUSES}
         parts = {"consumer": self.consumer_s, "device": self.device_s}
         parts |= {f"wait for {cause}": seconds for cause, seconds in waits.items()}
-        rows = [
+        median_s, tail_s = self.batch_wait_s(0.5), self.batch_wait_s(0.95)
+        return [
             ("delivered", f"{format_count(self.num_batches, 'batch', 'batches')}, {self.num_samples:,} samples"),
+            ("rates", f"{self.samples_per_s:,.0f} samples/s, {format_size(self.fetched_bytes_per_s)}/s fetched"),
             ("skipped or replaced", f"{self.num_skipped + self.num_replaced:,} samples"),
             ("wall time", f"{self.total_s:.2f} s, of which waiting {self.wait_share:.1%}"),
             *((name, f"{seconds:.2f} s") for name, seconds in parts.items() if seconds >= _SHOWN_S),
@@ -139,11 +176,11 @@ class LoaderStats:
                 else []
             ),
             ("first batch", f"{self.first_batch_s:.2f} s"),
+            ("wait for a batch", f"median at most {median_s:g} s, 95 % at most {tail_s:g} s"),
             ("fetched", f"{format_size(self.fetch.num_bytes)} in {self.fetch.num_gets:,} GETs"),
             ("retries", f"{self.fetch.num_retries:,}"),
             ("cache", f"{self.cache.num_hits:,} hits, {self.cache.num_misses:,} misses"),
         ]
-        return html_table("LoaderStats", rows)
 
 
 _STAGES = ("read", "decode", "transform", "collate", "fill", "device decode", "device augment")
@@ -167,6 +204,7 @@ class StageClock:
         self.now = now
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
+        self._batch_waits = [0] * (len(WAIT_BOUNDS_S) + 1)
         self._serving = threading.local()
         register_fork_handler(self)
 
@@ -204,6 +242,15 @@ class StageClock:
         with self._lock:
             self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
 
+    def add_batch(self, waited_s: float) -> None:
+        """Counts a batch by the wait for it. For the consumer's thread only."""
+        self._batch_waits[bisect_left(WAIT_BOUNDS_S, waited_s)] += 1
+
+    @property
+    def batch_waits(self) -> tuple[int, ...]:
+        """Value of `LoaderStats.batch_waits`."""
+        return tuple(self._batch_waits)
+
     def wall(self) -> dict[str, Any]:
         """Returns the wall time counted by `WallTime`, under the names of `LoaderStats`."""
         with self._lock:
@@ -218,7 +265,7 @@ class StageClock:
 
     def stats(self, **counts: Any) -> LoaderStats:
         """Returns the counters of a loader: what this clock has measured, and the given fields of `LoaderStats`."""
-        return LoaderStats(**self.wall(), **self.stages(), **counts)
+        return LoaderStats(**self.wall(), **self.stages(), batch_waits=self.batch_waits, **counts)
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of all stages."""
@@ -236,24 +283,39 @@ class WallTime:
     Args:
         clock: Clock to add the time to.
 
-    Thread-safety: For the consumer's thread only.
+    Thread-safety: For the consumer's thread only, except `pending`.
     """
 
     def __init__(self, clock: StageClock) -> None:
         self._clock = clock
         self._counted_until_s = clock.now()
+        self._counted = "consumer"
 
     def count(self, category: str) -> tuple[float, float]:
         """Adds the time since the last call to a category, and returns its start and end."""
         start_s, end_s = self._counted_until_s, self._clock.now()
-        self._counted_until_s = end_s
+        self._counted_until_s, self._counted = end_s, category
         self._clock.add(category, end_s - start_s)
         self._clock.add("total", end_s - start_s)
         if (recorder := active()) is not None:
             recorder.add("consumer", category, start_s, end_s)
         return start_s, end_s
 
-    def count_wait(self, spans: Spans) -> None:
-        """Adds the time since the last call to the causes of a wait for a batch with these spans."""
-        for cause, seconds in attribute_wait(spans, *self.count("wait")).items():
+    def count_wait(self, spans: Spans) -> float:
+        """Adds the time since the last call to the causes of a wait for a batch with these spans, and returns it."""
+        start_s, end_s = self.count("wait")
+        for cause, seconds in attribute_wait(spans, start_s, end_s).items():
             self._clock.add(f"wait_{cause}", seconds)
+        return end_s - start_s
+
+    def count_batch(self, waited_s: float) -> None:
+        """Counts a batch by the wait for it."""
+        self._clock.add_batch(waited_s)
+
+    @property
+    def pending(self) -> tuple[str, float]:
+        """Category of the present moment, and the seconds of it that are not counted yet. For any thread."""
+        return _NEXT.get(self._counted, "wait"), max(0.0, self._clock.now() - self._counted_until_s)
+
+
+_NEXT = {"wait": "device", "device": "consumer", "consumer": "wait"}

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from concurrent_loader.stats.loader_stats import StageClock
+from concurrent_loader.stats.pipeline_status import PipelineStatus, sum_status
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.storage.span_recorder import active
@@ -62,6 +63,10 @@ class WorkerReports:
     def cache(self, own: CacheStats) -> CacheStats:
         """Returns the cache hits and misses of all workers and of this process."""
         return sum_stats((own, self._past.cache, *(report.cache for report in self._newest.values())))
+
+    def pipeline_status(self) -> PipelineStatus:
+        """Returns the fill levels of all running workers together."""
+        return sum_status(report.status for report in list(self._newest.values()))
 
 
 def sum_stats(stats: Iterable[S]) -> S:

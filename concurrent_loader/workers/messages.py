@@ -8,6 +8,7 @@ from typing import Any
 
 from concurrent_loader.errors import WorkerTraceback
 from concurrent_loader.pipeline.batch_iterator import END, Failure
+from concurrent_loader.stats.pipeline_status import PipelineStatus
 from concurrent_loader.stats.wait_attribution import BatchStatus, Spans
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.fetch import FetchStats
@@ -26,6 +27,7 @@ class Report:
         seconds: Stage → thread-seconds since the previous report.
         fetch: Requests and bytes since the worker started.
         cache: Cache hits and misses since the worker started.
+        status: Fill levels of the worker's stages.
         number: Number of the report. Batches are not finished in the order of their delivery.
         spans: Spans of a trace since the previous report.
     """
@@ -33,6 +35,7 @@ class Report:
     seconds: Mapping[str, float] = field(default_factory=dict)
     fetch: FetchStats = field(default_factory=FetchStats)
     cache: CacheStats = field(default_factory=CacheStats)
+    status: PipelineStatus = field(default_factory=PipelineStatus)
     number: int = 0
     spans: list[RecordedSpan] = field(default_factory=list)
 

@@ -29,6 +29,7 @@ from concurrent_loader.pipeline.batch_iterator import Failure
 from concurrent_loader.pipeline.pipeline import Pipeline, PipelineConfig
 from concurrent_loader.pipeline.sample_processing import make_sample_processing
 from concurrent_loader.stats.loader_stats import StageClock
+from concurrent_loader.stats.pipeline_status import PipelineStatus
 from concurrent_loader.stats.wait_attribution import Spans
 from concurrent_loader.storage.errors import ConfigurationError, StorageError
 from concurrent_loader.storage.redaction import redact
@@ -256,8 +257,9 @@ class _Work:
                 return Report(more, number=self._num_reports)
             recorder = active()
             spans = [] if recorder is None else recorder.drain()
+            status = PipelineStatus() if (pipeline := self._pipeline) is None else pipeline.status()
             fetch, cache = self._dataset.fetch_stats, self._dataset.cache_stats
-            return Report(more, fetch, cache, number=self._num_reports, spans=spans)
+            return Report(more, fetch, cache, status, self._num_reports, spans)
 
 
 class _Delivery:

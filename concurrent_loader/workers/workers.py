@@ -23,6 +23,7 @@ from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.errors import LoaderError, WorkerDied
 from concurrent_loader.pipeline.batch_iterator import STOP_S, Failure, check_process
 from concurrent_loader.stats.loader_stats import StageClock
+from concurrent_loader.stats.pipeline_status import PipelineStatus
 from concurrent_loader.stats.wait_attribution import BatchStatus, Spans
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.errors import ConfigurationError
@@ -68,6 +69,11 @@ class WorkerProcesses:
     def batches(self, epoch: int, start_step: int) -> ProcessBatches:
         """Returns the rest of an epoch. Nothing is started yet."""
         return ProcessBatches(self, epoch, start_step)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers of an iteration."""
+        return self._job.num_workers
 
     @property
     def processes(self) -> list[BaseProcess]:
@@ -172,6 +178,10 @@ class ProcessBatches:
             why = "does not reply" if pool.has_responded(number) else "is still starting"
             return BatchStatus("other", f"is up to worker {number}, which {why}", pool.age_s)
         return replace(at, what=f"is up to worker {number}, where it {at.what}")
+
+    def pipeline_status(self) -> PipelineStatus:
+        """Returns how full the stages of all workers were at their newest reports."""
+        return self._workers.reports.pipeline_status()
 
     def stop(self, grace_period_s: float = STOP_S) -> None:
         """Ends the workers, or their current run, and waits for it. Idempotent.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
 
-from concurrent_loader import ConcurrentDataLoader, ConfigurationError, DecodeError, ShardDataset
+from concurrent_loader import ConcurrentDataLoader, ConfigurationError, DecodeError, Mixture, ShardDataset
 from concurrent_loader.batch.batch import Batch
 from concurrent_loader.stats.loader_stats import LoaderStats
 
@@ -61,3 +63,28 @@ def test_statistics_in_a_notebook() -> None:
     for text in ("1 batch, 9 samples", "2.00 s, of which waiting 50.0%", "wait for store"):
         assert text in shown
     assert "wait for decode" not in shown
+
+
+def test_what_print_shows(url: str) -> None:
+    with ShardDataset(url) as dataset:
+        loader = ConcurrentDataLoader(dataset, 50, shuffle=True, seed=7)
+        next(iter(loader))
+        lines = str(loader).splitlines()
+        assert len(lines) == len(str(dataset).splitlines()) == 5
+        for number, text in enumerate(
+            (
+                f"ConcurrentDataLoader of ShardDataset {url}",
+                "5 batches of 50 samples per epoch, shuffled with seed 7, last batch: short",
+                "rank 0 of 1, epoch 0, device cpu",
+                "ahead",
+                "delivered 1 batch, 50 samples; waited",
+            )
+        ):
+            assert text in lines[number]
+        for text in ("203 samples of", "float32[4]", "no cache", "fetched"):
+            assert text in str(dataset)
+        assert "columns: label int64" in str(dataset.select_columns(["label"]))
+        assert str(Mixture([dataset] * 5)).splitlines()[-1] == "  and 2 others"
+        copy = pickle.loads(pickle.dumps(dataset))
+        assert str(copy) == repr(copy)
+        assert "samples/s" in loader._repr_html_()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.pipeline.batch_iterator import END
 from concurrent_loader.stats.loader_stats import StageClock, WallTime
+from concurrent_loader.stats.pipeline_status import PipelineStatus
 from concurrent_loader.stats.wait_attribution import (
     CAUSES,
     BatchStatus,
@@ -192,6 +193,9 @@ class Ready:
 
     def batch_status(self) -> BatchStatus:
         return BatchStatus()
+
+    def pipeline_status(self) -> PipelineStatus:
+        return PipelineStatus()
 
     def stop(self, grace_period_s: float = 30.0) -> None:
         self.grace_period_s = grace_period_s

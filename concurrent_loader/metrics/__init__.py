@@ -1,0 +1,1 @@
+"""What a loader does, for people and monitoring systems: snapshots, adapters, the live view."""
