@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from concurrent_loader.batch.batch import Batch
+from concurrent_loader.batch.encoded_rows import EncodedRows
 from concurrent_loader.batch.ragged import (
     Ragged,
     RaggedColumn,
@@ -92,7 +93,7 @@ def collate(
 
 
 def collate_columns(
-    columns: Mapping[str, torch.Tensor | npt.NDArray[Any] | Sequence[Any]],
+    columns: Mapping[str, torch.Tensor | npt.NDArray[Any] | Sequence[Any] | EncodedRows],
     *,
     ragged: Mapping[str, RaggedOption] | None = None,
     images: Collection[str] = (),
@@ -105,6 +106,7 @@ def collate_columns(
         columns: Values of each column. A (N, *shape) tensor is used as it is. An array becomes a tensor, without a copy
             if it is writable and in native byte order. In a sequence of N values, tensors and arrays are stacked, or a
             list of tensors if their shapes differ; other values stay a list. A masked array is an optional column.
+            `EncodedRows` are packed.
         ragged: Arrangement of columns whose shapes differ, as for `collate`.
         images: Columns of whole images, as for `collate`.
         staged: Whether ragged columns stay in one block for the device stage; False by default.
@@ -148,7 +150,11 @@ class _Arranged(dict[str, Any]):
     """A column with its companions."""
 
 
-def _collate_column(name: str, values: torch.Tensor | npt.NDArray[Any] | Sequence[Any], rules: _Rules) -> Any:
+def _collate_column(
+    name: str, values: torch.Tensor | npt.NDArray[Any] | Sequence[Any] | EncodedRows, rules: _Rules
+) -> Any:
+    if isinstance(values, EncodedRows):
+        return _Arranged(values.packed(name))
     if isinstance(values, np.ma.MaskedArray):
         filled = values.filled(default_value(values.dtype))
         return _Arranged({name: _from_array(name, filled), **_valid(name, ~null_rows(values))})
@@ -228,7 +234,15 @@ def _keep_ragged(name: str, values: list[torch.Tensor], rules: _Rules) -> Any:
 
 
 def _arrange_values(name: str, values: Iterable[Any], rules: _Rules) -> Any:
+    if rules.ragged.get(name) == "packed":
+        values = map(_text_as_bytes, values)
     return _keep_ragged(name, [_as_tensor(name, value) for value in values], rules)
+
+
+def _text_as_bytes(value: Any) -> Any:
+    if isinstance(value, str | bytes):
+        return np.frombuffer(value.encode() if isinstance(value, str) else value, np.uint8)
+    return value
 
 
 def _as_tensor(name: str, value: Any) -> torch.Tensor:

@@ -12,13 +12,24 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from concurrent_loader.batch.shared_memory import empty
 from concurrent_loader.errors import CollateError
 from concurrent_loader.storage.errors import ConfigurationError
 
-__all__ = ["Pad", "Ragged", "RaggedColumn", "RaggedOption", "arrange", "companions", "is_in_numpy", "ragged_columns"]
+__all__ = [
+    "Pad",
+    "Ragged",
+    "RaggedColumn",
+    "RaggedOption",
+    "arrange",
+    "companions",
+    "is_in_numpy",
+    "packed_offsets",
+    "ragged_columns",
+]
 
 _IN_NUMPY = frozenset(torch.from_numpy(np.empty(0, dtype)).dtype for dtype in "?bhilBHILefd")
 _FORM = "ragged={column: 'list', 'pad', Pad(…), 'nested' or 'packed'}"
@@ -140,27 +151,36 @@ def arrange(name: str, values: Sequence[torch.Tensor], how: Ragged, *, is_image:
     if isinstance(how, Pad):
         return _pad(name, alike, how, is_image)
     _check_sizes(name, alike, (1, 2) if is_image else (0,))
-    columns: dict[str, Any] = {}
     sizes = {f"{name}_sizes": _sizes(alike, (1, 2))} if is_image else {}
     rows = [value.flatten(1).T for value in alike] if is_image else alike
     lengths = [len(row) for row in rows]
-    ends = np.cumsum([0, *lengths])
     values_of_all, device = _concatenate(rows), alike[0].device
     if how == "nested":
-        offsets = torch.from_numpy(ends).to(device, non_blocking=True)
-        columns[name] = torch.nested.nested_tensor_from_jagged(
+        offsets = torch.from_numpy(np.cumsum([0, *lengths])).to(device, non_blocking=True)
+        nested = torch.nested.nested_tensor_from_jagged(
             values_of_all, offsets, min_seqlen=min(lengths), max_seqlen=max(lengths)
         )
-        return columns | sizes
+        return {name: nested, **sizes}
+    beside = packed_offsets(name, np.array(lengths, np.int64))
+    return {name: values_of_all, **{key: each.to(device, non_blocking=True) for key, each in beside.items()}, **sizes}
+
+
+def packed_offsets(name: str, lengths: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:
+    """Returns the columns beside a packed one, given the length of each value.
+
+    Raises:
+        CollateError: The offsets do not fit into int32.
+    """
+    ends = np.cumsum(np.concatenate([[0], lengths]))
     if ends[-1] > _MAX_CU_SEQLEN:
         raise CollateError(
             "a packed column is too long for int32 offsets; pass a smaller batch_size", column=name,
             expected=_MAX_CU_SEQLEN, got=int(ends[-1]),
         )  # fmt: skip
-    columns[name] = values_of_all
-    columns[f"{name}_seq_lens"] = torch.tensor(lengths, dtype=torch.int64).to(device, non_blocking=True)
-    columns[f"{name}_cu_seqlens"] = torch.from_numpy(ends.astype(np.int32)).to(device, non_blocking=True)
-    return columns | sizes
+    return {
+        f"{name}_seq_lens": torch.from_numpy(lengths),
+        f"{name}_cu_seqlens": torch.from_numpy(ends.astype(np.int32)),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,9 @@ class ObjectUnit:
         self._facts = facts
 
     def payload(self, column: str, rows: Indices) -> list[memoryview]:
-        """Returns the object's bytes, once per row."""
-        return [self._data] * len(rows)
+        """Returns the bytes of the object, or of another column's text, once per row."""
+        data = self._data if column == self._payload else memoryview(str(self._facts[column]).encode())
+        return [data] * len(rows)
 
     def values(self, column: str, rows: Indices) -> npt.NDArray[Any] | list[Any]:
         """Returns a column's value, once per row."""

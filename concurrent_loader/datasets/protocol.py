@@ -43,7 +43,7 @@ class OpenUnit(Protocol):
         """Whether the bytes come from a local file, which may be damaged, and which `Source.replace` fetches again."""
 
     def payload(self, column: str, rows: Indices) -> Sequence[bytes | memoryview | None]:
-        """Returns the verified bytes of a payload column for some rows; None for nulls."""
+        """Returns the verified bytes of a payload column, or of text, for some rows; None for nulls."""
 
     def values(self, column: str, rows: Indices) -> npt.NDArray[Any] | Sequence[Any]:
         """Returns the values of a column for some rows: an array for numbers, otherwise a list."""

@@ -229,7 +229,9 @@ class SparseShard:
         return cls(index, entry.key, payload)
 
     def payload(self, column: str, rows: Indices) -> list[Any]:
-        """Returns the stored bytes of a payload column for some rows, or the clips; None for nulls."""
+        """Returns the stored bytes of a column for some rows, or the clips; None for nulls. Text is UTF-8."""
+        if self._index.schema[column].kind is ColumnKind.SMALL:
+            return list(self._index.encoded(column, rows))
         valid = self._index.valid(column)
         return [self._payload[column, row] if valid is None or valid[row] else None for row in rows.tolist()]
 

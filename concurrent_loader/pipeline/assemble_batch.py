@@ -24,6 +24,7 @@ from concurrent_loader.batch.decode_failures import (
     repaired_index,
     source_rows,
 )
+from concurrent_loader.batch.encoded_rows import EncodedRows, gather_rows
 from concurrent_loader.batch.packed_tokens import pack
 from concurrent_loader.batch.shared_memory import SharedBlocks
 from concurrent_loader.device import DeferredDecoder, StagedColumn
@@ -231,5 +232,7 @@ def _gather(values: Sequence[Any], back: npt.NDArray[np.intp]) -> Any:
         return gather_images(values, back)
     if values and isinstance(values[0], np.ndarray):
         return joined(values, optional=False)[back]
+    if any(isinstance(run, EncodedRows) for run in values):
+        return gather_rows(values, back.tolist())
     flat = [value for run in values for value in run]
     return [flat[at] for at in back.tolist()]

@@ -10,6 +10,7 @@ import numpy as np
 from concurrent_loader.augment import CroppingDecoder
 from concurrent_loader.batch.buffers import BatchBuffers, BatchSlotWrites
 from concurrent_loader.batch.decode_failures import FailedImage, FailedSample, missing_image
+from concurrent_loader.batch.encoded_rows import EncodedRows
 from concurrent_loader.device import DeferredDecoder
 from concurrent_loader.errors import DecodeError
 from concurrent_loader.media import PartDecoder
@@ -69,6 +70,10 @@ def _read_column(processing: SampleProcessing, part: Slice, name: str, linked: L
             return linked.read(name)
     with processing.clock.measure("read"):
         if decoder is None:
+            if processing.packs_encoded(name):
+                rows = EncodedRows.of(processing.schema[name], part.payload(name))
+                if rows is not None:
+                    return rows
             values = part.values(name)
             is_masked = isinstance(values, np.ndarray) and processing.schema[name].optional
             return masked(values) if is_masked else values

@@ -9,6 +9,7 @@ from typing import Any
 from concurrent_loader.augment import Crop, CroppingDecoder, Linked
 from concurrent_loader.batch.buffers import BatchBuffers
 from concurrent_loader.batch.decode_failures import OnError
+from concurrent_loader.batch.encoded_rows import can_pack_encoded
 from concurrent_loader.batch.ragged import Ragged, RaggedOption, ragged_columns
 from concurrent_loader.batch.shared_memory import SharedBlocks
 from concurrent_loader.datasets.protocol import GroupChooser, LoadableDataset
@@ -137,6 +138,15 @@ class SampleProcessing:
             if column.optional and column.dtype is not None and column.name not in self.decoders
         }
         return {"ragged": self.ragged, "images": self.images, "staged": self.staged, "optional": optional}
+
+    def packs_encoded(self, name: str) -> bool:
+        """Returns whether a column is packed from its stored bytes, without a Python object for each value."""
+        return (
+            self.ragged.get(name) == "packed"
+            and not self.by_sample
+            and not self.staged
+            and can_pack_encoded(self.schema[name])
+        )
 
     def of(self, index: BatchIndex) -> SampleProcessing:
         """Returns the processing of one batch: that of its child of a mixture, or this one."""

@@ -18,6 +18,11 @@ from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
 
 __all__ = ["FileShard", "MemoryShard", "OpenShard", "read_exactly"]
 
+# Of values that are read together. A call of the system takes as long as copying 16 KiB.
+_MAX_GAP_BYTES = 8 << 10
+_MAX_JOINED_BYTES = 16 << 10  # larger values gain nothing
+_MAX_READ_BYTES = 1 << 20
+
 
 class OpenShard(ABC):
     """A shard whose bytes are all local.
@@ -51,34 +56,45 @@ class OpenShard(ABC):
     def read(self, start: int, end: int) -> bytes | memoryview:
         """Returns exactly the bytes [start, end) of the shard, unverified."""
 
-    def payload(self, column: str, rows: npt.NDArray[np.int64]) -> list[bytes | memoryview | None]:
-        """Returns the stored bytes of a payload column for given rows, None for nulls.
+    def read_many(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes | memoryview]:
+        """Returns the bytes [start, end) of several places, unverified."""
+        return [self.read(start, end) for start, end in zip(starts, ends, strict=True)]
+
+    def payload(self, column: str, rows: npt.NDArray[np.int64]) -> Sequence[bytes | memoryview | None]:
+        """Returns the stored bytes of a column for given rows, None for nulls.
 
         Each value is checked against its digest, if it has one.
 
         Args:
-            column: Name of a column of kind PAYLOAD.
+            column: Name of a column of kind PAYLOAD, or of kind SMALL, whose values are UTF-8 text.
             rows: (n,) int64: row numbers in the shard, in any order.
 
         Raises:
             DigestMismatch: A value differs from what was written; the error names shard, row and column.
         """
         index = self.index
-        starts = index.payload_starts(column)[rows].tolist()
-        ends = index.payload_ends(column)[rows].tolist()
-        digests = index.payload_digests(column)[rows].tolist() if index.has_digests else [None] * len(rows)
-        values: list[bytes | memoryview | None] = []
-        for position, (start, end, digest) in enumerate(zip(starts, ends, digests, strict=True)):
-            data = self.read(start, end)
-            if digest is not None and (got := xxhash.xxh3_64_intdigest(data)) != digest:
-                raise DigestMismatch(
-                    "a sample differs from what was written",
-                    shard=self.entry.key, sample=int(rows[position]), column=column, start=start, end=end,
-                    expected=f"{digest:016x}", got=f"{got:016x}",
-                )  # fmt: skip
-            values.append(data)
+        if index.schema[column].kind is ColumnKind.SMALL:
+            values: Sequence[bytes | memoryview | None] = index.encoded(column, rows)
+        else:
+            values = self._verified(column, rows)
         if (valid := index.valid(column)) is not None:
             return [data if has_value else None for data, has_value in zip(values, valid[rows].tolist(), strict=True)]
+        return values
+
+    def _verified(self, column: str, rows: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
+        """Reads payload values and checks their digests."""
+        starts = self.index.payload_starts(column)[rows].tolist()
+        ends = self.index.payload_ends(column)[rows].tolist()
+        values = self.read_many(starts, ends)
+        if self.index.has_digests:
+            expected = self.index.payload_digests(column)[rows].tolist()
+            if (digests := list(map(xxhash.xxh3_64_intdigest, values))) != expected:
+                at = next(at for at, digest in enumerate(digests) if digest != expected[at])
+                raise DigestMismatch(
+                    "a sample differs from what was written",
+                    shard=self.entry.key, sample=int(rows[at]), column=column, start=starts[at], end=ends[at],
+                    expected=f"{expected[at]:016x}", got=f"{digests[at]:016x}",
+                )  # fmt: skip
         return values
 
     def values(self, column: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.generic] | Sequence[object]:
@@ -89,9 +105,12 @@ class OpenShard(ABC):
             values, None for nulls.
         """
         spec = self.index.schema[column]
-        if spec.kind is ColumnKind.PAYLOAD:
-            return [None if data is None else spec.decode(data) for data in self.payload(column, rows)]
-        return self.index.values(column, rows)
+        if spec.kind is not ColumnKind.PAYLOAD:
+            return self.index.values(column, rows)
+        payload = self.payload(column, rows)
+        if self.index.valid(column) is None:
+            return spec.decode_many(payload)  # type: ignore[arg-type]
+        return [None if data is None else spec.decode(data) for data in payload]
 
     def close(self) -> None:
         """Releases the bytes."""
@@ -148,6 +167,33 @@ class FileShard(OpenShard):
 
     def read(self, start: int, end: int) -> bytes:
         return read_exactly(self._drive, self._fd, start, end, shard=self.entry.key)
+
+    def read_many(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes | memoryview]:
+        """Reads small values that are close together with one call of the system."""
+        values: list[bytes | memoryview] = []
+        at = 0
+        while at < len(starts):
+            start, end = starts[at], ends[at]
+            stop = at + 1
+            while (
+                stop < len(starts)
+                and 0 <= starts[stop] - end <= _MAX_GAP_BYTES
+                and ends[stop] - starts[stop] <= _MAX_JOINED_BYTES
+                and ends[stop] - start <= _MAX_READ_BYTES
+            ):
+                end = ends[stop]
+                stop += 1
+            data = self.read(start, end)
+            if stop == at + 1:
+                values.append(data)
+            else:
+                whole = memoryview(data)
+                values += [
+                    whole[first - start : last - start]
+                    for first, last in zip(starts[at:stop], ends[at:stop], strict=True)
+                ]
+            at = stop
+        return values
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

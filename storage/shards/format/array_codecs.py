@@ -17,7 +17,7 @@ from concurrent_loader.storage.errors import FormatError, SchemaError
 from concurrent_loader.storage.shards.format.value_codecs import Codec, max_exact_integer, value_error
 from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["MAX_DIMS", "FixedArrayCodec", "RaggedArrayCodec"]
+__all__ = ["MAX_DIMS", "FixedArrayCodec", "RaggedArrayCodec", "converts_safely"]
 
 MAX_DIMS = 32
 """The limit of NumPy 1."""
@@ -119,7 +119,7 @@ def _to_array(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         if np.ma.isMaskedArray(value):
             raise value_error("a masked array would lose its mask", value)
         array = np.asarray(value)
-        if not _converts_safely(array.dtype, dtype):
+        if not converts_safely(array.dtype, dtype):
             raise SchemaError("the array's dtype does not convert safely", expected=dtype.name, got=str(array.dtype))
         array = array.astype(dtype, order="C", copy=False)
     else:
@@ -129,7 +129,8 @@ def _to_array(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return array
 
 
-def _converts_safely(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+def converts_safely(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Returns whether an array's dtype fits a column: no number of the array could change."""
     if source.kind not in "biuf" or (source.kind == "b") != (target.kind == "b"):
         return False
     if source.kind in "iu" and target.kind == "f" and source.itemsize == 8:

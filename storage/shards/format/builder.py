@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,6 +160,48 @@ class ShardBuilder:
         self._payload_ends.append(HEADER_BYTES + self._payload_bytes)
         self._payload_digests.append(digest)
 
+    def extend(
+        self,
+        fixed: Mapping[str, npt.NDArray[np.uint8]],
+        values: Mapping[str, Sequence[bytes]],
+        nulls: Mapping[str, Sequence[int]],
+        rows: range,
+    ) -> None:
+        """Adds many samples that are encoded already.
+
+        Args:
+            fixed: (n, width) uint8 of each FIXED column.
+            values: Bytes of each value of SMALL and PAYLOAD columns, n each.
+            nulls: Rows of the nulls of each optional column, ascending.
+            rows: Consecutive rows of these columns to add.
+
+        Raises:
+            SchemaError: The values of a SMALL column do not fit into one shard; the builder is unchanged.
+        """
+        chosen = slice(rows.start, rows.stop)
+        texts = {name: values[name][chosen] for name in self._small}
+        for name, each in texts.items():
+            self._check_small(name, sum(map(len, each)))
+        if self._is_finished:
+            self._file = self._file[: HEADER_BYTES + self._payload_bytes]
+        for name, block in self._fixed.items():
+            block += fixed[name][chosen].tobytes()
+        for name, each in texts.items():
+            self._small[name] += each
+            self._small_bytes[name] += sum(map(len, each))
+        if self._schema.payload:
+            columns = [values[column.name][chosen] for column in self._schema.payload]
+            payload = columns[0] if len(columns) == 1 else [each for row in zip(*columns, strict=True) for each in row]
+            self._payload_digests.extend(map(xxhash.xxh3_64_intdigest, payload))
+            ends = np.cumsum(np.fromiter(map(len, payload), np.uint64, len(payload)))
+            self._payload_ends.frombytes((ends + np.uint64(HEADER_BYTES + self._payload_bytes)).tobytes())
+            self._payload_bytes += int(ends[-1]) if len(ends) else 0
+            self._file += b"".join(payload)
+        for name, found in self._nulls.items():
+            first, last = (bisect_left(nulls[name], row) for row in (rows.start, rows.stop))
+            found += [self._num_samples + row - rows.start for row in nulls[name][first:last]]
+        self._num_samples += len(rows)
+
     def extend_fixed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Adds many samples at once, for a schema that has only fixed columns.
 
@@ -202,12 +245,13 @@ class ShardBuilder:
 
     def _check_room(self, encoded: Sequence[tuple[str, ColumnKind, Sequence[Buffer]]]) -> None:
         for name, kind, pieces in encoded:
-            if kind is ColumnKind.SMALL and self._small_bytes[name] + len(pieces[0]) > MAX_SMALL_COLUMN_BYTES:
-                raise SchemaError(
-                    "the column's values do not fit into one shard",
-                    column=name,
-                    expected=f"<= {MAX_SMALL_COLUMN_BYTES}",
-                )
+            if kind is ColumnKind.SMALL:
+                self._check_small(name, len(pieces[0]))
+
+    def _check_small(self, name: str, num_bytes: int) -> None:
+        if self._small_bytes[name] + num_bytes > MAX_SMALL_COLUMN_BYTES:
+            expected = f"<= {MAX_SMALL_COLUMN_BYTES}"
+            raise SchemaError("the column's values do not fit into one shard", column=name, expected=expected)
 
     def fixed_values(self, name: str) -> npt.NDArray[Any]:
         """Returns a copy of a fixed column of all samples so far: (n, *shape), masked if the column is optional.

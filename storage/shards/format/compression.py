@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import zstandard
 
 from concurrent_loader.storage.errors import FormatError
@@ -125,6 +128,35 @@ class Decompressor:
         except zstandard.ZstdError as error:
             raise FormatError("a column's dictionary is not a zstd dictionary") from error
 
+    def decompress_many(
+        self, data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], raw_bytes: npt.NDArray[Any]
+    ) -> Sequence[Buffer]:
+        """Returns many values with one call of the library: 0.4 instead of 2 microseconds for a value of 118 bytes.
+
+        Args:
+            data: Memory of the frames.
+            starts: (n,) int64, first byte of each frame.
+            ends: (n,) int64, one past the last byte of each frame.
+            raw_bytes: (n,) integers, the sizes recorded in the index, as for `decompress`.
+
+        Raises:
+            FormatError: As for `decompress`.
+        """
+        if len(starts) >= _MIN_MANY and hasattr(self._context, "multi_decompress_to_buffer"):
+            lengths = ends - starts
+            if _are_simple(np.frombuffer(data, np.uint8), starts, lengths, raw_bytes):
+                places = np.stack([starts, lengths], axis=1).astype(np.uint64, order="C")
+                frames = zstandard.BufferWithSegments(data, places)
+                try:
+                    values: Sequence[Buffer] = self._context.multi_decompress_to_buffer(
+                        frames, decompressed_sizes=raw_bytes.astype(np.uint64), threads=1
+                    )
+                except zstandard.ZstdError as error:
+                    raise FormatError("a compressed value does not decompress") from error
+                return values
+        each = zip(starts.tolist(), ends.tolist(), raw_bytes.tolist(), strict=True)
+        return [self.decompress(data[start:end], raw_bytes=size) for start, end, size in each]
+
     def decompress(self, frame: Buffer, *, raw_bytes: int) -> bytes:
         """Returns one value.
 
@@ -151,6 +183,45 @@ class Decompressor:
             return self._context.decompress(frame, max_output_size=raw_bytes, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise FormatError("a compressed value does not decompress") from error
+
+
+_MIN_MANY = 16  # values: below, preparing the call takes longer than it saves
+_HEAD_BYTES = 15  # of a frame without window and dictionary id: magic number, descriptor, size, header of a block
+_SIZE_BYTES = np.array([1, 2, 4, 8])  # of the content size, by the descriptor's upper two bits
+
+
+def _are_simple(
+    data: npt.NDArray[np.uint8],
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    raw_bytes: npt.NDArray[Any],
+) -> bool:
+    """Returns whether all frames are as this project's writer makes them, and so pass the checks of `decompress`.
+
+    Such a frame (RFC 8878, 3.1.1) is a single segment, which has its content as window, and declares its size. It has
+    neither a checksum nor a dictionary id, and a single block, which ends where the frame ends.
+    """
+    if int(lengths.min()) < 9:  # magic number, descriptor, size of one byte, header of a block
+        return False
+    # A frame at the end of the data may be shorter than this; what is read of its last bytes is then not its head's.
+    places = np.minimum(starts[:, None] + np.arange(_HEAD_BYTES), len(data) - 1)
+    heads = data[places]
+    if (heads[:, :4] != np.frombuffer(zstandard.FRAME_HEADER, np.uint8)).any() or (heads[:, 4] & 0x3F != 0x20).any():
+        return False
+    kinds = heads[:, 4] >> 6
+    size_bytes = _SIZE_BYTES[kinds]
+    sizes = np.ascontiguousarray(heads[:, 5:13]).view("<u8")[:, 0]
+    sizes = sizes & (np.uint64(0xFFFFFFFFFFFFFFFF) >> (64 - 8 * size_bytes).astype(np.uint64))
+    sizes = sizes + np.where(kinds == 1, 256, 0).astype(np.uint64)
+    block_at = 5 + size_bytes
+    rows = np.arange(len(heads))
+    block = sum(
+        heads[rows, np.minimum(block_at + each, _HEAD_BYTES - 1)].astype(np.int64) << 8 * each for each in range(3)
+    )
+    is_last, block_kind = block & 1, block >> 1 & 3
+    block_bytes = np.where(block_kind == 1, 1, block >> 3)  # kind 1 repeats one byte
+    fits = (sizes == raw_bytes) & (is_last == 1) & (block_kind != 3) & (block_at + 3 + block_bytes == lengths)
+    return bool(fits.all())
 
 
 _MIN_WINDOW_BYTES = 8 << 20  # RFC 8878 requires every decoder to support this

@@ -7,7 +7,8 @@ and every fixed column is one range or one array. All sizes are checked against 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -175,10 +176,9 @@ class ShardIndex:
         Raises:
             DigestMismatch: The bytes differ from what was written.
         """
-        if not self.has_digests:
-            return
-        expected = self.payload_digest(row, name)
-        check_digest(data, expected, "a value's digest disagrees", shard=self.shard, sample=row, column=name)
+        if self.has_digests:
+            expected = self.payload_digest(row, name)
+            check_digest(data, expected, "a value's digest disagrees", shard=self.shard, sample=row, column=name)
 
     def decode_value(self, name: str, row: int, data: Buffer) -> Any:
         """Verifies a payload value's bytes and decodes them; None for a null.
@@ -205,7 +205,8 @@ class ShardIndex:
         """
         if name in self._fixed:
             return self._fixed[name]
-        return self._small_values(name, None)
+        with self._small_column(name) as column:
+            return column.values()
 
     def values(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any] | list[Any]:
         """Returns a column's values for given rows, at a cost that does not depend on the size of the shard.
@@ -219,7 +220,13 @@ class ShardIndex:
         """
         if name in self._fixed:
             return self._fixed[name][rows]
-        return self._small_values(name, rows.tolist())
+        with self._small_column(name) as column:
+            return column.values(rows)
+
+    def encoded(self, name: str, rows: npt.NDArray[np.int64]) -> Sequence[Buffer]:
+        """Returns the UTF-8 text of a small column's values for given rows; a null has no bytes."""
+        with self._small_column(name) as column:
+            return column.encoded(rows)
 
     def value(self, name: str, row: int) -> Any:
         """Returns one value of a fixed column (a Python number or a read-only array) or of a small column, or None."""
@@ -229,11 +236,8 @@ class ShardIndex:
         if name in self._fixed:
             values = self._fixed[name]
             return values[row].item() if values.ndim == 1 else np.ma.getdata(values)[row]
-        try:
-            return self._small_column(name).value(row)
-        except FormatError as error:
-            error.locate(shard=self.shard)
-            raise
+        with self._small_column(name) as column:
+            return column.value(row)
 
     def column_block(self, name: str) -> ByteRange:
         """Returns the range of a fixed or small column in the file, without padding."""
@@ -338,19 +342,16 @@ class ShardIndex:
         except KeyError:
             raise SchemaError("not a payload column", column=name, got=self.schema[name].type) from None
 
-    def _small_values(self, name: str, rows: list[int] | None) -> list[Any]:
+    @contextmanager
+    def _small_column(self, name: str) -> Iterator[SmallColumn]:
+        """Gives a small column; an error of the block names the shard."""
+        if name not in self._small:
+            raise SchemaError("a payload column's values are not in the tail", column=name, got=self.schema[name].type)
         try:
-            return self._small_column(name).values(rows)
+            yield self._small[name]
         except FormatError as error:
             error.locate(shard=self.shard)
             raise
-
-    def _small_column(self, name: str) -> SmallColumn:
-        try:
-            return self._small[name]
-        except KeyError:
-            got = self.schema[name].type
-            raise SchemaError("a payload column's values are not in the tail", column=name, got=got) from None
 
     def _check_row(self, row: int) -> None:
         if not 0 <= row < self.num_samples:

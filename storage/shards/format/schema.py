@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -196,6 +196,14 @@ class Column:
         except FormatError as error:
             error.locate(column=self.name)
             raise
+
+    def decode_many(self, data: Iterable[Buffer]) -> list[Any]:
+        """Returns encoded values, as `decode` does one by one.
+
+        Raises:
+            FormatError: One of them is not a value of this type; the error does not say which one.
+        """
+        return self._codec.decode_many(data)
 
 
 def _in_field_order(parsed: _Type) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ The dictionary of the frames, if any, is a separate block.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -24,6 +24,7 @@ from concurrent_loader.storage.shards.format.compression import Decompressor, co
 from concurrent_loader.storage.shards.format.layout import MAX_SMALL_COLUMN_BYTES
 from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.format.value_codecs import MAX_SMALL_VALUE_BYTES
+from concurrent_loader.storage.stores.objects import Buffer
 
 __all__ = ["EncodedColumn", "SmallColumn", "encode_column"]
 
@@ -132,9 +133,46 @@ class SmallColumn:
             error.locate(sample=row)
             raise
 
-    def values(self, rows: Iterable[int] | None = None) -> list[Any]:
-        """Decodes the values of given rows, all rows by default."""
-        return [self.value(row) for row in (range(self._num_samples) if rows is None else rows)]
+    def values(self, rows: npt.NDArray[np.int64] | None = None) -> list[Any]:
+        """Decodes the values of given rows, all rows by default, and decompresses them together.
+
+        Raises:
+            FormatError: The bytes of a row are not a value of this column's type.
+        """
+        rows = np.arange(self._num_samples) if rows is None else rows
+        try:
+            values: list[Any] = self._column.decode_many(self.encoded(rows))
+        except FormatError:
+            return [self.value(row) for row in rows.tolist()]  # one by one, for an error that names the row
+        if self._valid is not None:
+            for at in np.flatnonzero(~self._valid[rows]).tolist():
+                values[at] = None
+        return values
+
+    def encoded(self, rows: npt.NDArray[np.int64]) -> Sequence[Buffer]:
+        """Returns the decompressed bytes of given rows: UTF-8 text. A null has no bytes.
+
+        Raises:
+            FormatError: The bytes of a row do not decompress.
+        """
+        starts = self._offsets[rows].astype(np.int64)
+        ends = self._offsets[1:][rows].astype(np.int64)
+        if self._decompressor is None or self._raw_lengths is None:
+            return [self._data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        sizes = self._raw_lengths[rows]
+        filled = np.flatnonzero(ends - starts)
+        if len(filled) < len(rows):
+            if sizes.sum() != sizes[filled].sum():
+                raise FormatError("a compressed value has no bytes")
+            starts, ends, sizes = starts[filled], ends[filled], sizes[filled]
+        with self._lock:  # zstd contexts have state, and zstandard releases the GIL
+            found = self._decompressor.decompress_many(self._data, starts, ends, sizes)
+        if len(filled) == len(rows):
+            return found
+        values: list[Buffer] = [b""] * len(rows)
+        for at, value in zip(filled.tolist(), found, strict=True):
+            values[at] = value
+        return values
 
 
 def _check_lengths(raw_lengths: npt.NDArray[Any]) -> None:

@@ -12,7 +12,7 @@ import os
 import reprlib
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -60,6 +60,10 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, data: Buffer) -> Any:
         """Returns the encoded value; raises `FormatError` for invalid bytes."""
+
+    def decode_many(self, data: Iterable[Buffer]) -> list[Any]:
+        """Returns encoded values; a codec of small values overrides this to spare calls."""
+        return [self.decode(each) for each in data]
 
 
 def value_error(what: str, value: object, *, expected: object = None) -> SchemaError:
@@ -179,6 +183,13 @@ class StrCodec(Codec):
         except UnicodeDecodeError as error:
             raise FormatError("a str value is not UTF-8") from error
 
+    def decode_many(self, data: Iterable[Buffer]) -> list[str]:
+        """Returns texts."""
+        try:
+            return [str(each, "utf-8") for each in data]
+        except UnicodeDecodeError as error:
+            raise FormatError("a str value is not UTF-8") from error
+
 
 class JsonCodec(Codec):
     """Stores a JSON value as UTF-8 text with sorted keys and without blanks."""
@@ -223,7 +234,7 @@ def _check_small(data: bytes) -> bytes:
 
 def _is_deep(text: bytes) -> bool:
     """Returns whether JSON text is nested deeper than allowed, without recursion."""
-    if text.count(b"[") + text.count(b"{") <= MAX_JSON_DEPTH:  # nearly always true, and two fast scans decide it
+    if len(text) <= MAX_JSON_DEPTH or text.count(b"[") + text.count(b"{") <= MAX_JSON_DEPTH:  # nearly always true
         return False
     depth = 0
     inside = escaped = False

@@ -5,7 +5,7 @@ A dataset whose columns are all in its shards has one part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from concurrent_loader.storage.shards.format.schema import Schema
 from concurrent_loader.storage.shards.manifest.commit_tokens import with_token
 from concurrent_loader.storage.shards.manifest.manifest import ColumnPlace, ColumnSet, Manifest
 from concurrent_loader.storage.shards.manifest.statistics import merge_statistics
+from concurrent_loader.storage.shards.writing.batch_columns import EncodedBatch, encode_batch
 from concurrent_loader.storage.shards.writing.shard_sizing import ShardSplitter
 from concurrent_loader.storage.shards.writing.written_shards import WrittenShards
 from concurrent_loader.storage.stores.objects import Buffer
@@ -81,10 +82,25 @@ class PartSplitter:
             for builder, each in zip(self._sets, values[1:], strict=True):
                 builder.add(each)
         except SchemaError as error:
-            raise ConfigurationError(
-                f"the added columns of one shard are too large: {error.what}; choose a smaller shard_size"
-            ) from error
+            raise _too_large(error) from error
         return done
+
+    def encode(self, columns: Any) -> EncodedBatch:
+        """Checks and encodes a batch; see `concurrent_loader.storage.shards.writing.batch_columns.encode_batch`."""
+        return encode_batch(self._schema, columns, self._cutter.estimate)
+
+    def extend(self, batch: EncodedBatch) -> Iterator[list[ShardBuilder]]:
+        """Adds many samples; yields the shard of each part when the dataset's shard is full. Raises like `add`."""
+        parts = [batch.select(names) for names in self._names] if any(self._names) else [batch]
+        for rows, full in self._cutter.extend(parts[0]):
+            try:
+                for builder, part in zip(self._sets, parts[1:], strict=True):
+                    builder.extend(part.fixed, part.values, part.nulls, rows)
+            except SchemaError as error:
+                raise _too_large(error) from error
+            if full is not None:
+                done, self._sets = [full, *self._sets], [ShardBuilder(each.schema) for each in self._sets]
+                yield done
 
     def take_rest(self) -> list[ShardBuilder] | None:
         """Returns the open shard of each part if it has samples, and opens empty ones."""
@@ -93,6 +109,12 @@ class PartSplitter:
             return None
         done, self._sets = self._sets, [ShardBuilder(each.schema) for each in self._sets]
         return [rest, *done]
+
+
+def _too_large(error: SchemaError) -> ConfigurationError:
+    return ConfigurationError(
+        f"the added columns of one shard are too large: {error.what}; choose a smaller shard_size"
+    )
 
 
 class WrittenParts:

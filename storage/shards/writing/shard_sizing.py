@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
+import numpy as np
 
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.shards.format.builder import ShardBuilder
 from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.shards.writing.batch_columns import EncodedBatch
 from concurrent_loader.storage.sizes import Size, parse_size
 
 __all__ = ["ShardSplitter", "parse_shard_size"]
@@ -75,12 +77,52 @@ class ShardSplitter:
         done, self._builder = self._builder, following
         return done
 
+    def extend(self, batch: EncodedBatch) -> Iterator[tuple[range, ShardBuilder | None]]:
+        """Adds many samples, cut as by `add`.
+
+        Yields:
+            Rows that were added to the open shard, and this shard if further samples go to the next one.
+        """
+        start = 0
+        while start < batch.num_samples:
+            rows = range(start, self._last_fitting(batch, start))
+            self._builder.extend(batch.fixed, batch.values, batch.nulls, rows)
+            start = rows.stop
+            done: ShardBuilder | None = None
+            if start < batch.num_samples:
+                done, self._builder = self._builder, ShardBuilder(self._schema)
+            yield rows, done
+
+    @property
+    def estimate(self) -> Mapping[str, Callable[[object], int]]:
+        """Upper estimate of the bytes of a value, by the names of SMALL and PAYLOAD columns."""
+        return dict(self._variable)
+
     def take_rest(self) -> ShardBuilder | None:
         """Returns the open shard if it has samples, and opens an empty one."""
         if not self._builder.num_samples:
             return None
         done, self._builder = self._builder, ShardBuilder(self._schema)
         return done
+
+    def _last_fitting(self, batch: EncodedBatch, start: int) -> int:
+        """Returns the first row that does not fit into the open shard, or the number of rows."""
+        is_empty = self._builder.num_samples == 0
+        before = self._builder.estimated_bytes
+        num_nulls = sum(column.optional for column in self._schema)
+        num_rows = 1024
+        while True:
+            stop = min(batch.num_samples, start + num_rows)
+            added = np.arange(stop - start)
+            bitmaps = ((self._builder.num_samples + added + 7) // 8 - (self._builder.num_samples + 7) // 8) * num_nulls
+            sizes = np.cumsum(batch.num_bytes[start:stop]) - batch.num_bytes[start:stop]
+            sizes += before + bitmaps + self._row_bytes * (added + 1) + batch.estimates[start:stop]
+            full = np.flatnonzero(sizes[is_empty:] > self._shard_bytes)
+            if len(full):
+                return start + int(full[0]) + is_empty
+            if stop == batch.num_samples:
+                return stop
+            num_rows *= 4
 
     def _estimate(self, sample: Mapping[str, object]) -> int:
         return self._row_bytes + sum(num_bytes(sample.get(name)) for name, num_bytes in self._variable)

@@ -180,6 +180,43 @@ class ShardWriter(PublicNames):
             if full is not None:
                 self._written.add(full, queue.put)
 
+    def write_batch(self, columns: Mapping[str, Any] | Any) -> None:
+        """Adds many samples, given by columns. The dataset is the same, byte for byte, as after `write` of each sample.
+
+        Args:
+            columns: Values of each column, all of one length: a sequence, an array (n, ...) of NumPy, a tensor, an
+                Arrow array, or a series of polars or pandas; or a table of Arrow, polars or pandas. In an optional
+                column, nulls of these libraries, masked rows and None are nulls. Sequences take longer than arrays.
+
+        Raises:
+            SchemaError: A value does not fit its column; the error names column and sample. Nothing was written, and
+                the writer remains usable.
+            StorageError: An earlier upload failed in spite of retries. Nothing was written; the next call retries it.
+
+        Example:
+            >>> import numpy as np
+            >>> from concurrent_loader.storage import ShardWriter
+            >>> with ShardWriter("squares", columns={"x": "int64", "name": "str"}) as writer:
+            ...     writer.write_batch({"x": np.arange(3) ** 2, "name": ["zero", "one", "four"]})
+            >>> writer.manifest.num_samples
+            3
+        """
+        if self._repeats:
+            return
+        queue = self._writable()
+        queue.check()
+        try:
+            batch = self._cutter.encode(columns)
+        except SchemaError as error:
+            if error.sample is not None:
+                error.sample = self._num_samples + int(error.sample)
+            shorten_traceback(error, num_frames=1)
+            raise
+        with self._whole():
+            for full in self._cutter.extend(batch):
+                self._written.add(full, queue.put)
+            self._num_samples += batch.num_samples
+
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Sets more keys of the metadata, before the commit.
 

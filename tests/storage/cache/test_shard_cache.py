@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def schedule(
 
 
 def images(shard: OpenShard, rows: list[int]) -> list[bytes]:
-    return [bytes(data) for data in shard.payload("image", np.array(rows))]
+    return [bytes(data) for data in shard.payload("image", np.array(rows, np.int64))]
 
 
 async def test_gives_verified_values_of_any_rows(
@@ -58,6 +59,20 @@ async def test_gives_verified_values_of_any_rows(
     assert images(shard, [7, 0, 19]) == [make_sample(20 + row)["image"] for row in (7, 0, 19)]
     assert list(shard.values("label", rows)) == [27, 20, 39]
     assert list(shard.values("name", rows)) == ["sample 27", "sample 20", "sample 39"]
+    cache.release(entries[1])
+    await cache.close()
+
+
+async def test_small_values_that_are_close_together_are_read_at_once(
+    engine: FetchEngine, entries: list[ShardEntry], make_sample: MakeSample, tmp_path: Path, drive: Any
+) -> None:
+    cache = DiskShardCache(engine, tmp_path, budget_bytes="1GiB", drive=drive)
+    shard = await cache.acquire(entries[1])
+    for rows in ([*range(20)], [0, 2, 3, 5, 8], [5, 4, 4, 19, 0], []):
+        before = drive.calls["read"]
+        assert images(shard, rows) == [make_sample(20 + row)["image"] for row in rows]
+        ascending = rows == sorted(rows)
+        assert drive.calls["read"] - before == ((1 if rows else 0) if ascending else 5), rows
     cache.release(entries[1])
     await cache.close()
 

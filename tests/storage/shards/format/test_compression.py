@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import struct
 
+import numpy as np
 import pytest
 import zstandard
 from hypothesis import given
@@ -163,3 +164,49 @@ def test_damaged_frames_give_typed_errors_or_bytes_of_the_recorded_size(noise: b
             assert len(decompressor.decompress(frame, raw_bytes=len(DATA))) == len(DATA)
         except FormatError:
             continue
+
+
+def _decompressed(frames: list[bytes], raw: list[int], dictionary: bytes | None = None) -> list[bytes]:
+    ends = np.cumsum([0, *map(len, frames)])
+    found = Decompressor(dictionary).decompress_many(
+        memoryview(b"".join(frames)), ends[:-1], ends[1:], np.array(raw, np.uint32)
+    )
+    return [bytes(value) for value in found]
+
+
+def test_many_values_are_those_of_one_by_one() -> None:
+    lengths = [0, 1, 8, 100, 255, 256, 257, 65_791, 65_792, 131_072, 131_073, 300_000]
+    values = [bytes([at % 251 for at in range(length)]) for length in lengths] + [b"a photograph"] * 30
+    values += [b"x" * 5000, b"Unlike anything before: \x00\xff"]
+    dictionary = zstandard.train_dictionary(400, [b"a photograph of number %d" % at for at in range(900)]).as_bytes()
+    for each in (None, dictionary):
+        trained = None if each is None else zstandard.ZstdCompressionDict(each)
+        compressor = zstandard.ZstdCompressor(dict_data=trained, write_dict_id=False)
+        frames = [compressor.compress(value) if value else value for value in values]
+        assert _decompressed(frames, list(map(len, values)), each) == values
+        whole_blocks = slice(1, 9)  # values of one block, 16 of them together with themselves
+        assert _decompressed(frames[whole_blocks] * 2, list(map(len, values[whole_blocks])) * 2, each) == (
+            values[whole_blocks] * 2
+        )
+
+
+def test_one_bad_frame_of_many_is_found() -> None:
+    value = b"a photograph of a cat, " * 4
+    frame = zstandard.ZstdCompressor().compress(value)
+    stream = zstandard.ZstdCompressor().compressobj()
+    bad = {
+        "trailing byte": (frame + b"\0", len(value)),
+        "other size": (frame, len(value) + 1),
+        "cut": (frame[:-1], len(value)),
+        "two frames": (frame + frame, len(value)),
+        "no magic number": (b"\0" + frame[1:], len(value)),
+        "bytes missing": (b"", len(value)),
+        "damaged block": (frame[:9] + bytes(len(frame) - 9), len(value)),
+        "unknown size": (stream.compress(value) + stream.flush(), len(value)),
+    }
+    for what, (data, raw_bytes) in bad.items():
+        for at in (0, 10, 19):
+            frames, sizes = [frame] * 20, [len(value)] * 20
+            frames[at], sizes[at] = data, raw_bytes
+            with pytest.raises(FormatError):
+                pytest.fail(f"{what}: {_decompressed(frames, sizes)[at]!r}")

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader.batch.encoded_rows import EncodedRows, can_pack_encoded, gather_rows
+from concurrent_loader.batch.ragged import arrange
+from concurrent_loader.storage import Column, ConfigurationError, ShardWriter
+
+TOKENS = Column("x", "int16[...]")
+
+
+def stored(*arrays: Any) -> list[bytes]:
+    return [TOKENS.encode(np.asarray(each, np.int16)) for each in arrays]
+
+
+def test_rows_are_packed_as_arrays_are() -> None:
+    arrays = [np.arange(length, dtype=np.int16) for length in (3, 0, 1, 5)]
+    parts = [EncodedRows.of(TOKENS, stored(*arrays[:2])), EncodedRows.of(TOKENS, stored(*arrays[2:]))]
+    order = [2, 0, 3, 1]
+    expected = arrange("x", [torch.from_numpy(arrays[at]) for at in order], "packed")
+    packed = gather_rows(parts, order).packed("x")
+    assert list(packed) == list(expected)
+    for name, tensor in packed.items():
+        assert (tensor.dtype, tensor.tolist()) == (expected[name].dtype, expected[name].tolist())
+    packed["x"] += 1  # can be written to
+    mixed = gather_rows([parts[0], [np.zeros((2, 4), np.int16)]], [2, 0, 1])
+    assert [each.shape for each in mixed] == [(2, 4), (3,), (0,)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        TOKENS.encode(np.zeros((2, 2), np.int16)),
+        TOKENS.encode(np.int16(1) * np.ones((), np.int16)),
+        stored([1, 2])[0][:-1],
+        stored([1, 2])[0] + bytes(2),
+        b"\1",
+        b"",
+        b"\1\0\0\0\0\0\0\1" + stored([1])[0][8:],
+    ],
+)
+def test_other_values_are_decoded_one_by_one(value: bytes) -> None:
+    assert EncodedRows.of(TOKENS, [*stored([1]), value]) is None
+
+
+def test_only_whole_characters_are_text() -> None:
+    text = Column("x", "str")
+    assert EncodedRows.of(text, [b"a", b"", "\u00e9".encode()]) is not None
+    for bad in ([b"\xc3", b"\xa9"], [b"a", b"\xff"], [b"a\xc3", b"", b"\xa9"]):
+        assert EncodedRows.of(text, bad) is None
+    assert EncodedRows.of(Column("x", "bytes"), [b"\xff"]) is not None
+
+
+def test_columns_whose_values_may_be_invalid_are_not_packed_like_this() -> None:
+    assert not any(can_pack_encoded(Column("x", kind)) for kind in ("bool[...]", "int8[...]?", "str?", "json", "int8"))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_text_and_bytes_are_packed_by_the_loader(tmp_path: Path, shuffle: bool) -> None:
+    columns = {"text": "str", "data": "bytes", "maybe": "str?", "tokens": "float32[...]"}
+    samples = [
+        {"text": f"caption \u00e9 {n}" * (n % 3), "data": bytes([n]) * n, "maybe": None, "tokens": [n / 2] * (n % 4)}
+        for n in range(70)
+    ]
+    with ShardWriter(tmp_path, columns=columns, shard_size="4KiB") as writer:
+        for sample in samples:
+            writer.write(sample)
+    ragged: Any = dict.fromkeys(("text", "data", "tokens"), "packed")
+    with ShardDataset(tmp_path) as dataset:
+        options: Any = {"batch_size": 16, "shuffle": shuffle, "seed": 3, "ragged": ragged}
+        plain = ConcurrentDataLoader(dataset, transform=lambda sample: sample, **options)  # sample by sample
+        for batch, expected in zip(ConcurrentDataLoader(dataset, **options), plain, strict=True):
+            assert batch.keys() == expected.keys()
+            for name in ("text", "data", "tokens"):
+                for column in (name, f"{name}_seq_lens", f"{name}_cu_seqlens"):
+                    assert batch[column].dtype == expected[column].dtype
+                    assert batch[column].tolist() == expected[column].tolist(), column
+            whole = [samples[at] for at in batch.sample_ids.tolist()]
+            assert bytes(batch["text"].numpy()).decode() == "".join(sample["text"] for sample in whole)
+        for name, how in (("maybe", "packed"), ("text", "pad"), ("text", "list")):
+            with pytest.raises(ConfigurationError):
+                next(iter(ConcurrentDataLoader(dataset, 4, ragged={name: how})))  # type: ignore[dict-item]
