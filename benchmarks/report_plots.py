@@ -271,7 +271,7 @@ def _scale(figures: Figures) -> Figure:
     )
     half = len(figures["nodes"]) // 2
     for axes, (kind, x_key, keys, x, y) in zip(panels, drawn, strict=True):
-        halves = {"8 groups": figures["nodes"][:half], "a group each": figures["nodes"][half:]}
+        halves = {"8 groups": figures["nodes"][:half], "by default": figures["nodes"][half:]}
         for name, rows in halves.items() if kind == "nodes" else {"": figures[kind]}.items():
             for key in keys:
                 axes.plot([row[x_key] for row in rows], [row[key] for row in rows], "o-", ms=4, label=name or key)

@@ -12,8 +12,8 @@ proportion.
 - ``shards``, about 1 to 1,000 of them with the same 128 MiB in all, so with fewer samples each; written and read on the
   local drive, shuffled in a window that holds nearly all of them, no cache: ``num_shards, num_samples, sample_bytes,
   open_s, first_batch_s, samples_s, mb_s, cpu_s_per_1000, gets, rss_added_mb``.
-- ``nodes``, 1 to 64, counted in the plans of an epoch of a dataset like ImageNet, nothing being sent; with the default
-  number of groups and with one per node: the keys of `benchmarks.scale_points.simulate_nodes`.
+- ``nodes``, 1 to 64, counted in the plans of an epoch of a dataset like ImageNet, nothing being sent; with 8
+  groups and with the default number: the keys of `benchmarks.scale_points.simulate_nodes`.
 - ``sample_bytes``, 100 B to 10 MB, written and read like ``shards``, with the same keys.
 - ``rows``, small rows of each ``kind`` of column, 200, 2,000 and 20,000 per shard (``rows_per_shard``), 20,000 in all,
   read like ``shards``: the slope of ``samples_s`` shows whether the work for a row depends on its shard.
@@ -42,6 +42,7 @@ from benchmarks.figures import four_digits, with_spread
 from benchmarks.fresh_process import in_fresh_process
 from benchmarks.scale_points import Point, measure_opening, measure_reading, simulate_nodes
 from benchmarks.synthetic import ROW_BYTES, synthetic_manifest, write_manifest, write_noise
+from concurrent_loader.order.options import DEFAULT_GROUPS
 
 _POINT_S = 1200.0  # a point that takes longer has hung
 Row = dict[str, Any]
@@ -126,14 +127,14 @@ def measure(load: Load, folder: Path, *, on_point: Callable[[], object] = lambda
         shard_bytes = load.shard_series_bytes // num_shards + max(4096, load.shard_series_bytes // num_shards // 64)
         add("shards", _read(load, str(folder / f"shards-{num_shards}"), num_samples, sample_bytes, shard_bytes))
     manifest = synthetic_manifest(load.node_samples, load.photo_bytes)
-    for follow_nodes in (False, True):
+    for groups in (DEFAULT_GROUPS, None):
         for nodes in load.nodes:
             row = simulate_nodes(
                 manifest,
                 nodes,
                 global_batch_size=load.global_batch_size,
                 node_samples_s=load.node_samples_s,
-                follow_nodes=follow_nodes,
+                groups=groups,
             )
             add("nodes", row)
     for sample_bytes in load.sample_sizes:
@@ -202,8 +203,8 @@ def fit(found: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, dict[str, flo
     named = {
         "samples": ("samples", found["samples"]),
         "shards": ("shards", found["shards"]),
-        "nodes, groups by default": ("nodes", found["nodes"][:half]),
-        "nodes, a group each": ("nodes", found["nodes"][half:]),
+        "nodes, 8 groups": ("nodes", found["nodes"][:half]),
+        "nodes, groups by default": ("nodes", found["nodes"][half:]),
         "sample_bytes": ("sample_bytes", found["sample_bytes"]),
         **{f"rows, {kind}": ("rows", list(rows)) for kind, rows in groupby(found["rows"], lambda row: row["kind"])},
     }

@@ -14,7 +14,7 @@ import torch
 from benchmarks.machine import peak_rss_bytes, start_peak_rss
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.order.epoch_plan import EpochPlan
-from concurrent_loader.order.options import DEFAULT_GROUPS, parse_window
+from concurrent_loader.order.options import parse_window
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 
@@ -127,17 +127,17 @@ def _added_mb(rss_before: int) -> float:
 
 
 def simulate_nodes(
-    manifest: Manifest, nodes: int, *, global_batch_size: int, node_samples_s: float, follow_nodes: bool
+    manifest: Manifest, nodes: int, *, global_batch_size: int, node_samples_s: float, groups: int | None
 ) -> dict[str, float]:
     """Counts what each node's part of an epoch needs; each node has a cache that its ranks share, empty at first.
 
     A node is one rank here: the ranks of a node are neighbours, and together take what one rank in their place would.
-    With ``follow_nodes`` the number of groups grows with the nodes; otherwise it is the default.
+    Without ``groups`` their number is the default.
     """
     plan = EpochPlan(
         samples_per_unit=[entry.num_samples for entry in manifest.shards],
         global_batch_size=global_batch_size,
-        groups=max(DEFAULT_GROUPS, nodes) if follow_nodes else None,
+        groups=groups,
         window=parse_window("128MiB", manifest.num_bytes / manifest.num_samples),
         last_batch="drop",
     )

@@ -33,7 +33,7 @@ from concurrent_loader.media import PartOf
 from concurrent_loader.metrics.live_server import track, untrack
 from concurrent_loader.metrics.running import Place
 from concurrent_loader.metrics.shown_loader import Resources, ShownLoader
-from concurrent_loader.order.options import DEFAULT_GROUPS, DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions
+from concurrent_loader.order.options import DEFAULT_SHUFFLE_WINDOW, LastBatch, PlanOptions, default_groups
 from concurrent_loader.order.packing import Packed
 from concurrent_loader.order.protocol import Plan
 from concurrent_loader.order.sampling import Sampling
@@ -101,9 +101,9 @@ class NativeDataLoader(Recordable, Traceable, ShownLoader):
         pin_memory: Whether batches are put into page-locked memory; default True for a CUDA device, else False.
         rank: Rank of this process; default torch.distributed's if it is initialized, else 0.
         world_size: Number of ranks that share each epoch; default torch.distributed's if it is initialized, else 1.
-        groups: Number of parts into which an epoch's shards are divided, each for some of the ranks; default 8 when
-            shuffling, else 1. The order depends on it: keep it when the number of nodes changes. Best is a multiple of
-            that; a warning is logged if the default is smaller.
+        groups: Number of parts into which an epoch's shards are divided, each for some of the ranks; default when
+            shuffling 8, or one per 64 samples of a larger global batch; else 1. The order depends on it. Best is a
+            multiple of the number of nodes; a warning is logged if the default is smaller.
         shuffle_window: Largest distance of a sample from its shard's place, as a size or a number of samples.
         num_threads: Number of threads for reading, decoding and transforming, of all workers together; default the
             number of usable cores, or one per worker.
@@ -189,9 +189,11 @@ class NativeDataLoader(Recordable, Traceable, ShownLoader):
         check_worker_arguments(num_workers, multiprocessing_context, persistent_workers)
         self._num_threads, self._prefetch_batches = num_threads_and_batches(num_workers, num_threads, prefetch_batches)
         self._prefetch_bytes = parse_size(prefetch_bytes, name="prefetch_bytes")
+        global_batch_size = self.batch_size * self.world_size
+        num_units = min(len(each.unit_sizes) for each in dataset.stored)
+        usual = default_groups(global_batch_size, num_units) if shuffle else 1
         self._plan_options = PlanOptions(
-            seed=seed, global_batch_size=self.batch_size * self.world_size,
-            groups=groups if groups is not None else DEFAULT_GROUPS if shuffle else 1,
+            seed=seed, global_batch_size=global_batch_size, groups=usual if groups is None else groups,
             shuffle=bool(shuffle), shuffle_window=shuffle_window, last_batch=last_batch_policy(drop_last, last_batch),
             sampling=sampling, batching=check_batching(batching, batch_size, is_sampled=sampling is not None),
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from concurrent_loader.datasets.clip_columns import clip_column
 from concurrent_loader.datasets.protocol import GroupChooser, OpenUnit
@@ -85,6 +86,9 @@ class JoinedSource:
 
     async def acquire(self, unit: int) -> OpenUnit:
         return await self._shards.acquire(unit)
+
+    async def acquire_rows(self, unit: int, rows: npt.NDArray[np.int64]) -> None:
+        """Returns None: the samples of a batch would take a request per file and sample."""
 
     def release(self, unit: int, *, done_for_epoch: bool = False) -> None:
         self._shards.release(unit, done_for_epoch=done_for_epoch)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from concurrent_loader.datasets.protocol import GroupChooser, LoadableDataset, OpenUnit
 from concurrent_loader.order.mixture_plan import MixturePlan
@@ -83,6 +84,10 @@ class MixtureSource:
             child_plan = plan.child_plan(place.child, place.epoch)
             await loop.reach(source.set_schedule(child_plan, self._world_size, shared=self._shared))
         return await loop.reach(source.acquire(place.unit), lambda _: source.release(place.unit))
+
+    async def acquire_rows(self, unit: int, rows: npt.NDArray[np.int64]) -> OpenUnit | None:
+        place = self._current_plan.decode_unit(unit)
+        return await self._loops[place.child].reach(self._sources[place.child].acquire_rows(place.unit, rows))
 
     def release(self, unit: int, *, done_for_epoch: bool = False) -> None:
         place = self._current_plan.decode_unit(unit)

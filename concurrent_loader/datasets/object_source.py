@@ -125,6 +125,9 @@ class ObjectSource:
     def choose_groups(self, choosers: Sequence[Mapping[str, GroupChooser]]) -> None:
         """Does nothing: raw objects have no index beside them, so videos are fetched whole."""
 
+    async def acquire_rows(self, unit: int, rows: Indices) -> None:
+        """Returns None: a unit is one sample."""
+
     async def acquire(self, unit: int) -> OpenUnit:
         entry = self._listing.entry(unit, self._url)
         data = memoryview(b"")

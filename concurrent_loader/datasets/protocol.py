@@ -100,6 +100,20 @@ class Source(Protocol):
     async def acquire(self, unit: int) -> OpenUnit:
         """Fetches a unit, and keeps it open until `release`."""
 
+    async def acquire_rows(self, unit: int, rows: Indices) -> OpenUnit | None:
+        """Fetches a few rows of a unit; they are not released. Called before the unit itself is fetched.
+
+        Args:
+            unit: Number of the unit.
+            rows: (n,) int64: stored rows, in ascending order.
+
+        Returns:
+            None if the whole unit takes little more than these rows.
+
+        Raises:
+            StorageError: A request failed, or bytes are damaged.
+        """
+
     def release(self, unit: int, *, done_for_epoch: bool = False) -> None:
         """Releases a unit.
 

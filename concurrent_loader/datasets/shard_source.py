@@ -18,11 +18,14 @@ from concurrent_loader.order.listed_plan import ListedPlan
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.storage.cache import OpenShard, UseSchedule
 from concurrent_loader.storage.errors import StorageError
+from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.media import EncodedClip
 from concurrent_loader.storage.shards.format.index import ShardIndex
 from concurrent_loader.storage.shards.format.schema import ColumnKind
 from concurrent_loader.storage.shards.manifest.manifest import ShardEntry
 from concurrent_loader.storage.shards.reader import DatasetReader
+from concurrent_loader.storage.shards.shard_fetcher import ShardFetcher
+from concurrent_loader.storage.stores.objects import Buffer
 
 __all__ = ["ShardSource", "SparseShard", "is_sparse"]
 
@@ -94,6 +97,14 @@ class ShardSource:
                 )
         return await self._cache.acquire(self._reader.entry(unit))
 
+    async def acquire_rows(self, unit: int, rows: Indices) -> OpenUnit | None:
+        entry = self._reader.entry(unit)
+        # Rows of virtual shards are not ranges of the adopted object if it is transformed.
+        is_worth_it = self._payload and not self._is_sparse(unit) and entry.source is None
+        if not is_worth_it or not is_sparse(entry, len(rows)) or await self._cache.is_local(entry):
+            return None
+        return await SparseShard.fetch(self._cache.fetcher, entry, rows, self._payload)
+
     def release(self, unit: int, *, done_for_epoch: bool = False) -> None:
         self._fetch_times.pop(unit, None)
         if not self._is_sparse(unit):
@@ -164,7 +175,7 @@ class SparseShard:
 
     cached = False  # a damaged local copy has been fetched again before
 
-    def __init__(self, index: ShardIndex, key: str, payload: dict[tuple[str, int], bytes | EncodedClip]) -> None:
+    def __init__(self, index: ShardIndex, key: str, payload: dict[tuple[str, int], Buffer | EncodedClip]) -> None:
         self.key = key
         self._index = index
         self._payload = payload
@@ -192,7 +203,7 @@ class SparseShard:
         """
         entry = reader.entry(shard)
         index = await reader.index(shard)
-        payload: dict[tuple[str, int], bytes | EncodedClip] = {}
+        payload: dict[tuple[str, int], Buffer | EncodedClip] = {}
         clips = clips or {}
         whole = [name for name in wanted if name not in clips]
 
@@ -226,6 +237,45 @@ class SparseShard:
                         group.create_task(fetch_clips(name))
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from errors.exceptions[0].__cause__
+        return cls(index, entry.key, payload)
+
+    @classmethod
+    async def fetch(cls, fetcher: ShardFetcher, entry: ShardEntry, rows: Indices, wanted: Sequence[str]) -> Self | None:
+        """Fetches the index and some samples of a shard, neighbours with one request, and stores nothing.
+
+        Args:
+            fetcher: Fetcher of the shard's bytes.
+            entry: Entry of the shard.
+            rows: (n,) int64, rows of the samples, at least one.
+            wanted: Payload columns, at least one.
+
+        Returns:
+            None if the shard has no digests of its values.
+
+        Raises:
+            StorageError: A request failed, or bytes are damaged.
+        """
+        tail = await fetcher.fetch(entry, entry.tail_start, entry.size)
+        index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
+        if not index.has_digests:
+            return None
+        starts = np.min([index.payload_starts(name)[rows] for name in wanted], axis=0)
+        ends = np.max([index.payload_ends(name)[rows] for name in wanted], axis=0)
+        order = np.argsort(starts, kind="stable")
+        reach = np.maximum.accumulate(ends[order])
+        cuts = np.flatnonzero(starts[order][1:] > reach[:-1] + _REQUEST_BYTES) + 1
+        payload: dict[tuple[str, int], Buffer | EncodedClip] = {}
+
+        async def fetch(places: Indices) -> None:
+            start, end = int(starts[places[0]]), int(ends[places].max())
+            data = await fetcher.fetch(entry, start, end) if start < end else memoryview(b"")
+            for row in rows[places].tolist():
+                for name in wanted:
+                    span = index.payload_range(row, name)
+                    payload[name, row] = value = data[span.start - start : span.end - start]
+                    index.check_value(name, row, value)
+
+        await map_concurrently(fetch, np.split(order, cuts))
         return cls(index, entry.key, payload)
 
     def payload(self, column: str, rows: Indices) -> list[Any]:

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from concurrent_loader.order.options import DEFAULT_GROUPS, MAX_AUTOMATIC_WINDOW, LastBatch
+from concurrent_loader.order.options import MAX_AUTOMATIC_WINDOW, LastBatch, default_groups
 from concurrent_loader.order.partition import GroupSlice, Partition
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.order.shuffle import (
@@ -51,7 +51,7 @@ class EpochPlan:
         epoch: Number of the epoch, from 0. Each epoch has its own order.
         global_batch_size: Number of samples per step, over all ranks.
         groups: Number of parts that the epoch is divided into, so that each rank uses few units. The number in effect
-            is `num_groups`. Default: `DEFAULT_GROUPS` with shuffling, 1 without.
+            is `num_groups`. Default: `default_groups` with shuffling, 1 without.
         shuffle: Whether to shuffle, True by default. Otherwise samples come in the dataset's order.
         window: Maximum distance that a sample may move from its unit's place, in samples over all groups. A larger
             window shuffles better and needs more memory. A window of at least the number of samples makes each group's
@@ -246,7 +246,9 @@ class EpochPlan:
 
     @cached_property
     def _partition(self) -> Partition:
-        wanted = self.groups if self.groups is not None else DEFAULT_GROUPS if self.shuffle else 1
+        wanted = self.groups
+        if wanted is None:
+            wanted = default_groups(self.global_batch_size, self.num_units) if self.shuffle else 1
         num_groups = math.gcd(self.global_batch_size, wanted)
         if self.num_samples < num_groups:
             num_groups = 1  # an empty group could not be padded

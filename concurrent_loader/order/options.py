@@ -18,6 +18,7 @@ __all__ = [
     "MAX_AUTOMATIC_WINDOW",
     "LastBatch",
     "PlanOptions",
+    "default_groups",
     "parse_window",
 ]
 
@@ -61,11 +62,35 @@ class PlanOptions:
             )
 
 
-DEFAULT_GROUPS = 8  # one per GPU of a typical node
+DEFAULT_GROUPS = 8  # at least: one per GPU of a typical node
+_SAMPLES_PER_GROUP = 64  # of a batch; fewer would make more ranks independent, and small batches need more shards
+_UNITS_PER_GROUP = 8  # a unit across the border of two groups is fetched twice: one in eight at most
 DEFAULT_SHUFFLE_WINDOW = "128MiB"
 MAX_AUTOMATIC_WINDOW = (
     131_072  # samples: planning a block of this window takes some 40 ms, see docs/explanation/order.md
 )
+
+
+def default_groups(global_batch_size: int, num_units: int) -> int:
+    """Returns the number of groups of a shuffled epoch if the user gives none.
+
+    The number grows with the global batch, not with the ranks, so that the order is the same for any number of ranks.
+    Readers that take 64 samples of each batch, or a multiple, share no group: nodes of eight GPUs, eight samples each.
+
+    Args:
+        global_batch_size: Number of samples per batch over all ranks.
+        num_units: Number of shards of the dataset.
+
+    Example:
+        >>> from concurrent_loader.order.options import default_groups
+        >>> default_groups(256, 16_858), default_groups(64 * 64, 16_858), default_groups(64 * 64, 300)
+        (8, 64, 32)
+    """
+    limit = min(global_batch_size // _SAMPLES_PER_GROUP, num_units // _UNITS_PER_GROUP) // DEFAULT_GROUPS
+    shares, rest = divmod(global_batch_size, DEFAULT_GROUPS)
+    if rest or limit <= 1:
+        return DEFAULT_GROUPS
+    return DEFAULT_GROUPS * next(number for number in range(limit, 0, -1) if shares % number == 0)
 
 
 def parse_window(window: Size, mean_sample_bytes: float) -> int:

@@ -5,6 +5,8 @@ One coroutine on the dataset's event loop schedules the work, and the plan names
 - At most ``prefetch_batches`` batches are being made or wait for the consumer.
 - Shards are fetched ahead of their first use up to ``prefetch_bytes``, and 1,024 of them. A shard that is needed now is
   always fetched, so a shard larger than the budget works.
+- The first batch's samples may be fetched by themselves, ahead of their shards (`FirstRows`), if that costs less than
+  half.
 - A shard is released when all of its samples are delivered, or after the step that the plan names as its last use.
 
 Worker processes that share a rank's steps each have their own pipeline. A pipeline fetches and makes what its own steps
@@ -34,6 +36,7 @@ from concurrent_loader.errors import LoaderError
 from concurrent_loader.order.protocol import BatchIndex, Plan
 from concurrent_loader.pipeline.assemble_batch import BatchAssembler
 from concurrent_loader.pipeline.batch_iterator import END, STOP_S, Failure
+from concurrent_loader.pipeline.first_rows import FirstRows
 from concurrent_loader.pipeline.process_slice import process_slice
 from concurrent_loader.pipeline.sample_processing import SampleProcessing
 from concurrent_loader.pipeline.shard_leases import ShardLeases
@@ -113,6 +116,7 @@ class Pipeline:
         )
         self._traces: dict[int, BatchTrace] = {}  # step → trace of the batch that is being made
         self._num_ready = 0  # delivered batches that the consumer has not taken
+        self._first_rows = FirstRows(config.source)
         self._grace_period_s = STOP_S
         # Delivered batches that still hold shards; each one comes with the other workers' batches before it.
         self._delivered: deque[list[BatchIndex]] = deque()
@@ -237,6 +241,8 @@ class Pipeline:
                 if not self._is_own(index):
                     continue
                 await self._slots.acquire()
+                if is_first:
+                    await self._first_rows.fetch(index, start)
                 await self._leases.prefetch(index.step, start, ahead_bytes=0 if is_first else config.prefetch_bytes)
                 trace = self._traces[index.step] = BatchTrace(index.step, self._processing.clock.now)
                 order.put_nowait((passed, start(self._make(index, threads, trace))))
@@ -287,6 +293,9 @@ class Pipeline:
                 future = self._leases[shard]
                 if not future.done():
                     with self._waiting(trace, shard):
+                        if (first_rows := await self._first_rows.wait(shard, future)) is not None:
+                            shards[shard] = first_rows
+                            continue
                         await asyncio.wait({future})
                 outcome = future.result()
                 if isinstance(outcome, StorageError):

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 from concurrent_loader.storage.cache.blocking_io import Drive, in_thread
 from concurrent_loader.storage.cache.budget import CacheBudget
@@ -120,6 +121,10 @@ class DiskShardCache(ShardCache):
         return self._schedule.next_use(file.name, step=self._step, done_for_epoch=done)
 
     # -- whole shards ----------------------------------------------------------------------------------------------
+
+    async def is_local(self, entry: ShardEntry) -> bool:
+        path = Path(self._folder.root, file_name_of(entry.digest, FileKind.SHARD))
+        return await super().is_local(entry) or await in_thread(path.exists)
 
     async def _load(self, entry: ShardEntry) -> OpenShard:
         try:

@@ -46,6 +46,9 @@ class InPlaceShards(ShardCache):
         self._in_use: set[str] = set()  # digests of shards whose files are open or being opened
         self._mismatched: set[str] = set()  # digests of shards whose files differ from the manifest
 
+    async def is_local(self, entry: ShardEntry) -> bool:
+        return entry.source is None
+
     async def _load(self, entry: ShardEntry) -> OpenShard:
         if entry.source is None and entry.digest not in self._mismatched and len(self._in_use) < _MAX_OPEN:
             self._in_use.add(entry.digest)

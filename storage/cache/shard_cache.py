@@ -112,6 +112,10 @@ class ShardCache(ABC):
                 if shard is not None:
                     shard.close()
 
+    async def is_local(self, entry: ShardEntry) -> bool:
+        """Returns whether a shard can probably be acquired without a request."""
+        return entry.digest in self._open
+
     def fetched(self, entry: ShardEntry) -> tuple[float, float | None] | None:
         """Returns the start and the end of the fetch of a pinned shard, in monotonic seconds.
 

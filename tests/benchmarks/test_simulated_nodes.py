@@ -25,7 +25,7 @@ def test_a_sample_larger_than_a_shard_has_one_of_its_own() -> None:
 
 def test_one_node_fetches_everything_once() -> None:
     manifest = synthetic_manifest(20_480, 110_000)
-    row = simulate_nodes(manifest, 1, global_batch_size=512, node_samples_s=1_000, follow_nodes=False)
+    row = simulate_nodes(manifest, 1, global_batch_size=512, node_samples_s=1_000, groups=None)
     assert row["gets"] == len(manifest.shards)
     assert (row["bytes_ratio"], row["shared_shards"], row["most_over_mean"], row["least_over_mean"]) == (1, 0, 1, 1)
     assert row["epoch_s"] == pytest.approx(20.48)
@@ -34,11 +34,11 @@ def test_one_node_fetches_everything_once() -> None:
     assert row["objects_limit_share"] == pytest.approx(1_000 / PREFIX_REQUESTS_S)
 
 
-def test_more_nodes_than_groups_read_shards_several_times_unless_groups_follow() -> None:
+def test_many_nodes_read_shards_several_times_with_few_groups_but_not_by_default() -> None:
     manifest = synthetic_manifest(65_536, 110_000)
     shared, own = (
-        simulate_nodes(manifest, 32, global_batch_size=512, node_samples_s=1_000, follow_nodes=follow)
-        for follow in (False, True)
+        simulate_nodes(manifest, 32, global_batch_size=32 * 64, node_samples_s=1_000, groups=groups)
+        for groups in (8, None)
     )
     assert (shared["groups"], own["groups"]) == (8, 32)
     assert shared["bytes_ratio"] > 3.5

@@ -26,6 +26,7 @@ class Shards:
 
     def __init__(self) -> None:
         self.asked: list[int] = []
+        self.rows: Any = None  # futures of the first batch, if they are fetched by themselves
         self.arrivals = [asyncio.get_running_loop().create_future() for _ in range(NUM_SHARDS)]
 
     async def set_schedule(self, plan: Any, world_size: int, *, shared: bool = False) -> None: ...
@@ -53,6 +54,9 @@ class Shards:
     def key(self, unit: int) -> str:
         return str(unit)
 
+    async def acquire_rows(self, unit: int, rows: Any) -> Any:
+        return None if self.rows is None else await self.rows[unit]
+
     async def acquire(self, unit: int) -> Any:
         self.asked.append(unit)
         return await self.arrivals[unit]
@@ -61,11 +65,13 @@ class Shards:
 Watch = Callable[[Shards, list[int]], Awaitable[None]]
 
 
-def watch(look: Watch, *, start_step: int = 0, worker: int = 0, num_workers: int = 1) -> None:
+def watch(look: Watch, *, start_step: int = 0, worker: int = 0, num_workers: int = 1, by_rows: bool = False) -> None:
     """Runs a pipeline in virtual time and looks on; given are the shards, and which of them the first batch needs."""
 
     async def run() -> None:
         source: Any = Shards()
+        if by_rows:
+            source.rows = [asyncio.get_running_loop().create_future() for _ in range(NUM_SHARDS)]
         plan = EpochPlan(samples_per_unit=np.full(NUM_SHARDS, ROWS), global_batch_size=8, window=60, groups=2)
         processing: Any = SimpleNamespace(clock=SimpleNamespace(now=time.monotonic), choosers=lambda epoch: [])
         config = PipelineConfig(
@@ -122,3 +128,30 @@ def test_it_can_be_cancelled_while_it_waits() -> None:
         assert sorted(shards.asked) == needed
 
     watch(look)
+
+
+def test_the_first_batchs_samples_are_asked_for_before_their_shards() -> None:
+    async def look(shards: Shards, needed: list[int]) -> None:
+        assert not shards.asked
+        shards.rows[needed[0]].set_result(None)  # this shard comes as a whole
+        await asyncio.sleep(0.001)
+        assert not shards.asked
+        shards.rows[needed[1]].set_result(object())
+        await asyncio.sleep(0.001)
+        assert sorted(shards.asked) == needed
+
+    watch(look, by_rows=True)
+
+
+@pytest.mark.parametrize("outcome", [None, ConnectionFailed("gone")])
+def test_shards_whose_samples_do_not_come_are_asked_for(outcome: Exception | None) -> None:
+    async def look(shards: Shards, needed: list[int]) -> None:
+        if outcome is None:
+            await asyncio.sleep(1)
+        else:
+            for unit in needed:
+                shards.rows[unit].set_exception(outcome)
+            await asyncio.sleep(0.001)
+        assert sorted(shards.asked) == needed
+
+    watch(look, by_rows=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from concurrent_loader.order.options import DEFAULT_SHUFFLE_WINDOW, MAX_AUTOMATIC_WINDOW, parse_window
+from concurrent_loader.order.options import DEFAULT_SHUFFLE_WINDOW, MAX_AUTOMATIC_WINDOW, default_groups, parse_window
 from concurrent_loader.storage.errors import ConfigurationError
 
 
@@ -30,3 +30,24 @@ def test_parse_window(window: Any, mean: float, samples: int) -> None:
 def test_parse_window_refuses(window: Any) -> None:
     with pytest.raises(ConfigurationError):
         parse_window(window, 1000)
+
+
+@pytest.mark.parametrize(
+    ("batch", "units", "groups"),
+    [
+        (1, 10**6, 8),
+        (1023, 10**6, 8),
+        (1024, 10**6, 16),
+        (1000, 10**6, 8),  # 125 × 8
+        (1536, 10**6, 24),
+        (64 * 64, 10**6, 64),
+        (512 * 64, 10**6, 512),
+        (48 * 64, 10**6, 48),
+        (64 * 64, 511, 32),  # with 64 groups, more than one shard in eight would cross a border
+        (64 * 64, 40, 8),
+        (64 * 64, 0, 8),
+    ],
+)
+def test_the_default_number_of_groups_grows_with_the_batch(batch: int, units: int, groups: int) -> None:
+    assert default_groups(batch, units) == groups
+    assert groups == 8 or batch % groups == 0

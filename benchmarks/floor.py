@@ -1,0 +1,171 @@
+"""How far a first epoch is from what must be done at all: fetch, digest, write.
+
+    python -m benchmarks.floor [--json FILE] [--quick] [--num-samples N]
+
+Shards of noise lie in a local S3 server without latency. Four sides take turns, each in a fresh process: the loader
+with an empty cache folder and without one, and for each a bare loop, the floor. The bare loop fetches the same objects
+with obstore in ranges of 8 MiB, 16 in flight, digests each range with xxh3 and, for the cache, writes it into a file
+with the size of the shard. Imports do not count; opening the dataset does.
+
+- ``cold_cache_vs_floor``, ``cold_nocache_vs_floor``: the loader's processor seconds per GB ÷ the bare loop's;
+- ``user_cpu_s_gb``: processor seconds per GB that the loader with a cache spends outside the kernel;
+- ``nocache_rss_mb``: resident memory that an epoch without a cache adds at its highest, batches included.
+
+Rows have medians over the rounds, and ``spread`` the extremes of ``cpu_s_gb``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import obstore
+import xxhash
+from rich.console import Console
+
+from benchmarks.bucket import obstore_client
+from benchmarks.command import bar, in_turns, program
+from benchmarks.fresh_process import in_fresh_process
+from benchmarks.machine import peak_rss_bytes, start_peak_rss
+from benchmarks.synthetic import write_noise
+from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES
+from concurrent_loader.storage.testing import local_s3
+
+_BUCKET = "floor"
+_IN_FLIGHT = 16
+_TURN_S = 300.0
+_SIDES = tuple((who, where) for where in ("cache", "nocache") for who in ("ours", "bare"))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is read."""
+
+    num_samples: int = 16_000
+    sample_bytes: int = 56_000
+    batch_size: int = 256
+    num_rounds: int = 5
+
+
+FULL, QUICK = Load(), Load(num_samples=200, sample_bytes=5_000, batch_size=32, num_rounds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What one epoch took, per GB of objects where it says so."""
+
+    cpu_s_gb: float
+    user_cpu_s_gb: float
+    gb_s: float
+    rss_added_mb: float
+
+
+def measure(
+    who: str, options: Mapping[str, str], objects: Mapping[str, int], folder: str | None, batch_size: int
+) -> Epoch:
+    """Reads everything once, in this process."""
+    before_bytes, before, began = start_peak_rss(), resource.getrusage(resource.RUSAGE_SELF), perf_counter()
+    if who == "ours":
+        _load(options, folder, batch_size)
+    else:
+        asyncio.run(_fetch(options, objects, folder))
+    took_s, after = perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
+    gb = sum(objects.values()) / 1e9
+    user_s, system_s = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    rss_added_mb = max(0, peak_rss_bytes() - before_bytes) / 1e6
+    return Epoch((user_s + system_s) / gb, user_s / gb, gb / took_s, rss_added_mb)
+
+
+def _load(options: Mapping[str, str], folder: str | None, batch_size: int) -> None:
+    with ShardDataset(f"s3://{_BUCKET}/data", storage_options=dict(options), cache_dir=folder) as dataset:
+        numbers = set()
+        for batch in ConcurrentDataLoader(dataset, batch_size, shuffle=True):
+            numbers.update(batch["number"].tolist())
+        if len(numbers) != len(dataset):
+            raise AssertionError("an epoch did not deliver every sample once")
+
+
+async def _fetch(options: Mapping[str, str], objects: Mapping[str, int], folder: str | None) -> None:
+    store, slots = obstore_client(_BUCKET, options), asyncio.Semaphore(_IN_FLIGHT)
+    loop = asyncio.get_running_loop()
+
+    async def fetch(key: str, start: int, end: int, fd: int | None) -> None:
+        async with slots:
+            data = await obstore.get_range_async(store, f"data/{key}", start=start, end=end)
+            xxhash.xxh3_64_intdigest(data)
+            if fd is not None:
+                await loop.run_in_executor(None, os.pwrite, fd, data, start)
+
+    with contextlib.ExitStack() as files:
+        async with asyncio.TaskGroup() as group:
+            for number, (key, size) in enumerate(objects.items()):
+                fd = None
+                if folder is not None:
+                    fd = os.open(f"{folder}/{number}", os.O_WRONLY | os.O_CREAT)
+                    files.callback(os.close, fd)
+                    os.truncate(fd, size)
+                for start in range(0, size, CHUNK_BYTES):
+                    group.create_task(fetch(key, start, min(start + CHUNK_BYTES, size), fd))
+
+
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
+    """Writes the shards, and lets the sides take turns."""
+    found: dict[tuple[str, str], list[Epoch]] = {side: [] for side in _SIDES}
+    with (
+        tempfile.TemporaryDirectory(prefix="floor-benchmark-") as folder,
+        local_s3(data_dir=Path(folder) / "s3") as server,
+        bar(console, "floor", len(_SIDES) * load.num_rounds) as progress,
+    ):
+        server.make_bucket(_BUCKET)
+        options = server.storage_options()
+        manifest = write_noise(
+            f"s3://{_BUCKET}/data", num_samples=load.num_samples, sample_bytes=load.sample_bytes,
+            storage_options=options,
+        )  # fmt: skip
+        objects = {entry.key: entry.size for entry in manifest.shards}
+        for number, (who, where) in in_turns(_SIDES, load.num_rounds):
+            with tempfile.TemporaryDirectory(dir=folder) as cache:
+                arguments = (who, options, objects, cache if where == "cache" else None, load.batch_size)
+                what = f"{who}, {where}, round {number + 1}"
+                found[who, where].append(in_fresh_process(measure, arguments, what=what, timeout_s=_TURN_S))
+            progress.advance()
+    rows = [{"side": who, "where": where, **_medians(epochs)} for (who, where), epochs in found.items()]
+    cpu_s, ours = {side: _median(found[side], "cpu_s_gb") for side in _SIDES}, "ours"
+    return {
+        "rows": rows,
+        **{
+            f"cold_{where}_vs_floor": round(cpu_s[ours, where] / cpu_s["bare", where], 3)
+            for where in ("cache", "nocache")
+        },
+        "user_cpu_s_gb": round(_median(found[ours, "cache"], "user_cpu_s_gb"), 3),
+        "nocache_rss_mb": round(_median(found[ours, "nocache"], "rss_added_mb"), 1),
+        "server": server.kind,
+        "load": asdict(load),
+    }
+
+
+def _median(epochs: list[Epoch], name: str) -> float:
+    return median(getattr(each, name) for each in epochs)
+
+
+def _medians(epochs: list[Epoch]) -> dict[str, Any]:
+    cpu_s = [each.cpu_s_gb for each in epochs]
+    figures = {name: round(_median(epochs, name), 3) for name in Epoch.__dataclass_fields__}
+    return {**figures, "spread": [round(min(cpu_s), 3), round(max(cpu_s), 3)]}
+
+
+main = program("floor", __doc__, run_benchmark, FULL, QUICK, "num_samples")
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,95 @@
+"""The first batch's samples, fetched by themselves while their shards come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concurrent_loader import ConcurrentDataLoader, DigestMismatch, Mixture, ShardDataset
+from concurrent_loader.storage import ShardWriter
+from concurrent_loader.storage.shards.manifest.manifest import shard_key
+
+ROWS, VALUE_BYTES = 60, 40_000
+NUM_SHARDS = 3
+
+
+def value(number: int) -> bytes:
+    return number.to_bytes(4, "little") * (VALUE_BYTES // 4)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("first-rows") / "data")
+    with ShardWriter(path, columns={"data": "bytes", "number": "int64"}, shard_size=2_450_000) as writer:
+        for number in range(NUM_SHARDS * ROWS):
+            writer.write({"data": value(number), "number": number})
+    return path
+
+
+def far(url: str, **options: Any) -> ShardDataset:
+    """Opens the dataset as if it were in a bucket: with requests, not in place."""
+    return ShardDataset(url, client="fsspec", **options)
+
+
+def test_a_few_rows_take_a_request_per_neighbourhood(url: str) -> None:
+    with far(url) as dataset:
+        gets, num_bytes = dataset.fetch_stats.num_gets, dataset.fetch_stats.num_bytes
+        rows = np.array([1, 2, 50])
+        first = int(dataset.reader.first_samples[1])
+        found: Any = dataset.loop.run(dataset.source.acquire_rows(1, rows))
+        assert dataset.fetch_stats.num_gets == gets + 3  # index, two neighbours, one more
+        assert dataset.fetch_stats.num_bytes < num_bytes + 4 * VALUE_BYTES
+        assert [bytes(data) for data in found.payload("data", rows)] == [value(first + row) for row in rows.tolist()]
+        assert found.values("data", rows[::-1]) == [value(first + row) for row in rows[::-1].tolist()]
+        assert found.values("number", rows).tolist() == (first + rows).tolist()
+
+
+def test_whole_shards_where_rows_save_little_or_a_copy_is_there(url: str, tmp_path: Path) -> None:
+    one = np.array([3])
+    with ShardDataset(url) as here, far(url, cache_dir=str(tmp_path)) as cached:
+        assert here.loop.run(here.source.acquire_rows(0, one)) is None
+        source, run = cached.source, cached.loop.run
+        assert run(source.acquire_rows(0, np.arange(20))) is None
+        assert run(source.acquire_rows(0, one)) is not None
+        run(source.acquire(0))
+        assert run(source.acquire_rows(0, one)) is None
+        source.release(0)
+        assert run(source.acquire_rows(0, one)) is None  # its file
+        assert cached.select_columns(["number"]).source.num_bytes(0) < VALUE_BYTES
+        assert run(cached.select_columns(["number"]).source.acquire_rows(0, one)) is None  # only the index is needed
+
+
+def test_wrong_bytes_are_noticed(url: str, tmp_path: Path) -> None:
+    with far(url) as dataset:
+        entry = dataset.manifest.shards[0]
+        path = Path(url) / shard_key(entry.digest)
+        data = path.read_bytes()
+        try:
+            path.write_bytes(data.replace(value(5), bytes(VALUE_BYTES)))
+            with pytest.raises(DigestMismatch):
+                dataset.loop.run(dataset.source.acquire_rows(0, np.array([5])))
+            assert dataset.loop.run(dataset.source.acquire_rows(0, np.array([6]))) is not None
+        finally:
+            path.write_bytes(data)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_first_batch_is_the_same_at_any_step(url: str, mixed: bool) -> None:
+    with ShardDataset(url) as here, far(url) as there:
+
+        def batches(dataset: ShardDataset, step: int) -> list[tuple[list[int], list[bytes]]]:
+            loader = ConcurrentDataLoader(
+                Mixture([dataset, dataset]) if mixed else dataset, 4, shuffle=True, groups=1, num_threads=1
+            )
+            loader.load_state_dict({**loader.state_dict(), "step": step})
+            return [(batch["number"].tolist(), batch["data"]) for batch in loader]
+
+        for step in (0, 20):
+            gets = there.fetch_stats.num_gets
+            expected = batches(here, step)
+            assert batches(there, step) == expected
+            assert all(data == [value(number) for number in numbers] for numbers, data in expected)
+            assert there.fetch_stats.num_gets - gets > NUM_SHARDS + 2  # an index and samples, besides the shards
