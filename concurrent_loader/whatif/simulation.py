@@ -132,7 +132,7 @@ class _Costs:
         self.fetch_cpu_s = rest_s / trace.num_bytes if trace.num_bytes else 0.0  # per byte
         self.batch_cpu_s = 0.0 if trace.num_bytes else rest_s / trace.num_batches
         # Threads that had to wait for a core waited, too: only where cores were free did they wait for anything else.
-        is_busy = trace.process_cpu_s >= 0.9 * trace.cores * trace.wall_s
+        is_busy = trace.process_cpu_s >= 0.75 * trace.cores * trace.wall_s
         self.sample_idle_s = 0.0 if is_busy else max(0.0, trace.thread_s - thread_cpu_s) / trace.num_samples
         gets = max(1, trace.num_gets)
         self.request_bytes = max(1, trace.num_bytes // gets)
@@ -300,18 +300,19 @@ class _Replay:
     ) -> tuple[float, float, dict[str, float]]:
         """Returns the seconds computed, the time of the first step, and the causes of the waits."""
         now, scenario, costs = asyncio.get_running_loop().time, self._scenario, self._costs
-        computed_s, first_s, waits = 0.0, now(), {"store": 0.0, "threads": 0.0}
+        computed_s, waits = 0.0, {"store": 0.0, "threads": 0.0}
+        first_s: float | None = None
         for step in range(self._steps):
             asked_s = now()
             spans = await (await order.get())
             slots.release()
             found = attribute_wait(spans, asked_s, now())
-            if computed_s:  # the wait for the first step is the start
+            if first_s is not None:  # the wait for the first step is the start
                 waits["store"] += found["store"]
                 waits["threads"] += found["decode"]
             if (step + 1) % scenario.accelerators and step + 1 < self._steps:
                 continue
-            if not computed_s:
+            if first_s is None:
                 first_s = now()
             step_s = costs.consumer_s if scenario.step_s is None else scenario.step_s
             cpu_s = costs.consumer_cpu_s if scenario.step_s is None else 0.0
@@ -319,4 +320,5 @@ class _Replay:
             await self._cores.work(cpu_s)
             await asyncio.sleep(max(0.0, step_s - cpu_s))
             computed_s += now() - began_s if scenario.step_s is None else step_s
+        assert first_s is not None
         return computed_s, first_s, waits

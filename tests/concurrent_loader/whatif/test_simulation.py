@@ -94,6 +94,11 @@ class TestPredict:
         assert found.bound_by == "accelerators"
         assert found.utilisation > 0.95
 
+    def test_a_step_that_takes_no_time_is_bound_by_what_it_waits_for(self) -> None:
+        recorded = trace()
+        found = predict(recorded, replace(Scenario.of(recorded), step_s=0.0))
+        assert (found.bound_by, found.utilisation) == ("cores", 0.0)
+
     def test_too_many_accelerators_wait(self) -> None:
         recorded = trace()
         scenario = replace(Scenario.of(recorded), accelerators=4, step_s=0.064)  # 4,000 samples/s, twice what there is
