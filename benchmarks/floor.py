@@ -156,7 +156,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 
 
 def _median(epochs: list[Epoch], name: str) -> float:
-    return median(getattr(each, name) for each in epochs)
+    return float(median(getattr(each, name) for each in epochs))
 
 
 def _medians(epochs: list[Epoch]) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class FirstRows:
         task = self._tasks.pop(shard, None)
         if task is None:
             return None
-        await asyncio.wait({task, whole}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {task, whole}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         task.cancel()

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, TypeVar
 
 from concurrent_loader.storage.errors import ConfigurationError, DeadlineExceeded, StorageError, Throttled
-from concurrent_loader.storage.fetch.buffer_pool import BufferPool
 from concurrent_loader.storage.fetch.concurrency_control import MAX_AUTO
 from concurrent_loader.storage.fetch.deadlines import (
     CallDeadline,
@@ -97,7 +96,6 @@ class FetchEngine:
         )
         self._endpoint = Endpoint.of(store.endpoint)
         self._membership = self._endpoint.join(bound)
-        self.buffers = BufferPool()
         self.sender = RequestSender(self._endpoint, self.counters, hedge, clock)
         self._is_known = is_known
         self.sleep = sleep

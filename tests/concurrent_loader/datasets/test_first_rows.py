@@ -76,6 +76,7 @@ def test_wrong_bytes_are_noticed(url: str, tmp_path: Path) -> None:
             path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_first_batch_is_the_same_at_any_step(url: str, mixed: bool) -> None:
     with ShardDataset(url) as here, far(url) as there:
