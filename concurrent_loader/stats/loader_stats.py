@@ -21,6 +21,7 @@ from concurrent_loader.storage.span_recorder import active
 __all__ = ["LoaderStats", "StageClock", "WallTime"]
 
 _SHOWN_S = 0.005  # shorter times would be shown as zero
+_TRACED_S = 2e-6  # a trace leaves shorter times of the consumer out
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,7 @@ class WallTime:
         self._counted_until_s = end_s
         self._clock.add(category, end_s - start_s)
         self._clock.add("total", end_s - start_s)
-        if (recorder := active()) is not None:
+        if end_s - start_s > _TRACED_S and (recorder := active()) is not None:
             recorder.add("consumer", category, start_s, end_s)
         return start_s, end_s
 
