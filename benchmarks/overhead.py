@@ -45,9 +45,14 @@ def recorder(loader: ConcurrentDataLoader, folder: Path) -> Iterator[None]:
     loader._recorder = None
 
 
+def trace(loader: ConcurrentDataLoader, folder: Path) -> AbstractContextManager[Any]:
+    """Traces the epoch, and writes the file."""
+    return loader.trace(folder / "trace.json")
+
+
 VARIANTS: dict[str, Callable[[ConcurrentDataLoader, Path], AbstractContextManager[Any]]] = {
     "recorder": recorder,
-    "trace": lambda loader, folder: loader.trace(folder / "trace.json"),
+    "trace": trace,
 }
 
 
@@ -65,11 +70,11 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
             _epoch(loader)  # warms up
             for number, name in in_turns(names, load.num_rounds):
                 began_s = process_time()
-                with VARIANTS.get(name, lambda loader, folder: nullcontext())(loader, folder):
+                with VARIANTS[name](loader, folder) if name in VARIANTS else nullcontext():
                     _epoch(loader)
                 cpu_s[name][number] = process_time() - began_s
                 progress.advance()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in VARIANTS:
         ratios = [with_s / without_s for with_s, without_s in zip(cpu_s[name], cpu_s["plain"], strict=True)]
         rows.append({"variant": name, "cpu_s": round(median(cpu_s[name]), 4), "ratios": [round(r, 4) for r in ratios]})
