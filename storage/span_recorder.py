@@ -62,14 +62,12 @@ class SpanRecorder:
 
     def add(self, track: str, name: str, start_s: float, end_s: float, **facts: Any) -> None:
         """Adds a span."""
+        thread, name_of_thread = 0, ""
         if track == "thread":
-            thread = threading.current_thread()
-            found = RecordedSpan(
-                self._pid, track, threading.get_native_id(), thread.name, name, start_s, end_s, facts
-            )  # fmt: skip
-        else:
-            found = RecordedSpan(self._pid, track, 0, "", name, start_s, end_s, facts)
-        self.extend([found])
+            thread, name_of_thread = threading.get_native_id(), threading.current_thread().name
+        found = RecordedSpan(self._pid, track, thread, name_of_thread, name, start_s, end_s, facts)
+        self.num_spans += 1
+        self._spans.append(found)
 
     def extend(self, spans: list[RecordedSpan]) -> None:
         """Adds spans of another process."""

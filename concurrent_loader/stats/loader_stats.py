@@ -25,6 +25,7 @@ WAIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 """Upper bounds in seconds of the buckets of `LoaderStats.batch_waits`; the last bucket has no bound."""
 
 _SHOWN_S = 0.005  # shorter times would be shown as zero
+_TRACED_S = 2e-6  # a trace leaves shorter times of the consumer out
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +298,7 @@ class WallTime:
         self._counted_until_s, self._counted = end_s, category
         self._clock.add(category, end_s - start_s)
         self._clock.add("total", end_s - start_s)
-        if (recorder := active()) is not None:
+        if end_s - start_s > _TRACED_S and (recorder := active()) is not None:
             recorder.add("consumer", category, start_s, end_s)
         return start_s, end_s
 

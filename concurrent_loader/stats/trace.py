@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
+import msgspec
 from torch.autograd import profiler
 
 from concurrent_loader.storage.errors import ConfigurationError
@@ -19,7 +20,7 @@ from concurrent_loader.storage.span_recorder import RecordedSpan, SpanRecorder, 
 __all__ = ["Trace", "Traceable", "profiled", "trace_events"]
 
 _FIRST_LANE = 1 << 24  # above the numbers of threads
-_ORDER = ("consumer", "batch", "request")  # tracks from top to bottom; threads come between the last two
+_ORDER = {"consumer": 1, "batch": 2, "thread": 3, "request": 4}  # tracks from top to bottom
 
 
 class Trace:
@@ -60,7 +61,7 @@ class Trace:
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_name(f"{self._path.name}.{uuid4().hex}.part")
-        partial.write_text(json.dumps(content, separators=(",", ":")))
+        partial.write_bytes(msgspec.json.encode(content))
         partial.replace(self._path)
 
     def __enter__(self) -> Self:
@@ -124,24 +125,18 @@ def trace_events(spans: list[RecordedSpan], *, own_pid: int) -> Iterator[dict[st
     lanes: dict[tuple[int, str], list[float]] = {}  # end of the last span of each lane
     names: dict[tuple[int, int], tuple[str, int]] = {}
     events = []
-    for span in sorted(spans, key=lambda each: (each.start_s, -each.end_s)):
-        if span.track == "thread":
-            track, name, place = span.thread, span.thread_name, len(_ORDER)
-        else:
-            ends = lanes.setdefault((span.pid, span.track), [])
-            lane = next((at for at, end_s in enumerate(ends) if end_s <= span.start_s), len(ends))
-            ends[lane : lane + 1] = [span.end_s]
-            order = _ORDER.index(span.track)
-            place = order if order < len(_ORDER) - 1 else len(_ORDER) + 1
-            track, name = _FIRST_LANE * (order + 1) + lane, f"{span.track} {lane + 1}"
-        names[span.pid, track] = name, place
-        events.append(
-            {
-                "ph": "X", "pid": span.pid, "tid": track, "name": span.name, "cat": span.track,
-                "ts": round(span.start_s * 1e6, 3), "dur": round((span.end_s - span.start_s) * 1e6, 3),
-                "args": span.facts,
-            }
-        )  # fmt: skip
+    for pid, group, thread, thread_name, name, start_s, end_s, facts in sorted(spans, key=itemgetter(5)):
+        track = thread
+        if group != "thread":
+            ends = lanes.setdefault((pid, group), [])
+            lane = next((at for at, until_s in enumerate(ends) if until_s <= start_s), len(ends))
+            ends[lane : lane + 1] = [end_s]
+            track = _FIRST_LANE * _ORDER[group] + lane
+        if (pid, track) not in names:
+            names[pid, track] = (thread_name if group == "thread" else f"{group} {lane + 1}"), _ORDER[group]
+        event = {"ph": "X", "pid": pid, "tid": track, "name": name, "cat": group, "args": facts}
+        event["ts"], event["dur"] = start_s * 1e6, (end_s - start_s) * 1e6
+        events.append(event)
     for pid in sorted({pid for pid, _ in names}):
         name = "loader" if pid == own_pid else f"worker process {pid}"
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}

@@ -65,7 +65,7 @@ def test_a_trace_has_a_track_per_stage_thread_and_request(dataset: ShardDataset,
     assert {each["name"] for spans in threads.values() for each in spans} == {"read", "transform", "collate"}
     requests = [each for name, spans in found.items() if name.startswith("request") for each in spans]
     assert sum(each["args"]["bytes"] for each in requests) > 50_000
-    assert sum(each["name"] == "wait" for each in found["consumer 1"]) == num_batches + 2
+    assert num_batches // 2 <= sum(each["name"] == "wait" for each in found["consumer 1"]) <= num_batches + 2
     for spans in found.values():
         assert all(before["ts"] + before["dur"] <= after["ts"] + 1 for before, after in pairwise(spans))
     steps = {each["args"]["step"] for name, spans in found.items() if name.startswith("batch") for each in spans}
