@@ -137,6 +137,7 @@ def surroundings(place: Path) -> dict[str, Any]:
         ("docs/how-to/lifecycle.md", 4),
         ("docs/how-to/lossless.md", 1),
         pytest.param("docs/how-to/masks_and_boxes.md", 2, marks=pytest.mark.slow),
+        ("docs/how-to/metrics.md", 1),
         pytest.param("docs/how-to/ragged.md", 2, marks=pytest.mark.slow),
         ("docs/how-to/sampling.md", 5),
         ("docs/how-to/text.md", 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -70,6 +71,30 @@ def test_a_running_loader_answers_and_leaves_nothing(folder, url, baseline) -> N
         batches.close()
         assert list(folder.glob("*")) == []
         assert CliRunner().invoke(app, ["top", "--once", str(os.getpid())]).exit_code == 1
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_drop_in_is_shown_when_it_takes_longer(folder, monkeypatch, baseline, has_length) -> None:
+    monkeypatch.setattr("concurrent_loader.map_style.iterator._SHORT_S", -1.0)
+    batches = [[0, 1], [2, 3], [4]]
+    loader = ConcurrentDataLoader([5] * 5, batch_sampler=batches if has_length else _WithoutLength(batches))
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    (told,) = ask_all()[0]["loaders"]
+    assert (told["step"], told["num_steps"], told["stages"]["max_batches"]) == (2, 3 if has_length else None, 0)
+    assert told["window"]["num_samples"] == 2  # the window begins with the first batch
+    del iterator
+    gc.collect()
+    assert ask_all() == []
+
+
+class _WithoutLength:
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        return iter(self._batches)
 
 
 def test_training_goes_on_without_a_folder(folder, dataset, tmp_path) -> None:
