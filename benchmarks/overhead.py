@@ -40,12 +40,12 @@ from concurrent_loader.metrics.running import Iterations
 class Load:
     """How much is measured."""
 
-    num_samples: int = 1_000_000
+    num_samples: int = 400_000
     batch_size: int = 256
-    num_rounds: int = 15
+    num_rounds: int = 12
 
 
-FULL, QUICK = Load(), Load(20_000, 256, 1)
+FULL, QUICK = Load(), Load(20_000, 256, 2)
 
 
 @contextmanager
