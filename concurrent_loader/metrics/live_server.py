@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from concurrent_loader.metrics.live_socket import listen, runtime_folder, sweep
+from concurrent_loader.metrics.live_socket import VERSION, listen, runtime_folder, sweep
 from concurrent_loader.metrics.running import Iterations, Listener, Place, RunningIteration, iterations
 from concurrent_loader.stats.loader_stats import LoaderStats
 from concurrent_loader.stats.pipeline_status import PipelineStatus
@@ -96,7 +96,7 @@ def answer(histories: dict[RunningIteration, History]) -> dict[str, Any]:
     """Returns what a process tells about its loaders: plain values for JSON, without secrets."""
     loaders = [describe(each, history) for each, history in histories.items() if each.loader is not None]
     program = " ".join(Path(part).name for part in sys.argv[:1])
-    told = {"version": 1, "pid": os.getpid(), "program": program, "time_s": time.time(), "loaders": loaders}
+    told = {"version": VERSION, "pid": os.getpid(), "program": program, "time_s": time.time(), "loaders": loaders}
     safe: dict[str, Any] = _safe(told)
     return safe
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from concurrent_loader import ConcurrentDataLoader, ConfigurationError, NotebookMetrics, lightning_callback
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_logs_at_steps_and_at_the_end_of_an_epoch(dataset, tmp_path) -> None:
     import pytorch_lightning as lightning

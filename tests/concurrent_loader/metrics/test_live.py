@@ -135,20 +135,21 @@ def test_a_path_longer_than_an_address(tmp_path) -> None:
     def reply() -> None:
         connection, _ = listening.accept()
         with connection:
-            connection.sendall(b'{"loaders": []}')
+            connection.sendall(b'{"version": 1, "loaders": []}')
 
     thread = threading.Thread(target=reply, daemon=True)
     thread.start()
-    assert ask(path) == {"loaders": []}
+    assert ask(path) == {"version": 1, "loaders": []}
     thread.join(10)
     listening.close()
 
 
 def test_what_is_no_answer_is_left_out(tmp_path) -> None:
     listening, path = listen(tmp_path)
+    told = {"version": 1, "loaders": [{"rank": 0}], "pid": 1}
 
     def serve() -> None:
-        for reply in (b"not json", b"[]", b'{"loaders": [{"rank": 0}], "pid": 1}'):
+        for reply in (b"not json", b"[]", b'{"version": 2, "loaders": []}', json.dumps(told).encode()):
             connection, _ = listening.accept()
             with connection:
                 connection.sendall(reply)
@@ -156,8 +157,8 @@ def test_what_is_no_answer_is_left_out(tmp_path) -> None:
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     with listening:
-        assert [ask(path), ask(path)] == [None, None]
-        assert ask_all(str(tmp_path)) == [{"loaders": [{"rank": 0}], "pid": 1}]
+        assert [ask(path) for _ in range(3)] == [None] * 3
+        assert ask_all(str(tmp_path)) == [told]
         thread.join(10)
 
 
