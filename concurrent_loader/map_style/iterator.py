@@ -8,6 +8,7 @@ import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -163,7 +164,10 @@ class Iteration(Iterator[Any]):
     def _track(self) -> None:
         """Makes an iteration that is not a short one known to metrics; `weakref.finalize` ends this at the latest."""
         counts, first, epoch = self._counts, self._first - self._num_before, self._loader.epoch
-        num_steps = len(self._loader) if hasattr(self._loader.dataset, "__len__") else None
+        num_steps = None
+        if not self._loader._is_stream:  # torch notes that the length of a stream was asked for
+            with suppress(TypeError, NotImplementedError):  # a sampler without a length
+                num_steps = len(self._loader)
         live = track(
             self._loader,
             place=lambda: Place(epoch, counts.num_batches - first, num_steps),

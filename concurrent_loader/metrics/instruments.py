@@ -45,7 +45,7 @@ def _times(snapshot: Snapshot) -> dict[str, float]:
 
 _STAGES = ("read", "decode", "transform", "collate", "fill", "device_decode", "device_augment")
 
-BATCH_WAIT = Metric("batch.wait.duration", "histogram", "s", "Wait of the training loop for one batch.")
+BATCH_WAIT = Metric("wait.duration", "histogram", "s", "Wait of the training loop for one batch.")
 
 METRICS = (
     Metric("batches", "counter", "{batch}", "Batches delivered.", read=lambda s: {"": s.stats.num_batches}),

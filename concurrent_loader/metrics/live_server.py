@@ -12,17 +12,19 @@ import atexit
 import json
 import logging
 import os
+import select
 import socket
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from concurrent_loader.metrics.live_socket import listen, runtime_folder, sweep
+from concurrent_loader.metrics.live_socket import VERSION, listen, runtime_folder, sweep
 from concurrent_loader.metrics.running import Iterations, Listener, Place, RunningIteration, iterations
 from concurrent_loader.stats.loader_stats import LoaderStats
 from concurrent_loader.stats.pipeline_status import PipelineStatus
@@ -38,7 +40,7 @@ _log = logging.getLogger(__name__)
 WINDOW_S = 30.0
 _NOTE_S = 2.0
 _SEND_S = 1.0
-_JOIN_S = 5.0
+_JOIN_S = 1.0  # an epoch does not wait for somebody who reads slowly
 
 
 class History:
@@ -94,7 +96,7 @@ def answer(histories: dict[RunningIteration, History]) -> dict[str, Any]:
     """Returns what a process tells about its loaders: plain values for JSON, without secrets."""
     loaders = [describe(each, history) for each, history in histories.items() if each.loader is not None]
     program = " ".join(Path(part).name for part in sys.argv[:1])
-    told = {"version": 1, "pid": os.getpid(), "program": program, "time_s": time.time(), "loaders": loaders}
+    told = {"version": VERSION, "pid": os.getpid(), "program": program, "time_s": time.time(), "loaders": loaders}
     safe: dict[str, Any] = _safe(told)
     return safe
 
@@ -205,11 +207,10 @@ class LiveServer(Listener):
         listening, self._socket = self._socket, None
         thread, self._thread = self._thread, None
         if listening is not None and self._path is not None:
-            self._path.unlink(missing_ok=True)
-            try:
+            with suppress(OSError):  # somebody has cleaned the folder
+                self._path.unlink()
+            with suppress(OSError):  # it was closed already
                 listening.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
-            except OSError:
-                _log.debug("the socket of `concurrent-loader top` was closed already")
             if thread is None:
                 listening.close()
         return thread
@@ -219,19 +220,22 @@ class LiveServer(Listener):
         if not self._has_swept and path is not None:
             self._has_swept = True
             sweep(path.parent)
+        # A timeout of the socket itself would not do: after `shutdown`, `accept` with a timeout would spin.
+        listening.setblocking(False)
+        poll = select.poll()
+        poll.register(listening, select.POLLIN)
         next_s = time.monotonic() + _NOTE_S
         with listening:
             while listening is self._socket:
-                listening.settimeout(max(0.001, next_s - time.monotonic()))
-                try:
-                    connection, _ = listening.accept()
-                except TimeoutError:
+                is_ready = poll.poll(max(0.0, next_s - time.monotonic()) * 1000)
+                if listening is not self._socket:
+                    return
+                if is_ready:
+                    with suppress(OSError):  # whoever connected is gone
+                        self._reply(listening.accept()[0])
+                else:
                     next_s = time.monotonic() + _NOTE_S
                     self._note()
-                    continue
-                except OSError:
-                    return  # it was shut down
-                self._reply(connection)
 
     def _note(self) -> None:
         for history in list(self._histories.values()):

@@ -18,8 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ask", "ask_all", "listen", "runtime_folder", "runtime_folders", "sweep"]
+__all__ = ["VERSION", "ask", "ask_all", "listen", "runtime_folder", "runtime_folders", "sweep"]
 
+VERSION = 1  # of answers; others are left out
 _NAME = "concurrent-loader"
 _SUFFIX = ".sock"
 _MAX_PATH_BYTES = 103  # 108 with the final zero on Linux, 104 elsewhere
@@ -131,7 +132,8 @@ def ask(path: Path) -> dict[str, Any] | None:
         found = json.loads(b"".join(parts))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("loaders"), list) else None
+    is_known = isinstance(found, dict) and found.get("version") == VERSION and isinstance(found.get("loaders"), list)
+    return found if is_known else None
 
 
 def ask_all(target: str | None = None) -> list[dict[str, Any]]:

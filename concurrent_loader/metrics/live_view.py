@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from concurrent_loader.storage.printable import printable
 from concurrent_loader.storage.sizes import format_size
 
 if TYPE_CHECKING:
@@ -113,7 +114,6 @@ def live_table(answers: Sequence[dict[str, Any]], width: int) -> RenderableType:
         width: Width of the terminal in letters.
     """
     from rich.console import Group
-    from rich.markup import escape
     from rich.table import Table
 
     loaders = [(answer, loader) for answer in answers for loader in answer["loaders"]]
@@ -125,13 +125,21 @@ def live_table(answers: Sequence[dict[str, Any]], width: int) -> RenderableType:
         table.add_column("", width=_NAME_WIDTH, no_wrap=True)
         for answer, loader in group:
             head = f"{answer['program'] or 'python'}, process {answer['pid']}, rank {loader['rank']}"
-            table.add_column(escape(f"{head} of {loader['world_size']}\n{loader['dataset']}"), ratio=1, overflow="fold")
+            title = _cell(f"{head} of {loader['world_size']}\n{loader['dataset']}")
+            table.add_column(title, ratio=1, overflow="fold")
         columns = [_by_name(live_rows(loader)) for _, loader in group]
         names = list(dict.fromkeys(name for column in columns for name in column))
         for name in names:
-            table.add_row(name, *(escape(column.get(name, "")) for column in columns))
+            table.add_row(name, *(_cell(column.get(name, "")) for column in columns))
         tables.append(table)
     return Group(*tables)
+
+
+def _cell(text: str) -> str:
+    """Escapes what another process has sent, so that it cannot steer the terminal."""
+    from rich.markup import escape
+
+    return escape("\n".join(printable(line) for line in text.split("\n")))
 
 
 def _by_name(rows: list[tuple[str, str]]) -> dict[str, str]:

@@ -22,8 +22,8 @@ class LoggedMetrics:
     Example:
         >>> from concurrent_loader import LoggedMetrics
         >>> from concurrent_loader.metrics.snapshot import Snapshot
-        >>> LoggedMetrics(lambda row: print(len(row), row["train/batches"])).observe(Snapshot(name="train"))
-        54 0.0
+        >>> LoggedMetrics(lambda row: print(row["train/batches"])).observe(Snapshot(name="train"))
+        0.0
     """
 
     def __init__(self, log: Callable[[dict[str, Any]], object]) -> None:

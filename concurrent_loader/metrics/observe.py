@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 from concurrent_loader.metrics.running import Listener, Place, RunningIteration, iterations
 from concurrent_loader.metrics.snapshot import Snapshot, take_snapshot
 from concurrent_loader.storage.errors import ConfigurationError, StoreClosed
+from concurrent_loader.storage.fork_safety import register_fork_handler
 
 __all__ = ["Observation", "Observer", "observe"]
 
@@ -44,9 +45,14 @@ class Observation(Listener):
         self._woken = False
         self._place: Place | None = None  # where an iteration ended
         self._thread = threading.Thread(target=self._run, name=f"observe-{name}", daemon=True)
+        register_fork_handler(self)
         iterations.listeners.append(self)
         _open.add(self)
         self._thread.start()
+
+    def after_fork_in_child(self) -> None:
+        """Replaces the lock. The child has no thread of this observation, and observes nothing."""
+        self._changed = threading.Condition()
 
     def ended(self, iteration: RunningIteration) -> None:
         """Takes a snapshot now, because an iteration of the loader has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from concurrent_loader.datasets.protocol import LoadableDataset
 from concurrent_loader.metrics.live_server import describe, server
 from concurrent_loader.metrics.live_view import live_rows
 from concurrent_loader.metrics.running import iterations
@@ -43,7 +44,7 @@ def loader_html(loader: Any) -> str:
 class ShownLoader(PublicNames):
     """What a native loader shows of itself, without a request."""
 
-    dataset: Any
+    dataset: LoadableDataset
     batch_size: int
     rank: int
     world_size: int

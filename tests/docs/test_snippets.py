@@ -140,6 +140,7 @@ def surroundings(place: Path) -> dict[str, Any]:
         pytest.param("docs/how-to/masks_and_boxes.md", 2, marks=pytest.mark.slow),
         ("docs/how-to/prove.md", 1),
         ("docs/how-to/traces.md", 1),
+        ("docs/how-to/metrics.md", 1),
         pytest.param("docs/how-to/ragged.md", 2, marks=pytest.mark.slow),
         ("docs/how-to/sampling.md", 5),
         ("docs/how-to/text.md", 2),

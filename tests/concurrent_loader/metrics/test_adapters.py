@@ -42,7 +42,7 @@ def test_open_telemetry(busy) -> None:
         if point.attributes[name] == "train"
     }
     assert lookups == {"hit": 6, "miss": 2}
-    waits = found["concurrent_loader.batch.wait.duration"].data.data_points[0]
+    waits = found["concurrent_loader.wait.duration"].data.data_points[0]
     assert tuple(waits.bucket_counts) == (3, *[0] * 14, 1)
 
 
@@ -64,9 +64,9 @@ def test_prometheus(busy) -> None:
         f'concurrent_loader_time_seconds_total{{{labels},state="wait_store"}} 1.0',
         f"concurrent_loader_fetch_io_bytes_total{{{labels}}} 4000.0",
         f"concurrent_loader_buffer_utilization_ratio{{{labels}}} 0.75",
-        f'concurrent_loader_batch_wait_duration_seconds_bucket{{le="60.0",{labels}}} 3.0',
-        f'concurrent_loader_batch_wait_duration_seconds_bucket{{le="+Inf",{labels}}} 4.0',
-        f"concurrent_loader_batch_wait_duration_seconds_sum{{{labels}}} 1.0",
+        f'concurrent_loader_wait_duration_seconds_bucket{{le="60.0",{labels}}} 3.0',
+        f'concurrent_loader_wait_duration_seconds_bucket{{le="+Inf",{labels}}} 4.0',
+        f"concurrent_loader_wait_duration_seconds_sum{{{labels}}} 1.0",
     ):
         assert line in lines
 

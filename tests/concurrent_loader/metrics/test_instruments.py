@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from concurrent_loader.metrics.instruments import BATCH_WAIT, METRICS, flat, values
 from concurrent_loader.metrics.snapshot import Snapshot
@@ -39,3 +40,14 @@ def test_values(busy) -> None:
 def test_a_loader_that_knows_no_causes_has_its_wait_under_other() -> None:
     found = flat(Snapshot(name="x", stats=LoaderStats(total_s=3.0, wait_s=2.0)))
     assert (found["time.wait_other"], found["time.consumer"]) == (2.0, 1.0)
+
+
+def test_the_documentation_lists_every_metric() -> None:
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "metrics.md"
+    pattern = r"^\| `([a-z_.]+)` \| (\S+) \| (?:`(\w+)`: (.*?))? ?\| "
+    rows = re.findall(pattern, page.read_text(encoding="utf-8"), re.MULTILINE)
+    expected = []
+    for metric in (*METRICS, BATCH_WAIT):
+        each = ", ".join(f"`{value}`" for value in metric.read(Snapshot(name="x"))) if metric.attribute else ""
+        expected.append((metric.name, metric.unit, metric.attribute, each))
+    assert rows == expected

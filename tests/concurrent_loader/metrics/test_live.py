@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -72,6 +73,30 @@ def test_a_running_loader_answers_and_leaves_nothing(folder, url, baseline) -> N
         assert CliRunner().invoke(app, ["top", "--once", str(os.getpid())]).exit_code == 1
 
 
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_drop_in_is_shown_when_it_takes_longer(folder, monkeypatch, baseline, has_length) -> None:
+    monkeypatch.setattr("concurrent_loader.map_style.iterator._SHORT_S", -1.0)
+    batches = [[0, 1], [2, 3], [4]]
+    loader = ConcurrentDataLoader([5] * 5, batch_sampler=batches if has_length else _WithoutLength(batches))
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    (told,) = ask_all()[0]["loaders"]
+    assert (told["step"], told["num_steps"], told["stages"]["max_batches"]) == (2, 3 if has_length else None, 0)
+    assert told["window"]["num_samples"] == 2  # the window begins with the first batch
+    del iterator
+    gc.collect()
+    assert ask_all() == []
+
+
+class _WithoutLength:
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        return iter(self._batches)
+
+
 def test_training_goes_on_without_a_folder(folder, dataset, tmp_path) -> None:
     folder.write_text("in the way")
     (tmp_path / "temporary").write_text("in the way")
@@ -110,20 +135,21 @@ def test_a_path_longer_than_an_address(tmp_path) -> None:
     def reply() -> None:
         connection, _ = listening.accept()
         with connection:
-            connection.sendall(b'{"loaders": []}')
+            connection.sendall(b'{"version": 1, "loaders": []}')
 
     thread = threading.Thread(target=reply, daemon=True)
     thread.start()
-    assert ask(path) == {"loaders": []}
+    assert ask(path) == {"version": 1, "loaders": []}
     thread.join(10)
     listening.close()
 
 
 def test_what_is_no_answer_is_left_out(tmp_path) -> None:
     listening, path = listen(tmp_path)
+    told = {"version": 1, "loaders": [{"rank": 0}], "pid": 1}
 
     def serve() -> None:
-        for reply in (b"not json", b"[]", b'{"loaders": [{"rank": 0}], "pid": 1}'):
+        for reply in (b"not json", b"[]", b'{"version": 2, "loaders": []}', json.dumps(told).encode()):
             connection, _ = listening.accept()
             with connection:
                 connection.sendall(reply)
@@ -131,8 +157,8 @@ def test_what_is_no_answer_is_left_out(tmp_path) -> None:
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     with listening:
-        assert [ask(path), ask(path)] == [None, None]
-        assert ask_all(str(tmp_path)) == [{"loaders": [{"rank": 0}], "pid": 1}]
+        assert [ask(path) for _ in range(3)] == [None] * 3
+        assert ask_all(str(tmp_path)) == [told]
         thread.join(10)
 
 

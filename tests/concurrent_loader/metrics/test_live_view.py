@@ -79,3 +79,11 @@ def test_ranks_side_by_side(width, abreast) -> None:
     text = "\n".join(lines)
     for part in ("process 10, rank 0", "process 11, rank 1", "s3://bucket/photos", "shards/[3f].cls", "last 30 s"):
         assert part in text
+
+
+def test_a_foreign_answer_cannot_steer_the_terminal() -> None:
+    answer = {"program": "\x1b[2J[red]", "pid": 1, "loaders": [told(dataset="\x1b]0;title\x07")]}
+    text = "\n".join(shown([answer], 100))
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "[red]" in text
