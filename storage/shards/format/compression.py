@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -130,7 +130,7 @@ class Decompressor:
 
     def decompress_many(
         self, data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], raw_bytes: npt.NDArray[Any]
-    ) -> Sequence[Buffer]:
+    ) -> Sequence[bytes | memoryview]:
         """Returns many values with one call of the library: 0.4 instead of 2 microseconds for a value of 118 bytes.
 
         Args:
@@ -146,14 +146,14 @@ class Decompressor:
             lengths = ends - starts
             if _are_simple(np.frombuffer(data, np.uint8), starts, lengths, raw_bytes):
                 places = np.stack([starts, lengths], axis=1).astype(np.uint64, order="C")
-                frames = zstandard.BufferWithSegments(data, places)
+                frames = zstandard.BufferWithSegments(data, places.data)
                 try:
-                    values: Sequence[Buffer] = self._context.multi_decompress_to_buffer(
-                        frames, decompressed_sizes=raw_bytes.astype(np.uint64), threads=1
+                    values = self._context.multi_decompress_to_buffer(
+                        frames, decompressed_sizes=raw_bytes.astype(np.uint64).data, threads=1
                     )
                 except zstandard.ZstdError as error:
                     raise FormatError("a compressed value does not decompress") from error
-                return values
+                return cast("Sequence[bytes | memoryview]", values)  # segments of one buffer
         each = zip(starts.tolist(), ends.tolist(), raw_bytes.tolist(), strict=True)
         return [self.decompress(data[start:end], raw_bytes=size) for start, end, size in each]
 

@@ -223,7 +223,7 @@ class ShardIndex:
         with self._small_column(name) as column:
             return column.values(rows)
 
-    def encoded(self, name: str, rows: npt.NDArray[np.int64]) -> Sequence[Buffer]:
+    def encoded(self, name: str, rows: npt.NDArray[np.int64]) -> Sequence[bytes | memoryview]:
         """Returns the UTF-8 text of a small column's values for given rows; a null has no bytes."""
         with self._small_column(name) as column:
             return column.encoded(rows)

@@ -24,7 +24,6 @@ from concurrent_loader.storage.shards.format.compression import Decompressor, co
 from concurrent_loader.storage.shards.format.layout import MAX_SMALL_COLUMN_BYTES
 from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.format.value_codecs import MAX_SMALL_VALUE_BYTES
-from concurrent_loader.storage.stores.objects import Buffer
 
 __all__ = ["EncodedColumn", "SmallColumn", "encode_column"]
 
@@ -149,7 +148,7 @@ class SmallColumn:
                 values[at] = None
         return values
 
-    def encoded(self, rows: npt.NDArray[np.int64]) -> Sequence[Buffer]:
+    def encoded(self, rows: npt.NDArray[np.int64]) -> Sequence[bytes | memoryview]:
         """Returns the decompressed bytes of given rows: UTF-8 text. A null has no bytes.
 
         Raises:
@@ -169,7 +168,7 @@ class SmallColumn:
             found = self._decompressor.decompress_many(self._data, starts, ends, sizes)
         if len(filled) == len(rows):
             return found
-        values: list[Buffer] = [b""] * len(rows)
+        values: list[bytes | memoryview] = [b""] * len(rows)
         for at, value in zip(filled.tolist(), found, strict=True):
             values[at] = value
         return values

@@ -171,14 +171,14 @@ _num_decoded = 0
 
 def count_decoded(worker: int) -> None:
     """Counts the values of str and json columns that this process decodes."""
-    value = SmallColumn.value
+    encoded = SmallColumn.encoded
 
-    def counted(self: SmallColumn, row: int) -> Any:
+    def counted(self: SmallColumn, rows: Any) -> Any:
         global _num_decoded
-        _num_decoded += 1
-        return value(self, row)
+        _num_decoded += len(rows)
+        return encoded(self, rows)
 
-    SmallColumn.value = counted  # type: ignore[method-assign]
+    SmallColumn.encoded = counted  # type: ignore[method-assign]
 
 
 def with_num_decoded(samples: list[Sample]) -> tuple[int, int]:
