@@ -361,10 +361,7 @@ class NativeDataLoader(Recordable, Traceable, ShownLoader):
         self._epoch, self._started = epoch, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the last delivered batch: a few integers, the same on every rank.
-
-        With ``recorder=``, it also has the head of this rank's log.
-        """
+        """Returns the position after the last delivered batch: integers, and the head of this rank's ``recorder=``."""
         head = None if self._recorder is None else self._recorder.saved_head()
         return PlanState.of(self._plan(self._epoch), self._step, head).to_dict()
 
@@ -379,8 +376,7 @@ class NativeDataLoader(Recordable, Traceable, ShownLoader):
             LoaderStateError: The state belongs to another dataset, seed, global batch size, window or grouping.
         """
         restored = PlanState.from_dict(dict(state))
-        plan = self._plan(restored.epoch)
-        restored.check(plan)
+        restored.check(self._plan(restored.epoch))
         if self._recorder is not None:
             self._recorder.restored(restored.recorder_head)
         self._epoch, self._step, self._started = restored.epoch, restored.step, False
@@ -398,8 +394,9 @@ class NativeDataLoader(Recordable, Traceable, ShownLoader):
         )  # fmt: skip
 
     def _resources(self) -> Resources:
-        workers = 0 if self._workers is None else self._workers.num_workers
-        return Resources(workers, self._num_threads, self._prefetch_batches, self._prefetch_bytes)
+        return Resources(
+            getattr(self._workers, "num_workers", 0), self._num_threads, self._prefetch_batches, self._prefetch_bytes
+        )
 
     def _plan(self, epoch: int) -> Plan:
         return self.dataset.plan(self._plan_options, epoch)
