@@ -114,8 +114,7 @@ class NativeDataLoader(Recordable, Traceable, ShownLoader):
         worker_init_fn: Function called with the worker's number when a worker process starts.
         multiprocessing_context: Start method of the workers: ``"forkserver"`` (default), ``"spawn"``, or a context.
         persistent_workers: Whether workers are kept for the next epoch; default False.
-        recorder: Folder of a run, in which each rank logs what every step delivered; default None, no log. See
-            docs/how-to/prove.md.
+        recorder: Folder in which each rank logs what every step delivered; default None. See docs/how-to/prove.md.
         timeout: Seconds to wait for one batch before `LoaderTimeout` is raised, which names the stage waited for;
             default 600. 0 or None: no limit.
         slow_batch_warning_s: Seconds of waiting for one batch before a warning names the stage waited for; default 10.
@@ -269,8 +268,7 @@ class NativeDataLoader(Recordable, Traceable, ShownLoader):
         epoch, start_step = self._epoch, self._step = self._begins_at()
         self._started = True
         me = self._newest = object()
-        wall = WallTime(self._clock)
-        began = self._clock.now()
+        wall, began = WallTime(self._clock), self._clock.now()
         record = start_record(self._recorder, self.dataset, self._plan_options, epoch, start_step)
         batches = self._batches(epoch, start_step)
         iteration = Iteration(batches)
