@@ -176,6 +176,14 @@ def _interruptible() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps the sockets of running loaders out of the user's folder, and out of temporary folders that tests count."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _own_aws() -> Iterator[None]:
     """Keeps the suite off the developer's clouds: no credentials, endpoints, profiles or metadata servers of theirs."""
     with pytest.MonkeyPatch.context() as patch:
