@@ -11,7 +11,8 @@ from concurrent_loader.whatif.simulation import Prediction, Scenario, predict
 
 __all__ = ["PRICES", "Advice", "advise"]
 
-# US dollars, as AWS publishes them for us-east-1. Check them: they change, and discounts are left aside.
+# US dollars, us-east-1, without discounts. Core and S3 Express are from worked examples of AWS; gp3 and S3 Standard are
+# what others quote, not confirmed on a page of AWS. They change: check them.
 PRICES = {
     "core": 0.0425,  # an hour; c5.4xlarge, 16 cores
     "drive": 0.08,  # a GB and month; gp3
