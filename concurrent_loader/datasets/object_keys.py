@@ -17,7 +17,7 @@ __all__ = ["KeyFilter", "folder_labels"]
 
 
 class KeyFilter:
-    """Tells which keys are samples, and counts manifests of shards among all keys.
+    """Selects the keys that are samples, and counts manifests of shards among all keys.
 
     Args:
         suffixes: Endings in lower case, one of which a key must have; None for any.

@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 WINDOW_S = 30.0
 _NOTE_S = 2.0
 _SEND_S = 1.0
+_PAUSE_S = 0.1  # a connection that cannot be accepted stays ready
 _JOIN_S = 1.0  # an epoch does not wait for somebody who reads slowly
 
 
@@ -231,8 +232,10 @@ class LiveServer(Listener):
                 if listening is not self._socket:
                     return
                 if is_ready:
-                    with suppress(OSError):  # whoever connected is gone
+                    try:
                         self._reply(listening.accept()[0])
+                    except OSError:  # the other side is gone, or this process has no descriptor left
+                        time.sleep(_PAUSE_S)
                 else:
                     next_s = time.monotonic() + _NOTE_S
                     self._note()

@@ -74,7 +74,7 @@ def listen(folder: Path) -> tuple[socket.socket, Path]:
             listening.bind(address)
         new.chmod(0o600)
         listening.listen()
-        new.rename(path)  # visible only now: whoever finds it can connect
+        new.rename(path)  # visible only now, when it accepts connections
     except BaseException:
         listening.close()
         new.unlink(missing_ok=True)

@@ -173,7 +173,7 @@ class _Log:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._close = weakref.finalize(self, os.close, self._fd)
+        self._close = weakref.finalize(self, _release, self._fd, self.pid)
         older = _open_logs.get(path)
         if older is not None and older.pid == self.pid:
             older.close()  # of a loader that this process has replaced, perhaps not collected as garbage yet
@@ -194,6 +194,8 @@ class _Log:
         try:
             written = os.write(self._fd, data)
             if written < len(data):
+                # The next line must not continue this one, if somebody catches the error and goes on.
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
                 raise OSError(f"{written} of {len(data)} bytes were written")
         except OSError as error:
             raise LoaderError(
@@ -231,6 +233,13 @@ class _Log:
                 f"the file is not the log of a flight recorder, or is damaged ({error}); record to another folder",
                 got=str(self._path),
             ) from error
+
+
+def _release(fd: int, pid: int) -> None:
+    """Unlocks and closes a log: a child that was forked holds the lock, too, until its copy of the file is closed."""
+    if pid == os.getpid():
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 _open_logs: weakref.WeakValueDictionary[Path, _Log] = weakref.WeakValueDictionary()
