@@ -195,7 +195,7 @@ class _Log:
             written = os.write(self._fd, data)
             if written < len(data):
                 # The next line must not continue this one, if somebody catches the error and goes on.
-                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+                os.ftruncate(self._fd, self._end)
                 raise OSError(f"{written} of {len(data)} bytes were written")
         except OSError as error:
             raise LoaderError(
@@ -203,6 +203,7 @@ class _Log:
                 stage="recorder",
             ) from error
         self.head = head
+        self._end += len(data)
 
     def flush(self) -> None:
         if self._close.alive:
@@ -221,8 +222,9 @@ class _Log:
             data = os.pread(self._fd, step, start) + data
         complete = data[: data.rfind(b"\n") + 1]
         torn = len(data) - len(complete)
+        self._end = size - torn
         if torn:
-            os.ftruncate(self._fd, size - torn)
+            os.ftruncate(self._fd, self._end)
         if not complete:
             return FIRST_HEAD, torn
         last = complete[:-1].rpartition(b"\n")[2]
