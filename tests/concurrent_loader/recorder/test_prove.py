@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from concurrent_loader import (
     Weighted,
 )
 from concurrent_loader.cli.app import app
-from concurrent_loader.recorder import Proof, prove
+from concurrent_loader.recorder import Proof, flight_recorder, prove
+from concurrent_loader.recorder.flight_recorder import log_name
+from concurrent_loader.recorder.log_format import Session
 from concurrent_loader.storage import ConfigurationError, NotFound, ShardWriter
 from concurrent_loader.storage.shards.editing.delete import delete
 
@@ -341,11 +344,34 @@ def test_a_full_drive_is_an_error_in_place_of_the_batch(small: ShardDataset, tmp
     (loader,) = run.start(1)
     batches = iter(loader)
     next(batches)
+    write = os.write
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.write", lambda fd, data: 3)
+        patch.setattr("os.write", lambda fd, data: write(fd, data[:3]))
         with pytest.raises(LoaderError, match="cannot write"):
             next(batches)
     assert loader.state_dict()["step"] == 1
+    # With free space again, the run goes on, and its log is whole.
+    for _ in loader:
+        pass
+    assert not run.prove().problems
+
+
+def test_a_forked_child_does_not_keep_the_lock(small: ShardDataset, tmp_path: Path) -> None:
+    path = tmp_path / log_name(0)
+    log = flight_recorder._Log(path, Session(0, 1, 0.0))
+    end, other = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(other)
+        os.read(end, 1)  # until the parent closes its end
+        os._exit(0)
+    os.close(end)
+    try:
+        log.close()
+        flight_recorder._Log(path, Session(0, 1, 0.0)).close()
+    finally:
+        os.close(other)
+        os.waitpid(child, 0)
 
 
 def test_batches_without_sample_numbers_are_counted_as_unobserved(small: ShardDataset, tmp_path: Path) -> None:
