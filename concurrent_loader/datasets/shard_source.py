@@ -103,7 +103,8 @@ class ShardSource:
         is_worth_it = self._payload and not self._is_sparse(unit) and entry.source is None
         if not is_worth_it or not is_sparse(entry, len(rows)) or await self._cache.is_local(entry):
             return None
-        return await SparseShard.fetch(self._cache.fetcher, entry, rows, self._payload)
+        index = await self._reader.index(unit)
+        return await SparseShard.fetch(self._cache.fetcher, index, entry, rows, self._payload)
 
     def release(self, unit: int, *, done_for_epoch: bool = False) -> None:
         self._fetch_times.pop(unit, None)
@@ -240,11 +241,14 @@ class SparseShard:
         return cls(index, entry.key, payload)
 
     @classmethod
-    async def fetch(cls, fetcher: ShardFetcher, entry: ShardEntry, rows: Indices, wanted: Sequence[str]) -> Self | None:
-        """Fetches the index and some samples of a shard, neighbours with one request, and stores nothing.
+    async def fetch(
+        cls, fetcher: ShardFetcher, index: ShardIndex, entry: ShardEntry, rows: Indices, wanted: Sequence[str]
+    ) -> Self | None:
+        """Fetches some samples of a shard, neighbours with one request, and stores none of them.
 
         Args:
             fetcher: Fetcher of the shard's bytes.
+            index: Index of the shard.
             entry: Entry of the shard.
             rows: (n,) int64, rows of the samples, at least one.
             wanted: Payload columns, at least one.
@@ -255,8 +259,6 @@ class SparseShard:
         Raises:
             StorageError: A request failed, or bytes are damaged.
         """
-        tail = await fetcher.fetch(entry, entry.tail_start, entry.size)
-        index = ShardIndex.parse(tail, tail_start=entry.tail_start, size=entry.size, shard=entry.key)
         if not index.has_digests:
             return None
         starts = np.min([index.payload_starts(name)[rows] for name in wanted], axis=0)

@@ -61,8 +61,11 @@ class Trace:
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_name(f"{self._path.name}.{uuid4().hex}.part")
-        partial.write_bytes(msgspec.json.encode(content))
-        partial.replace(self._path)
+        try:
+            partial.write_bytes(msgspec.json.encode(content))
+            partial.replace(self._path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         self.in_block = True

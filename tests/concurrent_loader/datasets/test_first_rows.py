@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from concurrent_loader import ConcurrentDataLoader, DigestMismatch, Mixture, ShardDataset
+from concurrent_loader import ConcurrentDataLoader, CorruptData, DigestMismatch, Mixture, ShardDataset
 from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.shards.manifest.manifest import shard_key
 
@@ -76,6 +77,14 @@ def test_wrong_bytes_are_noticed(url: str, tmp_path: Path) -> None:
             path.write_bytes(data)
 
 
+def test_a_shard_with_fewer_samples_than_its_manifest_states_is_a_typed_error(url: str) -> None:
+    with far(url) as dataset, pytest.MonkeyPatch.context() as patch:
+        sound = dataset.reader.entry(0)
+        patch.setattr(dataset.reader, "entry", lambda shard: replace(sound, num_samples=sound.num_samples + 1))
+        with pytest.raises(CorruptData, match="number of samples"):
+            dataset.loop.run(dataset.source.acquire_rows(0, np.array([sound.num_samples])))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_first_batch_is_the_same_at_any_step(url: str, mixed: bool) -> None:
@@ -93,4 +102,4 @@ def test_the_first_batch_is_the_same_at_any_step(url: str, mixed: bool) -> None:
             expected = batches(here, step)
             assert batches(there, step) == expected
             assert all(data == [value(number) for number in numbers] for numbers, data in expected)
-            assert there.fetch_stats.num_gets - gets > NUM_SHARDS + 2  # an index and samples, besides the shards
+            assert there.fetch_stats.num_gets - gets > NUM_SHARDS  # samples, besides the shards
