@@ -141,7 +141,7 @@ class Mixture(PublicNames):
         )
 
     def __str__(self) -> str:
-        """Says in a few lines what the mixture is: its datasets with their shares, at most three of them."""
+        """Describes the mixture in a few lines: its datasets with their shares, at most three of them."""
         shown = [
             f"  {share:.1%} {str(each).splitlines()[0]}"
             for share, each in zip(self._shares, self._children[:_MAX_SHOWN], strict=False)

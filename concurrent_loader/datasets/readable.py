@@ -217,7 +217,7 @@ class ReadableDataset(PublicNames, ABC):
         return values
 
     def __str__(self) -> str:
-        """Says in a few lines what the dataset is, without a request: a dataset that is not open is shown by `repr`."""
+        """Describes the dataset in a few lines, without a request: a dataset that is not open is shown by `repr`."""
         owners: Any = getattr(self, "stored", ())
         if not all(vars(each).get("_pid", True) for each in owners):
             return repr(self)

@@ -60,7 +60,7 @@ class ShownLoader(PublicNames):
         )
 
     def __str__(self) -> str:
-        """Says in five lines what the loader is, and what it has done."""
+        """Describes the loader, and what it has delivered, in five lines."""
         me: Any = self
         options, stats = self._plan_options, me.stats
         order = f"shuffled with seed {options.seed}" if options.shuffle else "in the dataset's order"

@@ -1,4 +1,4 @@
-"""Says how full a loader's stages are at one moment: batches, prefetched bytes, threads, requests that take long."""
+"""How full the stages of a loader are at one moment: batches, prefetched bytes, threads, requests that take long."""
 
 from __future__ import annotations
 
