@@ -1,18 +1,23 @@
 """Records what a loader delivers: appends a line per step to a log, just before the consumer gets the batch.
 
-A line is one write to the operating system, so it outlives a killed process. Before a state is saved the log is flushed
-to the drive. So a state never names a step that the log does not have.
+A written line outlives a killed process. Lines that follow another one within `HOLD_S` are held and written together,
+because hashing and writing cost a tenth of that for many lines at once. Before a state is saved all lines are written
+and flushed to the drive. So a state never names a step that the log does not have.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from concurrent_loader.batch.batch import Batch
 from concurrent_loader.datasets.protocol import LoadableDataset
@@ -32,9 +37,10 @@ from concurrent_loader.recorder.log_format import (
 from concurrent_loader.recorder.order_file import encode_order, write_order
 from concurrent_loader.storage.errors import ConfigurationError
 
-__all__ = ["FlightRecorder", "RecordedIteration", "log_name", "start_record"]
+__all__ = ["FlightRecorder", "RecordedIteration", "log_name", "start_record", "write_held"]
 
 _TAIL_BYTES = 1 << 16
+HOLD_S = 0.05  # how long lines are held; a killed process may lose the lines of that time
 
 
 def log_name(rank: int) -> str:
@@ -71,13 +77,14 @@ class FlightRecorder:
         self._rank, self._world_size = rank, world_size
         self.head: str | None = None
         self._parent = "new"  # of the next iteration
+        self._moved = False  # whether the newest iteration has appended lines since `head` was set
         self._log: _Log | None = None
         self._current: RecordedIteration | None = None  # iteration of the log's last line
         self._newest: RecordedIteration | None = None
 
     def restored(self, head: str | None) -> None:
         """Notes that the loader has restored a state, with its head."""
-        self.head, self._parent = head, head or "none"
+        self.head, self._parent, self._moved = head, head or "none", False
 
     def iteration(self, dataset: LoadableDataset, options: PlanOptions, epoch: int, step: int) -> RecordedIteration:
         """Returns the record of an iteration that begins now."""
@@ -88,8 +95,15 @@ class FlightRecorder:
     def saved_head(self) -> str | None:
         """Returns the head for a state, and flushes the log to the drive."""
         if self._log is not None:
+            self._settle(self._log)
             self._log.flush()
         return self.head
+
+    def _settle(self, log: _Log) -> None:
+        """Writes the held lines, and notes the head of the newest iteration."""
+        log.write()
+        if self._moved:
+            self.head, self._moved = log.head, False
 
     def append(self, iteration: RecordedIteration, line: Line, *numbers: Any, num_padded: int = 0) -> None:
         """Appends a line of an iteration.
@@ -100,14 +114,14 @@ class FlightRecorder:
         """
         if self._log is None or self._log.pid != os.getpid():
             self._log = _Log(self._folder / log_name(self._rank), Session(self._rank, self._world_size, time.time()))
-            self._current = None
+            self._current, self._moved = None, False
+            weakref.finalize(self, self._log.close)
         if self._current is not iteration:
-            begin = iteration.begin(self._folder)
-            self._log.append(begin)
+            self._settle(self._log)
+            self._log.append(iteration.begin(self._folder))
             self._current = iteration
         self._log.append(line, *numbers, num_padded=num_padded)
-        if iteration is self._newest:
-            self.head = self._log.head
+        self._moved |= iteration is self._newest
 
 
 def start_record(
@@ -171,26 +185,49 @@ class _Log:
     def __init__(self, path: Path, session: Session) -> None:
         self.pid = os.getpid()
         self._path = path
+        self._closed = False
+        self._held: list[tuple[Line, list[npt.NDArray[np.int64]], int]] = []
+        self._written_at = -math.inf
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._close = weakref.finalize(self, _release, self._fd, self.pid)
-        older = _open_logs.get(path)
-        if older is not None and older.pid == self.pid:
-            older.close()  # of a loader that this process has replaced, perhaps not collected as garbage yet
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _taken(path) from None
-        _open_logs[path] = self
-        self.head, torn = self._read_tail()
-        self.append(Session(session.rank, session.world_size, session.time, torn))
+            older = _open_logs.get(path)
+            if older is not None and older.pid == self.pid:
+                older.close()  # of a loader that this process has replaced, perhaps not collected as garbage yet
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _taken(path) from None
+            _open_logs[path] = self
+            self.head, torn = self._read_tail()
+            self.append(Session(session.rank, session.world_size, session.time, torn))
+        except BaseException:
+            self.close()
+            raise
 
-    def append(self, line: Line, *numbers: Any, num_padded: int = 0) -> None:
-        if not self._close.alive:
+    def append(self, line: Line, *numbers: npt.NDArray[np.int64], num_padded: int = 0) -> None:
+        """Appends a line. A line that cannot be written is not part of the log; lines that were held before it are."""
+        if self._closed:
             raise _taken(self._path)
-        text = line.text()
-        head = next_head(self.head, text, *numbers, num_padded=num_padded)
-        data = f"{text} {head}\n".encode()
+        self._held.append((line, [array.copy() for array in numbers], num_padded))
+        if isinstance(line, Step) and time.monotonic() < self._written_at + HOLD_S:
+            return
+        try:
+            self.write()
+        except LoaderError:
+            self._held.pop()
+            raise
+
+    def write(self) -> None:
+        """Writes the held lines to the operating system."""
+        if not self._held:
+            return
+        head, lines = self.head, []
+        for line, numbers, num_padded in self._held:
+            text = line.text()
+            head = next_head(head, text, *numbers, num_padded=num_padded)
+            lines.append(f"{text} {head}\n")
+        data = "".join(lines).encode()
         try:
             written = os.write(self._fd, data)
             if written < len(data):
@@ -204,13 +241,29 @@ class _Log:
             ) from error
         self.head = head
         self._end += len(data)
+        self._held.clear()
+        self._written_at = time.monotonic()
 
     def flush(self) -> None:
-        if self._close.alive:
+        if not self._closed:
             os.fdatasync(self._fd)
 
     def close(self) -> None:
-        self._close()
+        """Writes the held lines and closes the file, also when the recorder is collected as garbage or Python ends.
+
+        The file is unlocked first: a forked child holds the lock, too, until its copy of the file is closed.
+        """
+        if self._closed:
+            return
+        try:
+            if self.pid == os.getpid():
+                self.write()
+        finally:
+            self._closed = True
+            self._held.clear()
+            if self.pid == os.getpid():
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+            os.close(self._fd)
 
     def _read_tail(self) -> tuple[str, int]:
         """Cuts off an incomplete last line; returns the head of the last complete one, and the bytes cut off."""
@@ -237,11 +290,11 @@ class _Log:
             ) from error
 
 
-def _release(fd: int, pid: int) -> None:
-    """Unlocks and closes a log: a child that was forked holds the lock, too, until its copy of the file is closed."""
-    if pid == os.getpid():
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
+def write_held(folder: Path) -> None:
+    """Writes the lines that loaders of this process hold for the logs in a folder."""
+    for path, log in list(_open_logs.items()):
+        if path.parent == folder and log.pid == os.getpid():
+            log.write()
 
 
 _open_logs: weakref.WeakValueDictionary[Path, _Log] = weakref.WeakValueDictionary()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from concurrent_loader.recorder.flight_recorder import log_name
+from concurrent_loader.recorder.flight_recorder import log_name, write_held
 from concurrent_loader.recorder.history import Span, cover, effective_spans
 from concurrent_loader.recorder.order_file import Part, RecordedOrder, read_order
 from concurrent_loader.recorder.proof import EpochProof, Problem, Proof, indexes
@@ -48,6 +48,7 @@ def prove(folder: str | os.PathLike[str], *, heads: Collection[str] = ()) -> Pro
         (True, True, 20)
     """
     root = Path(folder)
+    write_held(root.absolute())
     paths = sorted(root.glob("rank-*.log"))
     if not paths:
         raise NotFound("the folder has no logs of a flight recorder", key=str(root))

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader.recorder.flight_recorder import HOLD_S
 
 
 def main(url: str, run: str, state_file: str) -> None:
@@ -23,6 +25,7 @@ def main(url: str, run: str, state_file: str) -> None:
                 if batch.step % 3 == 2:
                     path.with_suffix(".new").write_text(json.dumps(loader.state_dict()))
                     path.with_suffix(".new").replace(path)
+                time.sleep(HOLD_S)  # as training would: the line of a slow step is written before the batch comes
                 print(batch.epoch, batch.step, flush=True)
 
 

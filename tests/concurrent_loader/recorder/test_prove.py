@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -339,7 +340,51 @@ def test_one_loader_writes_a_log_at_a_time(small: ShardDataset, tmp_path: Path) 
         next(iter(third))
 
 
-def test_a_full_drive_is_an_error_in_place_of_the_batch(small: ShardDataset, tmp_path: Path) -> None:
+def test_lines_of_fast_steps_are_written_together(
+    small: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_recorder, "HOLD_S", 3600.0)
+    run = Run(small, tmp_path)
+    (loader,) = run.start(1)
+    batches = iter(loader)
+    next(batches), next(batches)
+    path = run.folder / log_name(0)
+    assert len(path.read_text().splitlines()) == 2  # of the session and the iteration
+    head = loader.state_dict()["recorder_head"]
+    assert path.read_text().splitlines()[-1].endswith(head)
+    assert len(path.read_text().splitlines()) == 4
+    next(batches)
+    assert run.prove().num_steps == 3  # a proof in the same process has all lines
+    next(batches)
+    del batches, loader
+    gc.collect()
+    assert len(path.read_text().splitlines()) == 6
+    assert run.prove().problems == []
+
+
+def test_a_full_drive_is_an_error_of_a_later_step_and_loses_no_line(
+    small: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_recorder, "HOLD_S", 3600.0)
+    run = Run(small, tmp_path)
+    (loader,) = run.start(1)
+    batches = iter(loader)
+    next(batches), next(batches)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", lambda fd, data: 0)
+        with pytest.raises(LoaderError, match="cannot write"):
+            loader.state_dict()
+    head = loader.state_dict()["recorder_head"]
+    for _ in batches:
+        pass
+    proof = run.prove(heads=[head])
+    assert (proof.problems, proof.num_steps) == ([], 7)
+
+
+def test_a_full_drive_is_an_error_in_place_of_the_batch(
+    small: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_recorder, "HOLD_S", 0.0)
     run = Run(small, tmp_path)
     (loader,) = run.start(1)
     batches = iter(loader)
