@@ -1,14 +1,16 @@
 """What observing costs: ``python -m benchmarks.overhead [--json FILE] [--quick]``.
 
-Epochs over a dataset on the local drive, in turns: plain, and once with each kind of observation. An observed epoch's
+Epochs over datasets on the local drive, in turns: plain, and once with each kind of observation. An observed epoch's
 processor time, of all threads of the process, is divided by that of the plain epoch of the same round. The figure is
-the median over the rounds, minus one. ``metrics``: `concurrent-loader top`, which asks once a second and whose socket
-plain epochs do without, and snapshots every second for OpenTelemetry (without an SDK), Prometheus and a file.
-``recorder``: the flight recorder. ``trace``: a trace, and writing its file.
+the median over the rounds, minus one. Samples are raw images' bytes, as many as a photo of ImageNet has, or tiny, where
+a batch takes the least time and so observing the largest share. ``metrics``: `concurrent-loader top`, which asks once a
+second and whose socket plain epochs do without, and snapshots every second for OpenTelemetry (without an SDK),
+Prometheus and a file. ``recorder``: the flight recorder. ``trace``: a trace, and writing its file.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 import tempfile
 import threading
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from time import process_time
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +26,6 @@ from unittest.mock import patch
 from rich.console import Console
 
 from benchmarks.command import bar, in_turns, program
-from benchmarks.resume import write
 from concurrent_loader import (
     ConcurrentDataLoader,
     JsonLinesMetrics,
@@ -36,18 +37,22 @@ from concurrent_loader import (
 from concurrent_loader.metrics.live_socket import ask_all
 from concurrent_loader.metrics.running import Iterations
 from concurrent_loader.recorder import FlightRecorder
+from concurrent_loader.storage import ShardWriter
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """How much is measured."""
 
-    num_samples: int = 400_000
+    num_images: int = 8_000
+    image_bytes: int = 56_000
+    num_tiny: int = 50_000
+    tiny_bytes: int = 16
     batch_size: int = 256
-    num_rounds: int = 12
+    num_rounds: int = 50
 
 
-FULL, QUICK = Load(), Load(20_000, 256, 2)
+FULL, QUICK = Load(), Load(512, 56_000, 10_000, 16, 256, 2)
 
 
 @contextmanager
@@ -102,35 +107,58 @@ VARIANTS: dict[str, Callable[[ConcurrentDataLoader, Path], AbstractContextManage
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
-    """Measures each kind of observation. The first round warms up."""
-    cpu_s: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        write(str(folder / "data"), load.num_samples, console)
-        with (
-            ShardDataset(str(folder / "data")) as dataset,
-            bar(console, "Epochs", len(VARIANTS) * (load.num_rounds + 1)) as progress,
-            patch.dict("os.environ", {"XDG_RUNTIME_DIR": temporary}),
-        ):
-            loader = ConcurrentDataLoader(dataset, load.batch_size, shuffle=True)
-            for number, name in in_turns(list(VARIANTS), load.num_rounds + 1):
-                with VARIANTS[name](loader, folder):
-                    began_s = process_time()
-                    for _ in loader:
-                        pass
-                    if number:
-                        cpu_s[name].append(process_time() - began_s)
-                progress.advance()
+    """Measures each kind of observation on both kinds of samples. The first round warms up."""
     rows: list[dict[str, Any]] = []
-    for name in list(VARIANTS)[1:]:
-        ratios = [with_s / without_s for with_s, without_s in zip(cpu_s[name], cpu_s["plain"], strict=True)]
-        rows.append({"variant": name, "cpu_s": round(median(cpu_s[name]), 4), "ratios": [round(r, 4) for r in ratios]})
+    datasets = {"images": (load.num_images, load.image_bytes), "tiny": (load.num_tiny, load.tiny_bytes)}
+    with tempfile.TemporaryDirectory() as temporary, patch.dict("os.environ", {"XDG_RUNTIME_DIR": temporary}):
+        for samples, (num_samples, size) in datasets.items():
+            folder = Path(temporary) / samples
+            _write(str(folder / "data"), num_samples, size)
+            cpu_s = _measure(load, folder, console)
+            for name in list(VARIANTS)[1:]:
+                ratios = [with_s / without_s for with_s, without_s in zip(cpu_s[name], cpu_s["plain"], strict=True)]
+                low, middle, high = quantiles(ratios, n=4)
+                rows.append(
+                    {
+                        "variant": name, "samples": samples,
+                        "cpu_ms_per_batch": round(1e3 * median(cpu_s[name]) / -(-num_samples // load.batch_size), 3),
+                        "plain_cpu_ms_per_batch": round(
+                            1e3 * median(cpu_s["plain"]) / -(-num_samples // load.batch_size), 3
+                        ),
+                        "cpu_share": round(middle - 1, 4), "quartiles": [round(low - 1, 4), round(high - 1, 4)],
+                    }
+                )  # fmt: skip
     return {
         "load": asdict(load),
-        "plain_cpu_s": round(median(cpu_s["plain"]), 4),
         "rows": rows,
-        **{f"{row['variant']}_cpu_share": round(median(row["ratios"]) - 1, 4) for row in rows},
+        **{f"{row['variant']}_cpu_share": row["cpu_share"] for row in rows if row["samples"] == "images"},
     }
+
+
+def _write(url: str, num_samples: int, size: int) -> None:
+    rng = random.Random(0)
+    with ShardWriter(url, columns={"data": "bytes", "label": "int64"}, shard_size=max(150 * size, 64_000)) as writer:
+        for number in range(num_samples):
+            writer.write({"data": rng.randbytes(size), "label": number})
+
+
+def _measure(load: Load, folder: Path, console: Console) -> dict[str, list[float]]:
+    """Returns the processor seconds of each round's epoch, for each kind of observation."""
+    cpu_s: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    with (
+        ShardDataset(str(folder / "data")) as dataset,
+        bar(console, f"Epochs, {folder.name}", len(VARIANTS) * (load.num_rounds + 1)) as progress,
+    ):
+        loader = ConcurrentDataLoader(dataset, load.batch_size, shuffle=True)
+        for number, name in in_turns(list(VARIANTS), load.num_rounds + 1):
+            with VARIANTS[name](loader, folder):
+                began_s = process_time()
+                for _ in loader:
+                    pass
+                if number:
+                    cpu_s[name].append(process_time() - began_s)
+            progress.advance()
+    return cpu_s
 
 
 main = program("overhead", __doc__, run_benchmark, FULL, QUICK)

@@ -11,8 +11,10 @@ from concurrent_loader.metrics.running import iterations
 
 @pytest.mark.slow
 def test_each_variant_is_compared_with_the_plain_epoch_of_its_round() -> None:
-    figures = run_benchmark(Load(2_000, 256, 2), Console(quiet=True))
-    assert [row["variant"] for row in figures["rows"]] == [name for name in VARIANTS if name != "plain"]
-    assert all(len(row["ratios"]) == 2 for row in figures["rows"])
-    assert figures["metrics_cpu_share"] == pytest.approx(sum(figures["rows"][0]["ratios"]) / 2 - 1, abs=2e-4)
+    figures = run_benchmark(Load(300, 2_000, 2_000, 16, 256, 2), Console(quiet=True))
+    names = [name for name in VARIANTS if name != "plain"]
+    rows = figures["rows"]
+    assert [(row["samples"], row["variant"]) for row in rows] == [(s, n) for s in ("images", "tiny") for n in names]
+    assert all(row["quartiles"][0] <= row["cpu_share"] <= row["quartiles"][1] for row in rows)
+    assert [figures[f"{name}_cpu_share"] for name in names] == [row["cpu_share"] for row in rows[:3]]
     assert iterations.running() == []
