@@ -14,12 +14,23 @@ from typing import Final
 
 import torch
 
-__all__ = ["COMPUTES", "SLICE_ITEMS", "UNKNOWN", "WAITS", "WAIT_S", "Findings", "InlineHeuristic", "Reading"]
+__all__ = [
+    "COMPUTES",
+    "FINDING_NAMES",
+    "SLICE_ITEMS",
+    "UNKNOWN",
+    "WAITS",
+    "WAIT_S",
+    "Findings",
+    "InlineHeuristic",
+    "Reading",
+]
 
 # Findings about a dataset's items: one byte each, because processes share them.
 UNKNOWN: Final = 0
 COMPUTES: Final = 1
 WAITS: Final = 2
+FINDING_NAMES: Final = {UNKNOWN: "not measured yet", COMPUTES: "compute", WAITS: "wait"}
 
 SLICE_ITEMS: Final = 32  # items read between two looks at the clock
 WAIT_S: Final = 250e-6  # shorter waits are not worth a thread: handing an item over costs 30 to 60 µs

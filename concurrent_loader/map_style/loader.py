@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from concurrent_loader.errors import WorkerCountError
 from concurrent_loader.loader_arguments import positive
 from concurrent_loader.map_style.dataset_state import Places, Stateful
-from concurrent_loader.map_style.inline_heuristic import Findings
+from concurrent_loader.map_style.inline_heuristic import FINDING_NAMES, UNKNOWN, Findings
 from concurrent_loader.map_style.item_access import MapStyle, MapStyleAsync, item_access_of
 from concurrent_loader.map_style.iterator import Counts, Iteration
 from concurrent_loader.map_style.lookahead_sampler import LookaheadSampler
@@ -27,10 +27,11 @@ from concurrent_loader.map_style.state import from_dict, inexact, to_dict
 from concurrent_loader.map_style.torch_loader import ItemParts, StreamParts
 from concurrent_loader.map_style.worker_dataset import WorkerDataset, WorkerStream
 from concurrent_loader.map_style.worker_progress import ItemProgress, StreamProgress
-from concurrent_loader.metrics.shown_loader import loader_html
+from concurrent_loader.metrics.shown_loader import delivered_text, loader_html
 from concurrent_loader.stats.loader_stats import LoaderStats
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.public_names import PublicNames
+from concurrent_loader.storage.sizes import format_count
 
 __all__ = ["DEFAULT_IN_FLIGHT", "DropInDataLoader"]
 
@@ -358,6 +359,28 @@ class DropInDataLoader(DataLoader[Any], PublicNames):
         return (
             f"DropInDataLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, "
             f"num_workers={self.num_workers}, in_flight={self.in_flight})"
+        )
+
+    def __str__(self) -> str:
+        """Describes the loader, and what it has delivered, in five lines."""
+        batch = "single items" if self.batch_size is None else f"batches of {format_count(self.batch_size, 'item')}"
+        if self._is_stream:
+            order = f"{batch} of a stream"
+        elif self.batch_size is None and self.batch_sampler is not None:
+            order = f"batches of {type(self.batch_sampler).__name__}"
+        else:
+            order = f"{batch} in the order of {type(self.sampler).__name__}"
+        where = format_count(self.num_workers, "worker") if self.num_workers else "this process"
+        found = {FINDING_NAMES[known] for known in (self._findings.bytes if self._findings else ())}
+        items = ", ".join(sorted(found)) or FINDING_NAMES[UNKNOWN]
+        return "\n".join(
+            (
+                f"{type(self).__name__} of {type(self.dataset).__name__}",
+                f"  {order}",
+                f"  read in {where}, epoch {self.epoch}",
+                f"  up to {format_count(self.in_flight, 'item')} in flight in each process; items: {items}",
+                delivered_text(self.stats),
+            )
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from concurrent_loader.metrics.live_server import describe, server
 from concurrent_loader.metrics.live_view import live_rows
 from concurrent_loader.metrics.running import iterations
 from concurrent_loader.order.options import PlanOptions
+from concurrent_loader.stats.loader_stats import LoaderStats
 from concurrent_loader.storage.html_table import html_table
 from concurrent_loader.storage.public_names import PublicNames
 from concurrent_loader.storage.sizes import format_count, format_size
 
-__all__ = ["Resources", "ShownLoader", "loader_html"]
+__all__ = ["Resources", "ShownLoader", "delivered_text", "loader_html"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,12 @@ def loader_html(loader: Any) -> str:
     return html_table(type(loader).__name__, live_rows(describe(running, server.history(running))))
 
 
+def delivered_text(stats: LoaderStats) -> str:
+    """Returns the line of a loader's description about what it has delivered."""
+    batches, samples = format_count(stats.num_batches, "batch", "batches"), format_count(stats.num_samples, "sample")
+    return f"  delivered {batches}, {samples}; waited {stats.wait_share:.0%} of {stats.total_s:.1f} s"
+
+
 class ShownLoader(PublicNames):
     """What a native loader shows of itself, without a request."""
 
@@ -62,18 +69,16 @@ class ShownLoader(PublicNames):
     def __str__(self) -> str:
         """Describes the loader, and what it has delivered, in five lines."""
         me: Any = self
-        options, stats = self._plan_options, me.stats
+        options = self._plan_options
         order = f"shuffled with seed {options.seed}" if options.shuffle else "in the dataset's order"
         num_batches, num_samples = format_count(len(me), "batch", "batches"), format_count(self.batch_size, "sample")
-        delivered = format_count(stats.num_batches, "batch", "batches")
-        waited = f"waited {stats.wait_share:.0%} of {stats.total_s:.1f} s"
         return "\n".join(
             (
                 f"{type(self).__name__} of {str(self.dataset).splitlines()[0]}",
                 f"  {num_batches} of {num_samples} per epoch, {order}, last batch: {options.last_batch}",
                 f"  rank {self.rank} of {self.world_size}, epoch {me.epoch}, device {self.device or 'cpu'}",
                 f"  {self._resources()}",
-                f"  delivered {delivered}, {format_count(stats.num_samples, 'sample')}; {waited}",
+                delivered_text(me.stats),
             )
         )
 

@@ -234,6 +234,24 @@ class TestSameAsTorch:
         assert (len(loader), len(iter(loader))) == (3, 3)
         assert repr(loader) == "DropInDataLoader(Squares, batch_size=2, num_workers=0, in_flight=64)"
 
+    def test_print_shows_it_in_five_lines(self):
+        loader = ConcurrentDataLoader(Squares(50), batch_size=2, shuffle=True)
+        assert "items: not measured yet" in str(loader)
+        list(loader)
+        assert str(loader).splitlines()[:4] == [
+            "DropInDataLoader of Squares",
+            "  batches of 2 items in the order of RandomSampler",
+            "  read in this process, epoch 0",
+            "  up to 64 items in flight in each process; items: compute",
+        ]
+        assert str(loader).splitlines()[4].startswith("  delivered 25 batches, 50 samples; waited ")
+        by_batch = ConcurrentDataLoader(Squares(5), batch_sampler=BatchSampler([1, 2], 2, False), num_workers=2)
+        assert "  batches of BatchSampler\n  read in 2 workers," in str(by_batch)
+        assert "batches of 3 items of a stream" in str(ConcurrentDataLoader(Stream(7), batch_size=3))
+        assert "single items in the order of SequentialSampler" in str(
+            ConcurrentDataLoader(Squares(5), batch_size=None)
+        )
+
     @pytest.mark.parametrize(
         "wrong",
         [
