@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,7 +26,8 @@ from concurrent_loader.storage.stores.store import Store
 
 __all__ = ["PartTarget", "write_in_processes"]
 
-_AHEAD = 4  # parts per process that wait or run, so that a slow one does not stop the others
+_AHEAD = 4  # runs of parts per process that wait or run, so that a slow one does not stop the others
+_MAX_RUN = 8  # parts in a row for one process; fewer towards the end, so that all processes end together
 _MAX_CRASHES = 5  # in a row, without a finished part between them
 
 
@@ -49,12 +53,24 @@ class PartTarget:
         """Opens the store of the dataset."""
         return open_store(self.url, client=self.client, **self.storage_options)
 
-    def write(self, part: IngestPart, on_progress: Callable[[IngestProgress], None] | None = None) -> WrittenPart:
-        """Writes a part in this process, unless it is written already."""
+    def write(
+        self,
+        part: IngestPart,
+        on_progress: Callable[[IngestProgress], None] | None = None,
+        *,
+        making: AbstractContextManager[object] | None = None,
+    ) -> WrittenPart:
+        """Writes a part in this process, unless it is written already; see `write_part`."""
         return write_part(
             part, self.url, uploads_in_flight=self.uploads_in_flight, client=self.client,
-            storage_options=self.storage_options, resume=self.resume, on_progress=on_progress,
+            storage_options=self.storage_options, resume=self.resume, on_progress=on_progress, making=making,
         )  # fmt: skip
+
+    def write_run(self, parts: Sequence[IngestPart]) -> list[WrittenPart]:
+        """Writes some parts in this process. While the last uploads of one end, the samples of the next are made."""
+        making = threading.Lock()
+        with ThreadPoolExecutor(min(2, len(parts)), "import-part") as threads:
+            return list(threads.map(partial(self.write, making=making), parts))
 
 
 def write_in_processes(
@@ -69,15 +85,17 @@ def write_in_processes(
         StorageError: Processes die again and again without finishing a part; or the error of a part.
     """
     waiting = deque(parts)
-    running: deque[tuple[IngestPart, Future[WrittenPart]]] = deque()
+    running: deque[tuple[list[IngestPart], Future[list[WrittenPart]]]] = deque()
     crashes = 0
     pool = _Pool(min(num_workers, max(1, len(waiting))))
     try:
         while waiting or running:
             try:
                 while waiting and len(running) < _AHEAD * num_workers:
-                    running.append((waiting[0], pool.submit(waiting[0], target)))
-                    waiting.popleft()
+                    run = list(itertools.islice(waiting, max(1, min(_MAX_RUN, len(waiting) // (4 * num_workers)))))
+                    running.append((run, pool.submit(target, run)))
+                    for _ in run:
+                        waiting.popleft()
                 written = running[0][1].result()
             except BrokenProcessPool as error:
                 crashes += 1
@@ -87,13 +105,13 @@ def write_in_processes(
                         "that are written are kept, and another run continues with them"
                     ) from error
                 pool.close()
-                waiting.extendleft(part for part, _ in reversed(running))
+                waiting.extendleft(part for run, _ in reversed(running) for part in reversed(run))
                 running.clear()
                 pool = _Pool(min(num_workers, len(waiting)))
                 continue
             crashes = 0
             running.popleft()
-            yield written
+            yield from written
     finally:
         pool.close()
 
@@ -109,9 +127,9 @@ class _Pool:
             num_workers, mp_context=context, initializer=_begin, initargs=(self._reader,)
         )
 
-    def submit(self, part: IngestPart, target: PartTarget) -> Future[WrittenPart]:
-        """Starts a part."""
-        return self._executor.submit(target.write, part)
+    def submit(self, target: PartTarget, run: list[IngestPart]) -> Future[list[WrittenPart]]:
+        """Starts a run of parts."""
+        return self._executor.submit(target.write_run, run)
 
     def close(self) -> None:
         """Ends the processes, in the middle of a part if need be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,6 +248,7 @@ def write_part(
     client: str = "auto",
     storage_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[IngestProgress], None] | None = None,
+    making: AbstractContextManager[object] | None = None,
 ) -> WrittenPart:
     """Writes the samples of one part: its shards, and a small record of them below ``unfinished/``.
 
@@ -262,6 +263,7 @@ def write_part(
         client: Client library of the dataset's store.
         storage_options: Options of the dataset's store.
         on_progress: Callback for progress, called on the calling thread.
+        making: Context, such as a lock, in which the samples are made; the last uploads are waited for outside of it.
 
     Returns:
         Result of the part, which `commit_parts` also finds in the store.
@@ -286,17 +288,22 @@ def write_part(
             known = queue.run(load_part(records, part.number))
             if known is not None:
                 return known
-        written = _write(part, queue, on_progress)
+        written = _write(part, queue, on_progress, making or nullcontext())
         queue.run(save_part(records, written))
     finally:
         queue.close()
     return written
 
 
-def _write(part: IngestPart, queue: UploadQueue, on_progress: Callable[[IngestProgress], None] | None) -> WrittenPart:
+def _write(
+    part: IngestPart,
+    queue: UploadQueue,
+    on_progress: Callable[[IngestProgress], None] | None,
+    making: AbstractContextManager[object],
+) -> WrittenPart:
     writer = PartWriter(Schema.parse(part.columns), shard_bytes=part.shard_bytes, queue=queue)
     importer = copy.deepcopy(part.source)  # a part can be written again, so its own stores stay unused
-    with LoopThread("storage-ingest") as loop:
+    with making, LoopThread("storage-ingest") as loop:
         try:
             run = ItemRun(writer, importer.url, part.on_error, derived=part.derived, on_progress=on_progress)
             run.drain(loop, importer)
