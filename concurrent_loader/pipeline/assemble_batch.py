@@ -99,7 +99,9 @@ def _make_batch(processing: SampleProcessing, index: BatchIndex, epoch: int, par
 
 def _repair(processing: SampleProcessing, index: BatchIndex, epoch: int, parts: Parts) -> Any:
     """Makes the batch, and skips or replaces the samples whose images failed to decode."""
-    back = np.argsort(np.concatenate([part.positions for part, _ in parts]))
+    positions = np.concatenate([part.positions for part, _ in parts])
+    back = np.empty(len(positions), np.intp)
+    back[positions] = np.arange(len(positions))
     failed = {} if processing.on_error == "raise" else _find_failures(processing, parts)
     if not failed:
         return _transform(processing, index, epoch, parts, back)

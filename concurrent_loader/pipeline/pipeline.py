@@ -25,7 +25,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ from concurrent_loader.pipeline.first_rows import FirstRows
 from concurrent_loader.pipeline.process_slice import process_slice
 from concurrent_loader.pipeline.sample_processing import SampleProcessing
 from concurrent_loader.pipeline.shard_leases import ShardLeases
-from concurrent_loader.pipeline.slices import Slice, cut_batch
+from concurrent_loader.pipeline.slices import Slice, count_slices, cut_batch, units_of
 from concurrent_loader.pipeline.thread_pool import DecodeThreads
 from concurrent_loader.stats.pipeline_status import PipelineStatus
 from concurrent_loader.stats.wait_attribution import BatchStatus, BatchTrace, Spans, batch_status
@@ -282,8 +282,8 @@ class Pipeline:
         try:
             shards: dict[int, OpenUnit] = {}
             resolved = self._source.resolve(index)
-            leased = set(index.shard[: len(index) - index.num_padded].tolist())
-            for shard in dict.fromkeys(index.shard.tolist()):
+            leased = units_of(index.shard[: len(index) - index.num_padded])
+            for shard in units_of(index.shard) if index.num_padded else leased:
                 if shard not in leased:
                     # Padding uses shards that have been released, or may be at any moment.
                     with self._waiting(trace, shard):
@@ -307,7 +307,7 @@ class Pipeline:
             with trace.in_threads():
                 return await self._process(resolved, shards, threads, trace)
         except Exception as error:  # noqa: BLE001 - delivered to the consumer, in order
-            urls = {self._source.url(shard) for shard in index.shard.tolist()}
+            urls = {self._source.url(shard) for shard in units_of(index.shard)}
             if isinstance(error, StorageError) and len(urls) == 1:
                 error.locate(url=urls.pop())
             return Failure(error)
@@ -321,11 +321,8 @@ class Pipeline:
     async def _process(
         self, index: BatchIndex, shards: dict[int, OpenUnit], threads: DecodeThreads, trace: BatchTrace
     ) -> Any:
-        buffers = self._processing.make_buffers(len(index))
-        try:
+        with closing(self._processing.make_buffers(len(index))) as buffers:
             return await self._process_slices(buffers, index, shards, threads, trace)
-        finally:
-            buffers.close()
 
     async def _process_slices(
         self,
@@ -336,7 +333,9 @@ class Pipeline:
         trace: BatchTrace,
     ) -> Any:
         processing = self._processing.of(index)
-        parts = cut_batch(index, shards, num_threads=self._config.num_threads, epoch=self._plan.epoch, buffers=buffers)
+        num_bytes = None if processing.computes else self._estimate_bytes(index)
+        num_slices = count_slices(len(index), num_threads=self._config.num_threads, num_bytes=num_bytes)
+        parts = cut_batch(index, shards, num_slices=num_slices, epoch=self._plan.epoch, buffers=buffers)
         assembler = BatchAssembler(processing, index, self._plan.epoch, num_slices=len(parts))
 
         async def make_part(number: int, part: Slice) -> None:
@@ -351,11 +350,21 @@ class Pipeline:
                     part = await self._repair(part, error)
             await self._in_thread(threads, trace, work)
 
+        if len(parts) == 1:
+            await make_part(0, parts[0])
+            return assembler.batch
         outcomes = await asyncio.gather(*map(make_part, itertools.count(), parts), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
         return assembler.batch
+
+    def _estimate_bytes(self, index: BatchIndex) -> int:
+        """Returns about how many bytes a batch has, by the mean of one of its shards."""
+        if not len(index):
+            return 0
+        shard = int(index.shard[0])
+        return self._source.num_bytes(shard) * len(index) // max(1, self._source.num_samples(shard))
 
     async def _in_thread(self, threads: DecodeThreads, trace: BatchTrace, work: Callable[[], None]) -> None:
         """Runs work for a batch in a thread. Work for earlier batches has priority."""

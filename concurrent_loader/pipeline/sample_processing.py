@@ -173,6 +173,11 @@ class SampleProcessing:
         return BatchBuffers(num_samples, None if self.ship is None else SharedBlocks())
 
     @property
+    def computes(self) -> bool:
+        """Whether samples are decoded or passed to a function of the user, rather than only read."""
+        return bool(self.decoders) or self.by_sample
+
+    @property
     def by_sample(self) -> bool:
         """Whether samples are made one by one, as dicts. Otherwise batches are made column by column."""
         return self.transform is not None or self.collate_fn is not None

@@ -14,9 +14,11 @@ from concurrent_loader.datasets.protocol import OpenUnit
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.storage.shards.format.nulls import joined
 
-__all__ = ["Slice", "count_slices", "cut_batch"]
+__all__ = ["Slice", "count_slices", "cut_batch", "units_of"]
 
-_MIN_SLICE = 8  # samples: a smaller slice costs more in thread switches than it gains
+# A smaller slice costs more in thread switches than it gains.
+_MIN_SLICE = 8  # samples that are decoded or transformed
+_MIN_SLICE_BYTES = 1 << 20  # of samples that are only read
 
 
 @dataclass(frozen=True)
@@ -69,23 +71,30 @@ class Slice:
         return {"sample": int(self.samples[place]), "key": self.shards[run].key}
 
 
-def count_slices(num_samples: int, *, num_threads: int) -> int:
-    """Returns the number of slices of a batch."""
-    return max(1, min(num_threads, num_samples // _MIN_SLICE))
+def count_slices(num_samples: int, *, num_threads: int, num_bytes: int | None = None) -> int:
+    """Returns the number of slices of a batch.
+
+    Args:
+        num_samples: Number of samples of the batch.
+        num_threads: Number of decode threads.
+        num_bytes: Size of the batch, if its samples are only read; None if they are decoded or transformed.
+    """
+    most = num_samples // _MIN_SLICE if num_bytes is None else num_bytes // _MIN_SLICE_BYTES
+    return max(1, min(num_threads, most))
 
 
 def cut_batch(
     index: BatchIndex,
     shards: Mapping[int, OpenUnit],
     *,
-    num_threads: int,
+    num_slices: int = 1,
     epoch: int = 0,
     buffers: BatchBuffers | None = None,
 ) -> list[Slice]:
     """Cuts a batch into slices, so that each thread reads few shards, and each shard in ascending order of rows."""
-    order = np.lexsort((index.row, index.shard))
+    order = _by_shard_and_row(index)
     slices = []
-    for positions in np.array_split(order, count_slices(len(order), num_threads=num_threads)):
+    for positions in np.array_split(order, num_slices) if num_slices > 1 else (order,):
         shard_of = index.shard[positions]
         borders = np.flatnonzero(np.diff(shard_of)) + 1
         rows = tuple(np.split(index.row[positions], borders))
@@ -95,3 +104,20 @@ def cut_batch(
         samples = index.sample[positions]
         slices.append(Slice(positions, open_shards, units, rows[: len(units)], samples, index.step, epoch, buffers))
     return slices
+
+
+def units_of(shards: npt.NDArray[np.int64]) -> list[int]:
+    """Returns the different numbers among the samples' units, in ascending order."""
+    units: list[int] = np.unique(shards).tolist()
+    return units
+
+
+def _by_shard_and_row(index: BatchIndex) -> npt.NDArray[np.intp]:
+    """Returns the positions of a batch's samples in the order of their shards and rows."""
+    if not len(index):
+        return np.empty(0, np.intp)
+    stride = int(index.row.max()) + 1
+    if int(index.shard.max()) >= np.iinfo(np.int64).max // stride - 1:
+        return np.lexsort((index.row, index.shard))
+    # One key sorts several times faster than two: NumPy has vector instructions for it.
+    return np.argsort(index.shard * stride + index.row)

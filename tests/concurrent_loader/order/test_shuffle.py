@@ -129,3 +129,11 @@ def test_cost_does_not_depend_on_the_position(position: int, monkeypatch: pytest
     monkeypatch.setattr(shuffle, "hash_items", counting)
     shuffled_slice(1, 10**7, 1000, position, position + 256)
     assert sum(hashed) <= 256 + 2 * 999
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9), max_size=40), st.integers(0, 64))
+def test_keys_are_ordered_as_by_a_stable_argsort(keys: list[int], shift: int) -> None:
+    array = np.array(keys, np.uint64) >> np.uint64(min(shift, 63))
+    before = array.copy()
+    assert shuffle.stable_order(array).tolist() == np.argsort(array, kind="stable").tolist()
+    assert np.array_equal(array, before)
