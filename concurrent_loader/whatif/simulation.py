@@ -34,6 +34,7 @@ _MAX_USES = 20_000  # of units, in one replay
 _FETCH_THREADS = 2  # the event loop's, and one that writes files
 _BYTES_IN_FLIGHT = 128 << 20
 _SPARE = 8  # objects requested beyond the limit
+_QUANTILES = (0.0, 0.5, 0.95, 0.99, 1.0)  # that the distribution of times to the first byte is drawn from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +137,15 @@ class _Costs:
         self.sample_idle_s = 0.0 if is_busy else max(0.0, trace.thread_s - thread_cpu_s) / trace.num_samples
         gets = max(1, trace.num_gets)
         self.request_bytes = max(1, trace.num_bytes // gets)
-        body_s = trace.request_s / gets - trace.first_byte_s[0] - self.fetch_cpu_s * self.request_bytes
+        # Requests take as long as recorded, on average. What is left beside the time to the first byte is the body's.
+        # If nothing is, as with small objects, more of the first bytes came early than the percentiles say.
+        p50, p95, p99 = trace.first_byte_s
+        earliest = max(0.0, 2 * p50 - p95)
+        mean_s = float(np.trapezoid((earliest, p50, p95, p99, p99), _QUANTILES))
+        body_s = trace.request_s / gets - mean_s - self.fetch_cpu_s * self.request_bytes
         self.byte_s = max(0.0, body_s) / self.request_bytes
+        earliest = max(0.0, earliest + min(0.0, body_s) / (_QUANTILES[1] / 2))
+        self.first_byte_s = (earliest, p50, p95, p99, p99)
 
 
 class _Units:
@@ -196,11 +204,11 @@ class _Units:
 
     def _latency_s(self) -> float:
         """Draws a time to the first byte: the recorded distribution, moved to the median of the scenario."""
-        p50, p95, p99 = self._trace.first_byte_s
-        factor = self._scenario.latency_s / p50 if p50 else 0.0
-        quantiles = (0.0, 0.5, 0.95, 0.99, 1.0)
-        drawn = np.interp(self._rng.random(), quantiles, (max(0.0, 2 * p50 - p95), p50, p95, p99, p99))
-        return float(drawn) * factor if p50 else self._scenario.latency_s
+        p50 = self._trace.first_byte_s[0]
+        if not p50:
+            return self._scenario.latency_s
+        drawn = np.interp(self._rng.random(), _QUANTILES, self._costs.first_byte_s)
+        return float(drawn) * self._scenario.latency_s / p50
 
 
 class _Threads:
