@@ -9,7 +9,8 @@ Text, from the local drive: documents of log-normal lengths are packed into rows
 - Grain, if it is installed: ``ConcatThenSplitIterDataset`` and ``FirstFitPackIterDataset``, over the same file.
 
 Density is the share of rows that is no padding. Sides take turns in one process; ``tokens_s_vs_best`` compares ours
-(``split``) with the best other of a round. ``bucket_padding_share`` is the padding of `ByLength` with batches of 32.
+(``split``) with the best other of a round. ``bucket_padding_share`` is the padding of `ByLength` with batches of 32;
+``lhotse_padding_share`` that of lhotse's ``DynamicBucketingSampler`` over the same lengths, if it is installed.
 
 Audio and video: `benchmarks.modalities_av`. ``audio_vs_best`` and ``video_vs_whole_file`` compare ours with torchcodec,
 ``video_bytes_ratio`` is what we fetch ÷ the clips' own bytes. ``media_why_not`` says what is missing, such as FFmpeg.
@@ -174,6 +175,21 @@ def _padding(lengths: npt.NDArray[np.int64], **buckets: Any) -> float:
     return round(float(1 - lengths.sum() / sum(len(batch) * lengths[batch].max() for batch in batches)), 4)
 
 
+def _lhotse_padding(lengths: npt.NDArray[np.int64]) -> float | None:
+    """Returns the padding of lhotse's batches of up to 32 cuts, 30 buckets, as its documentation has them."""
+    if find_spec("lhotse") is None:
+        return None
+    lhotse, sampling = import_module("lhotse"), import_module("lhotse.dataset.sampling")
+    cuts = [lhotse.MonoCut(str(number), 0, float(length), 0) for number, length in enumerate(lengths.tolist())]
+    sampler = sampling.DynamicBucketingSampler(
+        lhotse.CutSet.from_cuts(cuts), max_cuts=32, num_buckets=30, shuffle=True, seed=2
+    )
+    batches = [[cut.duration for cut in batch] for batch in sampler]
+    if sum(map(len, batches)) != len(lengths):
+        raise AssertionError("lhotse left cuts out")
+    return round(float(1 - lengths.sum() / sum(len(batch) * max(batch) for batch in batches)), 4)
+
+
 def measure(load: Load, console: Console) -> dict[str, Any]:
     """Measures all sides in turns."""
     sides = _sides(load.length)
@@ -198,6 +214,7 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
         "packing_density": rows["ours, fit"]["density"],
         "tokens_s_vs_best": round(median(ratios), 3),
         "bucket_padding_share": _padding(load.lengths),
+        "lhotse_padding_share": _lhotse_padding(load.lengths),
         "plain_padding_share": _padding(load.lengths, buckets=1),
         **_media(load),
     }

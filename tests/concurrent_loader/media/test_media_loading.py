@@ -109,6 +109,23 @@ def test_the_index_is_renamed_and_dropped_with_its_column(videos: list[bytes], t
     assert drop_column(tmp_path, "film").schema == {"label": "int64"}
 
 
+def test_a_missing_video_is_left_out_or_named(videos: list[bytes], tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, columns={"video": "mp4?", "video.clip_index": "json?", "label": "int64"}) as writer:
+        for label, video in enumerate([videos[0], None, videos[1]]):
+            index = None if video is None else clip_index(video)
+            writer.write({"video": video, "video.clip_index": index, "label": label})
+    with ShardDataset(tmp_path) as dataset:
+        with pytest.raises(DecodeError) as caught:
+            list(ConcurrentDataLoader(dataset, 3, decode={"video": HOW}))
+        assert (caught.value.column, caught.value.sample) == ("video", 1)
+        loader = ConcurrentDataLoader(dataset, 3, decode={"video": HOW}, on_error="skip", max_errors=1)
+        (batch,) = loader
+        assert batch["label"].tolist() == [0, 2]
+        whole = ConcurrentDataLoader(dataset.subset([0, 2]), 2, decode={"video": HOW})
+        assert torch.equal(batch["video"][0], next(iter(whole))["video"][0])
+        assert loader.stats.num_skipped == 1
+
+
 def test_raw_objects_of_audio_and_video(media: Any, videos: list[bytes], tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(sound := media.audio_file("wav"))
     (tmp_path / "b.mp4").write_bytes(videos[0])
