@@ -9,8 +9,9 @@ Text, from the local drive: documents of log-normal lengths are packed into rows
 - Grain, if it is installed: ``ConcatThenSplitIterDataset`` and ``FirstFitPackIterDataset``, over the same file.
 
 Density is the share of rows that is no padding. Sides take turns in one process; ``tokens_s_vs_best`` compares ours
-(``split``) with the best other of a round. ``bucket_padding_share`` is the padding of `ByLength` with batches of 32;
-``lhotse_padding_share`` that of lhotse's ``DynamicBucketingSampler`` over the same lengths, if it is installed.
+(``split``) with the best other of a round. ``bucket_padding_share`` is the padding of `ByLength` with 30 buckets and
+batches of 32; ``lhotse_padding_share`` that of lhotse's ``DynamicBucketingSampler`` over the same lengths, if it is
+installed.
 
 Audio and video: `benchmarks.modalities_av`. ``audio_vs_best`` and ``video_vs_whole_file`` compare ours with torchcodec,
 ``video_bytes_ratio`` is what we fetch ÷ the clips' own bytes. ``media_why_not`` says what is missing, such as FFmpeg.
@@ -41,6 +42,7 @@ from concurrent_loader.storage import ShardWriter
 
 _ROWS = 8  # per batch
 _WORKERS = 2  # of torch's DataLoader
+_BUCKETS = 30  # as in lhotse's documentation
 Epoch = Callable[[Path, int], Iterator[Any]]
 
 
@@ -176,13 +178,13 @@ def _padding(lengths: npt.NDArray[np.int64], **buckets: Any) -> float:
 
 
 def _lhotse_padding(lengths: npt.NDArray[np.int64]) -> float | None:
-    """Returns the padding of lhotse's batches of up to 32 cuts, 30 buckets, as its documentation has them."""
+    """Returns the padding of lhotse's batches of up to 32 cuts."""
     if find_spec("lhotse") is None:
         return None
     lhotse, sampling = import_module("lhotse"), import_module("lhotse.dataset.sampling")
     cuts = [lhotse.MonoCut(str(number), 0, float(length), 0) for number, length in enumerate(lengths.tolist())]
     sampler = sampling.DynamicBucketingSampler(
-        lhotse.CutSet.from_cuts(cuts), max_cuts=32, num_buckets=30, shuffle=True, seed=2
+        lhotse.CutSet.from_cuts(cuts), max_cuts=32, num_buckets=_BUCKETS, shuffle=True, seed=2
     )
     batches = [[cut.duration for cut in batch] for batch in sampler]
     if sum(map(len, batches)) != len(lengths):
@@ -213,7 +215,7 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
         "text": list(rows.values()),
         "packing_density": rows["ours, fit"]["density"],
         "tokens_s_vs_best": round(median(ratios), 3),
-        "bucket_padding_share": _padding(load.lengths),
+        "bucket_padding_share": _padding(load.lengths, buckets=_BUCKETS),
         "lhotse_padding_share": _lhotse_padding(load.lengths),
         "plain_padding_share": _padding(load.lengths, buckets=1),
         **_media(load),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -88,3 +90,17 @@ def test_samples_that_are_too_long() -> None:
     for tokens in (0, 1.5, True):
         with pytest.raises(ConfigurationError, match="max_tokens"):
             ByLength("n", max_tokens=tokens)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=9), st.integers(1, 4))
+def test_buckets_have_the_least_padding_of_all(values: list[int], num: int) -> None:
+    distinct = sorted(set(values))
+
+    def padding(bounds: Sequence[int]) -> int:
+        return sum(min(bound for bound in bounds if bound >= value) - value for value in values)
+
+    found = ByLength("n", buckets=num).bucket_bounds(np.array(values, np.int64)).tolist()
+    assert len(found) <= num
+    assert found == sorted(set(found))
+    ways = itertools.chain.from_iterable(itertools.combinations(distinct[:-1], size) for size in range(num))
+    assert padding(found) == min(padding([*way, distinct[-1]]) for way in ways)
