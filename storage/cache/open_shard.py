@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +26,15 @@ __all__ = ["FileShard", "MemoryShard", "OpenShard", "read_exactly"]
 _MAX_GAP_BYTES = 8 << 10
 _MAX_JOINED_BYTES = 16 << 10  # larger values gain nothing
 _MAX_READ_BYTES = 1 << 20
+
+# A shard of small samples is read as a whole, once it has been read this often: 1,000 calls cost more than 8 MiB.
+_READS_BEFORE_WHOLE = 64
+_SMALL_SAMPLE_BYTES = 4 << 10  # on average
+_MAX_WHOLE_BYTES = 128 << 20  # of all shards of this process
+
+
+def _nothing() -> None:
+    """Gives nothing back."""
 
 
 class OpenShard(ABC):
@@ -144,7 +157,8 @@ class FileShard(OpenShard):
     """A shard in a local file.
 
     Values are read by ``pread`` into new memory, not mapped. So resident memory does not grow with the local part of a
-    dataset, and a file that is truncated while in use raises an error instead of SIGBUS.
+    dataset, and a file that is truncated while in use raises an error instead of SIGBUS. Shards of small samples are
+    copied into memory when many of their values have been read, up to 128 MiB of them in a process.
 
     Args:
         entry: Entry of the shard.
@@ -155,6 +169,9 @@ class FileShard(OpenShard):
     def __init__(self, entry: ShardEntry, fd: int, *, drive: Drive | None = None) -> None:
         self._fd = fd
         self._drive = drive or Drive()
+        self._num_reads = 0
+        self._whole: memoryview | None = None  # what is in front of the tail
+        self._give_back: Callable[[], object] = _nothing  # the room that it takes
         try:
             super().__init__(entry)
         except BaseException:
@@ -170,6 +187,8 @@ class FileShard(OpenShard):
 
     def read_many(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes | memoryview]:
         """Reads small values that are close together with one call of the system."""
+        if (whole := self._whole) is not None:
+            return [whole[start:end] for start, end in zip(starts, ends, strict=True)]
         values: list[bytes | memoryview] = []
         at = 0
         while at < len(starts):
@@ -184,21 +203,62 @@ class FileShard(OpenShard):
                 end = ends[stop]
                 stop += 1
             data = self.read(start, end)
+            self._num_reads += 1
             if stop == at + 1:
                 values.append(data)
             else:
-                whole = memoryview(data)
+                joined = memoryview(data)
                 values += [
-                    whole[first - start : last - start]
+                    joined[first - start : last - start]
                     for first, last in zip(starts[at:stop], ends[at:stop], strict=True)
                 ]
             at = stop
+        if self._num_reads >= _READS_BEFORE_WHOLE:
+            self._read_whole()
         return values
 
+    def _read_whole(self) -> None:
+        """Copies the payload of a shard of small samples into memory, if there is room for it."""
+        size = self.entry.tail_start
+        if size > _SMALL_SAMPLE_BYTES * self.entry.num_samples:
+            self._num_reads = -sys.maxsize
+        elif _whole_shards.take(size):
+            self._give_back = weakref.finalize(self, _whole_shards.give_back, size)
+            self._whole = memoryview(self.read(0, size))
+            self._num_reads = -sys.maxsize
+
     def close(self) -> None:
+        self._whole = None
+        self._give_back()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             self._drive.close(fd)
+
+
+class _Room:
+    """Bytes that all threads together may take."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._left = num_bytes
+        self._lock = threading.Lock()
+        self._returned: deque[int] = deque()  # by finalizers, which may run in the thread that holds the lock
+
+    def take(self, num_bytes: int) -> bool:
+        """Takes some bytes; returns whether there were enough."""
+        with self._lock:
+            while self._returned:
+                self._left += self._returned.popleft()
+            if num_bytes > self._left:
+                return False
+            self._left -= num_bytes
+            return True
+
+    def give_back(self, num_bytes: int) -> None:
+        """Gives bytes back."""
+        self._returned.append(num_bytes)
+
+
+_whole_shards = _Room(_MAX_WHOLE_BYTES)
 
 
 def read_exactly(drive: Drive, fd: int, start: int, end: int, *, shard: str) -> bytes:
