@@ -7,7 +7,7 @@ through `concurrent_loader.batch.ragged`, with the same result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -30,12 +30,14 @@ class EncodedRows:
     """The numbers of each value, as bytes.
 
     Attributes:
-        rows: Bytes of each value.
+        rows: Stored bytes of each value.
         dtype: Little-endian dtype of the numbers.
+        header_bytes: Bytes in front of the numbers of each value.
     """
 
     rows: Sequence[Any]
     dtype: np.dtype[Any]
+    header_bytes: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -48,29 +50,34 @@ class EncodedRows:
             column: Column for which `can_pack_encoded` is true.
             stored: Stored bytes of each value.
         """
-        if column.dtype is not None:
-            views = [memoryview(each) for each in stored]
-            if any(len(view) < _HEADER_BYTES for view in views):
-                return None
-            heads = np.frombuffer(b"".join([view[:_HEADER_BYTES] for view in views]), np.uint64).reshape(-1, 2)
-            lengths = np.fromiter(map(len, views), np.uint64, len(views)) - np.uint64(_HEADER_BYTES)
-            fits = (heads[:, 0] == _ONE_DIMENSION) & (heads[:, 1] == lengths // np.uint64(column.dtype.itemsize))
-            if not fits.all() or (lengths % np.uint64(column.dtype.itemsize)).any():
-                return None
-            return cls([view[_HEADER_BYTES:] for view in views], column.dtype)
-        return cls(stored, _BYTES) if column.type == "bytes" or _is_utf8(stored) else None
+        if column.dtype is None:
+            return cls(stored, _BYTES) if column.type == "bytes" or _is_utf8(stored) else None
+        whole, starts, sizes = _joined(stored)
+        if (sizes < _HEADER_BYTES).any():
+            return None
+        heads = whole[starts[:, None] + np.arange(_HEADER_BYTES)].view(np.uint64)
+        counts, rest = np.divmod(sizes - _HEADER_BYTES, column.dtype.itemsize)
+        fits = (heads[:, 0] == _ONE_DIMENSION) & (heads[:, 1] == counts.astype(np.uint64)) & (rest == 0)
+        return cls(stored, column.dtype, _HEADER_BYTES) if fits.all() else None
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """Returns each value as a read-only array."""
-        return [np.frombuffer(bytes(row), self.dtype) for row in self.rows]
+        return [np.frombuffer(bytes(row)[self.header_bytes :], self.dtype) for row in self.rows]
 
     def packed(self, name: str) -> dict[str, torch.Tensor]:
         """Returns the packed column and its companions, as `concurrent_loader.batch.ragged.arrange` does."""
-        lengths = np.fromiter(map(len, self.rows), np.int64, len(self.rows)) // self.dtype.itemsize
+        whole, starts, sizes = _joined(self.rows)
+        numbers = whole.view(self.dtype)
+        lengths = (sizes - self.header_bytes) // self.dtype.itemsize
         native = np.empty(0, self.dtype.newbyteorder("="))
-        whole = empty((int(lengths.sum()),), torch.from_numpy(native).dtype)
-        whole.numpy()[...] = np.frombuffer(b"".join(self.rows), self.dtype)
-        return {name: whole, **packed_offsets(name, lengths)}
+        packed = empty((int(lengths.sum()),), torch.from_numpy(native).dtype)
+        if self.header_bytes:
+            # A header is as long as some numbers, whose places are left out.
+            keep = np.ones(len(numbers), bool)
+            keep[starts[:, None] // self.dtype.itemsize + np.arange(self.header_bytes // self.dtype.itemsize)] = False
+            numbers = numbers[keep]
+        packed.numpy()[...] = numbers
+        return {name: packed, **packed_offsets(name, lengths)}
 
 
 def can_pack_encoded(column: Column) -> bool:
@@ -89,18 +96,23 @@ def gather_rows(parts: Sequence[Any], order: Sequence[int]) -> Any:
     """
     if all(isinstance(part, EncodedRows) for part in parts):
         rows = [row for part in parts for row in part.rows]
-        return EncodedRows([rows[at] for at in order], parts[0].dtype)
+        return replace(parts[0], rows=[rows[at] for at in order])
     values = [value for part in parts for value in (part.arrays() if isinstance(part, EncodedRows) else part)]
     return [values[at] for at in order]
 
 
+def _joined(stored: Sequence[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Returns the bytes of all values together, and the start and size of each."""
+    sizes = np.fromiter(map(len, stored), np.int64, len(stored))
+    return np.frombuffer(b"".join(stored), np.uint8), np.cumsum(sizes) - sizes, sizes
+
+
 def _is_utf8(stored: Sequence[Any]) -> bool:
     """Returns whether each value is UTF-8: all of them together are, and none begins within a character."""
-    whole = b"".join(stored)
+    whole, starts, sizes = _joined(stored)
     try:
-        str(whole, "utf-8")
+        str(whole.data, "utf-8")
     except UnicodeDecodeError:
         return False
-    lengths = np.fromiter(map(len, stored), np.int64, len(stored))
-    firsts = np.frombuffer(whole, np.uint8)[(np.cumsum(lengths) - lengths)[lengths > 0]]
+    firsts = whole[starts[sizes > 0]]
     return not bool((firsts & 0xC0 == 0x80).any())
