@@ -7,12 +7,11 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from concurrent_loader.datasets.protocol import OpenUnit, Source
 from concurrent_loader.order.protocol import BatchIndex, Plan
 from concurrent_loader.pipeline.lookahead import Lookahead
 from concurrent_loader.pipeline.prefetcher import Prefetcher
+from concurrent_loader.pipeline.slices import count_units
 from concurrent_loader.stats.pipeline_status import SlowRequest
 
 __all__ = ["ShardLeases"]
@@ -116,7 +115,7 @@ class ShardLeases:
     def release_after(self, index: BatchIndex) -> None:
         """Releases the shards that no batch after this one needs, and tells the cache about the progress."""
         used = index.shard[: len(index) - index.num_padded]
-        for shard, count in zip(*(numbers.tolist() for numbers in np.unique(used, return_counts=True)), strict=True):
+        for shard, count in zip(*count_units(used), strict=True):
             left, num_used = (
                 self._left.get(shard) or (self._plan.max_samples_used(shard, self._rank, self._world_size),) * 2
             )

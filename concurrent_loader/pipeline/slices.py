@@ -14,11 +14,13 @@ from concurrent_loader.datasets.protocol import OpenUnit
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.storage.shards.format.nulls import joined
 
-__all__ = ["Slice", "count_slices", "cut_batch", "units_of"]
+__all__ = ["Slice", "count_slices", "count_units", "cut_batch", "units_of"]
 
 # A smaller slice costs more in thread switches than it gains.
 _MIN_SLICE = 8  # samples that are decoded or transformed
 _MIN_SLICE_BYTES = 1 << 20  # of samples that are only read
+
+_MAX_SPREAD = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,20 @@ def cut_batch(
 
 def units_of(shards: npt.NDArray[np.int64]) -> list[int]:
     """Returns the different numbers among the samples' units, in ascending order."""
-    units: list[int] = np.unique(shards).tolist()
-    return units
+    return count_units(shards)[0]
+
+
+def count_units(shards: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """Returns the different numbers among the samples' units, ascending, and how many samples each has."""
+    if not len(shards):
+        return [], []
+    first = int(shards.min())
+    if int(shards.max()) - first > _MAX_SPREAD:
+        units, counts = np.unique(shards, return_counts=True)
+        return units.tolist(), counts.tolist()
+    spread = np.bincount(shards - first)  # takes a fifth of the time of `numpy.unique`
+    places = np.flatnonzero(spread)
+    return (places + first).tolist(), spread[places].tolist()
 
 
 def _by_shard_and_row(index: BatchIndex) -> npt.NDArray[np.intp]:
