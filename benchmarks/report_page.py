@@ -2,8 +2,8 @@
 
 Nothing is measured. Reads ``NAME.json`` (and ``NAME.failed.json``), ``targets.csv`` and ``report.md.jinja``; writes
 ``REPORT.md`` and ``plots/NAME.png`` beside the JSON files, and the text between two marks in the README,
-docs/explanation/order.md and docs/how-to/ingest_at_scale.md. A test compares these pages with what this program makes
-of the JSON files: no figure in them is typed.
+docs/explanation/order.md, docs/how-to/ingest_at_scale.md and docs/how-to/whatif.md. A test compares these pages with
+what this program makes of the JSON files: no figure in them is typed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 _README = ROOT / "README.md"
 _ORDER = ROOT / "docs" / "explanation" / "order.md"
 _INGEST = ROOT / "docs" / "how-to" / "ingest_at_scale.md"
+_WHATIF = ROOT / "docs" / "how-to" / "whatif.md"
 
 
 # -- the committed files -----------------------------------------------------------------------------------------------
@@ -231,7 +232,10 @@ def pages(results: Results) -> dict[Path, str]:
     ingest, plan = _INGEST.read_text(encoding="utf-8"), results.figures("ingest")
     if plan is not None:
         ingest = with_part(ingest, "plan", _part("ingest_plan", results, plan))
-    return {_README: readme, _ORDER: order, _INGEST: ingest}
+    whatif, runs = _WHATIF.read_text(encoding="utf-8"), results.figures("whatif")
+    if runs is not None:
+        whatif = with_part(whatif, "runs", _part("whatif_runs", results, runs))
+    return {_README: readme, _ORDER: order, _INGEST: ingest, _WHATIF: whatif}
 
 
 def write(results: Results, *, with_pages: bool) -> None:
