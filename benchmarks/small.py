@@ -1,10 +1,10 @@
 """Small samples: ``python -m benchmarks.small [--json FILE] [--quick]``. Rows per second of processor time.
 
 Rows are text (118 characters), int32 arrays (110 numbers, ``ragged="packed"``), bytes of 1 KB, and three numbers. They
-are written by ``write_batch`` and read from the local drive, in order and shuffled, in batches of 1,024. Every side has
-a process of its own, in turns with the others; a round's figure is its best epoch. The rivals have the same texts, and
-give lists of str: datasets (Hugging Face, Arrow), Parquet through pyarrow (row groups in a new order, and rows within
-each), LitData, MDS, and Grain's ArrayRecord, in the environments of `benchmarks.peers`.
+are written by ``write_batch`` and read from the local drive, in order and shuffled, in batches of 1,024, the numbers of
+8,192. Every side has a process of its own, in turns with the others; a round's figure is its best epoch. The rivals
+have the same texts, and give lists of str: datasets (Hugging Face, Arrow), Parquet through pyarrow (row groups in a new
+order, and rows within each), LitData, MDS, and Grain's ArrayRecord, in the environments of `benchmarks.peers`.
 
 ``text_linear`` is the rate with ten times as many rows per shard over the rate with one time, both shuffled.
 ``text_vs_best_peer`` compares shuffled epochs; only ours checks a digest of what it reads.
@@ -57,7 +57,8 @@ def _measure(load: Load, side: str, folder: str) -> dict[str, float]:
     else:
         kind = side.partition(",")[0]
         job |= {"side": "ours", "kind": kind, "shard_size": _OURS[side]}
-        job["num_rows"] = load.num_fixed_rows if kind == "fixed" else load.num_rows
+        if kind == "fixed":
+            job |= {"num_rows": load.num_fixed_rows, "batch_size": 8 * load.batch_size}
     command = [python, "-m", "benchmarks.small_side"]
     (line,) = converse(command, json.dumps(job).encode(), what=side, deadline_s=_TIMEOUT_S)
     return dict(json.loads(line))
