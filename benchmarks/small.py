@@ -87,6 +87,7 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
             "extremes": [rounded(choose(each["shuffled"] for each in rounds)) for choose in (min, max)],
         }
         for side, rounds in found.items()
+        if rounds
     ]
     mine = {row["rows"]: row for row in rows if row["side"] == "ours"}
     best = max((row["shuffled"] for row in rows if row["side"] != "ours"), default=0)
