@@ -66,7 +66,7 @@ def _parquet(folder: Path, rows: list[str], batch_size: int) -> Epoch:
 def _litdata(folder: Path, rows: list[str], batch_size: int) -> Epoch:
     import litdata
 
-    litdata.optimize(_Text(rows), range(len(rows)), str(folder), chunk_bytes="8MB", num_workers=1, verbose=False)
+    litdata.optimize(_Text(rows), list(range(len(rows))), str(folder), chunk_bytes="8MB", num_workers=1, verbose=False)
 
     def epoch(seed: int) -> Iterator[int]:
         dataset = litdata.StreamingDataset(str(folder), shuffle=seed > 0, seed=seed)
