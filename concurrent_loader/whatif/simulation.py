@@ -24,7 +24,7 @@ from concurrent_loader.stats.wait_attribution import Span, attribute_wait
 from concurrent_loader.storage.fetch.concurrency_control import MAX_AUTO
 from concurrent_loader.storage.fetch.endpoint import Endpoint
 from concurrent_loader.storage.fetch.in_flight_gate import InFlightGate
-from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.virtual_time import run_in_virtual_time
 from concurrent_loader.whatif.cores import Cores
 from concurrent_loader.whatif.run_trace import RunTrace
 

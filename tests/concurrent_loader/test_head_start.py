@@ -14,7 +14,7 @@ import pytest
 from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.pipeline.pipeline import Pipeline, PipelineConfig
 from concurrent_loader.storage.errors import ConnectionFailed
-from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.virtual_time import run_in_virtual_time
 
 NUM_SHARDS, ROWS = 40, 10
 

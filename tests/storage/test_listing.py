@@ -22,8 +22,8 @@ from concurrent_loader.storage.listing import (
     save_listing,
 )
 from concurrent_loader.storage.stores import LocalStore, MemoryStore
-from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
 from concurrent_loader.storage.testing.faults.fault_store import Fail, FaultStore, Wait, in_order
+from concurrent_loader.storage.virtual_time import run_in_virtual_time
 
 
 def texts(values: list[str]) -> Texts:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from concurrent_loader.pipeline.prefetcher import Prefetcher
 from concurrent_loader.storage.errors import ConnectionFailed
-from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.virtual_time import run_in_virtual_time
 
 
 class Units:

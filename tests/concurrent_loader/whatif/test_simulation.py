@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from concurrent_loader.storage.errors import ConfigurationError
-from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.virtual_time import run_in_virtual_time
 from concurrent_loader.whatif.advice import advise
 from concurrent_loader.whatif.cores import Cores
 from concurrent_loader.whatif.run_trace import RunTrace

@@ -10,7 +10,7 @@ import pytest
 from concurrent_loader.storage.errors import ConnectionFailed
 from concurrent_loader.storage.fetch.hedged_call import HedgedCall
 from concurrent_loader.storage.fetch.hedging import SlowRequest
-from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.virtual_time import run_in_virtual_time
 
 Answer = tuple[float, str | Exception]
 

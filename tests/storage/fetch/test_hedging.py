@@ -16,7 +16,7 @@ from concurrent_loader.storage.fetch.hedging import HedgeBudget
 from concurrent_loader.storage.fetch.stats import FirstByteTimes, percentile
 from concurrent_loader.storage.stores.objects import GetResult, ObjectMeta
 from concurrent_loader.storage.stores.store import Store
-from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.virtual_time import run_in_virtual_time
 
 SIZE = 10_000
 

@@ -13,8 +13,8 @@ from concurrent_loader.storage.errors import DeadlineExceeded, NotFound, Storage
 from concurrent_loader.storage.fetch import FetchEngine, RetryPolicy
 from concurrent_loader.storage.fetch.deadlines import wait_with_renewable_deadline
 from concurrent_loader.storage.stores.backends.memory import MemoryStore
-from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
 from concurrent_loader.storage.testing.faults.fault_store import Call, Fail, Fault, FaultStore, Script, Stall, Wait
+from concurrent_loader.storage.virtual_time import run_in_virtual_time
 
 SIZE = 4 << 20
 DATA = bytes(range(256)) * (SIZE // 256)

@@ -34,7 +34,6 @@ from concurrent_loader.storage.redaction import remember
 from concurrent_loader.storage.stores.backends.memory import MemoryStore
 from concurrent_loader.storage.stores.objects import GetResult, ObjectMeta
 from concurrent_loader.storage.testing.checks.secret_leaks import Canary
-from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
 from concurrent_loader.storage.testing.faults.fault_store import (
     Call,
     ChangeEtag,
@@ -49,6 +48,7 @@ from concurrent_loader.storage.testing.faults.fault_store import (
     Wait,
     in_order,
 )
+from concurrent_loader.storage.virtual_time import run_in_virtual_time
 
 SIZE = 3 << 20
 DATA = bytes(range(256)) * (SIZE // 256)

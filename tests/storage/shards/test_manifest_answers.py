@@ -13,8 +13,8 @@ from concurrent_loader.storage.fetch import FetchEngine, RetryPolicy
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, manifest_key
 from concurrent_loader.storage.shards.manifest.snapshots import commit, load_manifest
 from concurrent_loader.storage.stores.backends.memory import MemoryStore
-from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
 from concurrent_loader.storage.testing.faults.fault_store import Call, Fail, Fault, FaultStore, Script, Wait
+from concurrent_loader.storage.virtual_time import run_in_virtual_time
 
 ANSWER_S = 0.03
 

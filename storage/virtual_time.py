@@ -1,4 +1,4 @@
-"""Virtual time: the clock advances only while all tasks wait, so that tests of long waits are fast and exact."""
+"""Virtual time: the clock advances only while all tasks wait, so that long waits are replayed at once and exactly."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from concurrent_loader.storage.testing.checks.virtual_time import run_in_virtual_time
+from concurrent_loader.storage.virtual_time import run_in_virtual_time
 
 
 def test_a_month_passes_in_no_time() -> None:
