@@ -361,10 +361,8 @@ class Pipeline:
 
     def _estimate_bytes(self, index: BatchIndex) -> int:
         """Returns about how many bytes a batch has, by the mean of one of its shards."""
-        if not len(index):
-            return 0
-        shard = int(index.shard[0])
-        return self._source.num_bytes(shard) * len(index) // max(1, self._source.num_samples(shard))
+        source, first = self._source, index.shard[:1].tolist()
+        return sum(len(index) * source.num_bytes(unit) // max(1, source.num_samples(unit)) for unit in first)
 
     async def _in_thread(self, threads: DecodeThreads, trace: BatchTrace, work: Callable[[], None]) -> None:
         """Runs work for a batch in a thread. Work for earlier batches has priority."""
