@@ -59,6 +59,7 @@ def converse(
         assert process.stdin is not None
         assert process.stdout is not None
         late = threading.Timer(deadline_s or threading.TIMEOUT_MAX, process.kill)
+        late.daemon = True  # Ctrl-C before `try` must not leave a thread that the program waits for at its end
         late.start()
         try:
             process.stdin.write(task + b"\n")
