@@ -61,11 +61,6 @@ class OpenShard(ABC):
         return self.entry.key
 
     @property
-    def is_verified(self) -> bool:
-        """Whether all bytes have been compared with the manifest's digests, and have been in memory since."""
-        return False
-
-    @property
     @abstractmethod
     def cached(self) -> bool:
         """Whether the bytes come from a file that can be deleted and fetched again if it is corrupt."""
@@ -81,7 +76,7 @@ class OpenShard(ABC):
     def payload(self, column: str, rows: npt.NDArray[np.int64]) -> Sequence[bytes | memoryview | None]:
         """Returns the stored bytes of a column for given rows, None for nulls.
 
-        Each value is checked against its digest, if it has one and the shard is not verified as a whole.
+        Each value is checked against its digest, if it has one.
 
         Args:
             column: Name of a column of kind PAYLOAD, or of kind SMALL, whose values are UTF-8 text.
@@ -104,7 +99,7 @@ class OpenShard(ABC):
         starts = self.index.payload_starts(column)[rows].tolist()
         ends = self.index.payload_ends(column)[rows].tolist()
         values = self.read_many(starts, ends)
-        if self.index.has_digests and not self.is_verified:
+        if self.index.has_digests:
             expected = self.index.payload_digests(column)[rows].tolist()
             if (digests := list(map(xxhash.xxh3_64_intdigest, values))) != expected:
                 at = next(at for at, digest in enumerate(digests) if digest != expected[at])
@@ -135,16 +130,12 @@ class OpenShard(ABC):
 
 
 class MemoryShard(OpenShard):
-    """A shard in memory, in the transfer chunks that were fetched and verified."""
+    """A shard in memory, in the transfer chunks that were fetched."""
 
     def __init__(self, entry: ShardEntry, chunks: Sequence[memoryview], *, chunk_bytes: int) -> None:
         self._chunks = chunks
         self._chunk_bytes = chunk_bytes
         super().__init__(entry)
-
-    @property
-    def is_verified(self) -> bool:
-        return self.entry.has_digests
 
     @property
     def cached(self) -> bool:
