@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from concurrent_loader.whatif.run_trace import MAX_STEPS, MAX_USES, RunTrace
 if TYPE_CHECKING:
     from concurrent_loader.datasets.protocol import LoadableDataset
     from concurrent_loader.order.protocol import Plan
+    from concurrent_loader.pipeline.sample_processing import SampleProcessing
     from concurrent_loader.stats.loader_stats import LoaderStats, StageClock
 
 __all__ = ["Recordable"]
@@ -32,6 +33,7 @@ class Recordable:
     _plan_options: PlanOptions
     _prefetch_batches: int
     _prefetch_bytes: int
+    _processing: SampleProcessing
     _workers: object | None
 
     if TYPE_CHECKING:
@@ -73,7 +75,9 @@ class Recordable:
         if not num_batches:
             raise ConfigurationError("nothing was recorded: no batch was loaded in the block")
         source = self.dataset.source_for(self._plan_options, epoch)
-        steps, samples, sizes = _steps(self._plan(epoch), source.num_bytes, start_step, self.rank, self.world_size)
+        steps, samples, units = _steps(self._plan(epoch), start_step, self.rank, self.world_size)
+        sizes = [source.num_bytes(unit) for unit in units]
+        num_stored = max(1, sum(source.num_samples(unit) for unit in units))
         bound: Any = getattr(getattr(self.dataset.stored[0], "_options", None), "in_flight", "auto")
         RunTrace(
             step_units=steps[:num_batches],
@@ -101,6 +105,7 @@ class Recordable:
             num_bytes=after.fetch.num_bytes - before.fetch.num_bytes,
             request_s=after.fetch.wait_s - before.fetch.wait_s,
             first_byte_s=(after.fetch.first_byte_p50_s, after.fetch.first_byte_p95_s, after.fetch.first_byte_p99_s),
+            sample_bytes=0 if self._processing.computes else sum(sizes) // num_stored,
         ).save(Path(path))
 
 
@@ -109,10 +114,8 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _steps(
-    plan: Plan, num_bytes: Callable[[int], int], start_step: int, rank: int, world_size: int
-) -> tuple[list[list[int]], list[int], list[int]]:
-    """Returns the units of each step, numbered by first use, the samples of each step, and the sizes of the units."""
+def _steps(plan: Plan, start_step: int, rank: int, world_size: int) -> tuple[list[list[int]], list[int], list[int]]:
+    """Returns the units of each step, numbered by first use, the samples of each step, and the units in this order."""
     numbers: dict[int, int] = {}
     steps: list[list[int]] = []
     samples: list[int] = []
@@ -124,4 +127,4 @@ def _steps(
             break
         steps.append([numbers.setdefault(unit, len(numbers)) for unit in units])
         samples.append(len(index))
-    return steps, samples, [num_bytes(unit) for unit in numbers]
+    return steps, samples, list(numbers)

@@ -48,6 +48,7 @@ class RunTrace(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         num_bytes: Bytes that they received.
         request_s: Seconds that all requests took, in sum.
         first_byte_s: Median, 95th and 99th percentile of the seconds to the first byte.
+        sample_bytes: Mean size of a sample in bytes, if samples are only read; 0 if they are decoded or transformed.
     """
 
     version: int = _VERSION
@@ -73,6 +74,7 @@ class RunTrace(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     num_bytes: Count
     request_s: Seconds
     first_byte_s: tuple[Seconds, Seconds, Seconds]
+    sample_bytes: Count = 0
 
     def save(self, path: Path) -> None:
         """Writes the recording."""

@@ -141,7 +141,8 @@ class _Costs:
         # If nothing is, as with small objects, more of the first bytes came early than the percentiles say.
         p50, p95, p99 = trace.first_byte_s
         earliest = max(0.0, 2 * p50 - p95)
-        mean_s = float(np.trapezoid((earliest, p50, p95, p99, p99), _QUANTILES))
+        times = np.array((earliest, p50, p95, p99, p99))
+        mean_s = float(np.diff(_QUANTILES) @ (times[1:] + times[:-1]) / 2)
         body_s = trace.request_s / gets - mean_s - self.fetch_cpu_s * self.request_bytes
         self.byte_s = max(0.0, body_s) / self.request_bytes
         earliest = max(0.0, earliest + min(0.0, body_s) / (_QUANTILES[1] / 2))
@@ -294,7 +295,8 @@ class _Replay:
         arrived_s = now()
         await self._cores.work(self._costs.batch_cpu_s)
         samples = self._trace.step_samples[step]
-        parts = count_slices(samples, num_threads=self._scenario.num_threads)
+        num_bytes = samples * self._trace.sample_bytes or None
+        parts = count_slices(samples, num_threads=self._scenario.num_threads, num_bytes=num_bytes)
 
         async def work() -> None:
             await self._cores.work(samples / parts * self._costs.sample_cpu_s)

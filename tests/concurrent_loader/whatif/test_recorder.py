@@ -44,6 +44,15 @@ def test_holds_what_the_epoch_read(recording: Path) -> None:
     assert sorted({unit for units in trace.step_units for unit in units}) == list(range(len(trace.unit_bytes)))
     assert len(trace.unit_bytes) > 4
     assert 0 < trace.thread_cpu_s <= trace.process_cpu_s
+    assert 4_000 < trace.sample_bytes < 4_200
+
+
+def test_samples_that_are_transformed_have_no_size(url: str, tmp_path: Path) -> None:
+    with ShardDataset(url) as dataset:
+        loader = ConcurrentDataLoader(dataset, batch_size=8, transform=dict)
+        with loader.record(tmp_path / "run.rec"):
+            next(iter(loader))
+    assert RunTrace.load(tmp_path / "run.rec").sample_bytes == 0
 
 
 def test_an_epoch_that_was_left_early_is_recorded_up_to_there(url: str, tmp_path: Path) -> None:
