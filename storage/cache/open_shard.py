@@ -224,8 +224,11 @@ class FileShard(OpenShard):
             self._num_reads = -sys.maxsize
         elif _whole_shards.take(size):
             self._give_back = weakref.finalize(self, _whole_shards.give_back, size)
-            self._whole = memoryview(self.read(0, size))
             self._num_reads = -sys.maxsize
+            try:
+                self._whole = memoryview(self.read(0, size))
+            except StoreError:  # too little memory; the values are read one by one, as before
+                self._give_back()
 
     def close(self) -> None:
         self._whole = None

@@ -86,6 +86,21 @@ def test_without_room_samples_stay_in_the_file_until_there_is_some(tmp_path: Pat
     shard.close()
 
 
+def test_without_memory_samples_stay_in_the_file(tmp_path: Path, room: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard, drive, values, _ = made(tmp_path, 1000)
+    read_some = drive.read
+
+    def read_little(fd: int, num_bytes: int, offset: int) -> bytes:
+        if num_bytes > 1000:
+            raise MemoryError
+        return read_some(fd, num_bytes, offset)
+
+    monkeypatch.setattr(drive, "read", read_little)
+    assert read(shard, list(range(NUM_ROWS))) == values
+    assert room.take(1 << 20)
+    shard.close()
+
+
 def test_a_damaged_file_is_found_before_and_after(tmp_path: Path, room: Any) -> None:
     shard, _, values, path = made(tmp_path, 1000)
     data = bytearray(path.read_bytes())
