@@ -39,7 +39,7 @@ class PartTarget:
         url: URL of the dataset.
         client: Client library of its store.
         storage_options: Options of its store.
-        uploads_in_flight: Upper bound of concurrent uploads of one process.
+        uploads_in_flight: Upper bound of concurrent uploads of a part. A process ends one part while it makes the next.
         resume: Whether parts that are written already are left as they are.
     """
 
