@@ -52,9 +52,7 @@ def live_rows(loader: dict[str, Any]) -> list[tuple[str, str]]:
         troubles = [("retried", "num_retries"), ("throttled", "num_throttled"), ("hedged", "num_hedges")]
         found = [f"{fetch[name]:,} {what}" for what, name in troubles if fetch[name]]
         rows += [("", ", ".join(found))] if found else []
-    rows += [("slow", f"{each['for_s']:.1f} s {each['key']}") for each in stages["slow"] if each["for_s"] >= _SLOW_S][
-        :_MAX_SLOW
-    ]
+    rows += [("slow", _slow_request(each)) for each in stages["slow"] if each["for_s"] >= _SLOW_S][:_MAX_SLOW]
     hits = cache["num_hits"] + cache["num_sparse_hits"]
     misses = cache["num_misses"] + cache["num_sparse_misses"]
     if hits or misses:
@@ -74,6 +72,11 @@ def live_rows(loader: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append((f"last {window['seconds']:.0f} s", _time_shares(window)))
     rows.append(("now", _now(loader)))
     return rows
+
+
+def _slow_request(request: dict[str, Any]) -> str:
+    worker = "" if request.get("worker") is None else f"worker {request['worker']}: "
+    return f"{request['for_s']:.1f} s {worker}{request['key']}"
 
 
 def _position(loader: dict[str, Any]) -> str:

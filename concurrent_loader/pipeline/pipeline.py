@@ -139,7 +139,7 @@ class Pipeline:
         return batch_status(list(self._traces.values()), self._processing.clock.now())
 
     def status(self) -> PipelineStatus:
-        """Returns how full the stages are, without what the next batch waits for. Can be called from any thread."""
+        """Returns how full the stages are, and the slowest fetches. Can be called from any thread."""
         config, traces = self._config, list(self._traces.values())
         return PipelineStatus(
             num_ready=self._num_ready,
@@ -149,12 +149,12 @@ class Pipeline:
             max_prefetched_bytes=config.prefetch_bytes,
             num_busy_threads=sum(len(trace.busy()) for trace in traces),
             num_threads=config.num_threads,
+            slow=self._leases.slowest(self._processing.clock.now()),
         )
 
     def detailed_status(self) -> PipelineStatus:
-        """Returns the status with the fetches that take longest and the next batch. Can be called from any thread."""
-        now_s = self._processing.clock.now()
-        return replace(self.status(), slow=self._leases.slowest(now_s), batch=self.batch_status())
+        """Returns the status with what the next batch waits for. Can be called from any thread."""
+        return replace(self.status(), batch=self.batch_status())
 
     def stop(self, loop: LoopThread, grace_period_s: float = STOP_S) -> None:
         """Stops the pipeline, and waits until its tasks and threads have ended. Call it from the consumer's thread.

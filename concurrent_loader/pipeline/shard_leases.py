@@ -12,13 +12,11 @@ from concurrent_loader.order.protocol import BatchIndex, Plan
 from concurrent_loader.pipeline.lookahead import Lookahead
 from concurrent_loader.pipeline.prefetcher import Prefetcher
 from concurrent_loader.pipeline.slices import count_units
-from concurrent_loader.stats.pipeline_status import SlowRequest
+from concurrent_loader.stats.pipeline_status import MAX_SLOW, SlowRequest
 
 __all__ = ["ShardLeases"]
 
 _MAX_AHEAD = 1024  # shards or objects prefetched, however small
-
-_NUM_SLOWEST = 5
 
 _HEAD_START_S = 1.0  # maximum delay of prefetching behind the first batch's shards
 
@@ -70,7 +68,7 @@ class ShardLeases:
 
     def slowest(self, now_s: float) -> tuple[SlowRequest, ...]:
         """Returns the fetches under way that began first, five at most. For any thread."""
-        first = heapq.nsmallest(_NUM_SLOWEST, self._prefetcher.under_way())
+        first = heapq.nsmallest(MAX_SLOW, self._prefetcher.under_way())
         return tuple(SlowRequest(self._source.key(unit), max(0.0, now_s - since_s)) for since_s, unit in first)
 
     def __getitem__(self, shard: int) -> asyncio.Future[OpenUnit | Exception]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from concurrent_loader.stats.wait_attribution import BatchStatus
 
-__all__ = ["PipelineStatus", "SlowRequest", "sum_status"]
+__all__ = ["MAX_SLOW", "PipelineStatus", "SlowRequest", "sum_status"]
+
+MAX_SLOW = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +19,13 @@ class SlowRequest:
 
     Attributes:
         key: Key of the object.
-        for_s: Seconds since the fetch began.
+        for_s: Seconds since the fetch began; of a worker's fetch, at its newest report.
+        worker: Number of the worker process; None for this process.
     """
 
     key: str
     for_s: float
+    worker: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ class PipelineStatus:
         num_threads: Number of decode threads.
         num_on_device: Number of batches in the device stage.
         max_on_device: Largest number of batches there; 0 without a device stage.
-        slow: Fetches under way that began first, five at most. Unknown with worker processes.
+        slow: Fetches under way that began first, five at most. Of workers, as they last reported.
         batch: What the next batch is waiting for. None with worker processes.
 
     Example:
@@ -65,7 +70,8 @@ class PipelineStatus:
 
 
 def sum_status(each: Iterable[PipelineStatus]) -> PipelineStatus:
-    """Returns the fill levels of several processes together, number by number."""
+    """Returns the fill levels of several processes together, number by number, and the slowest of all fetches."""
     together = list(each)
     names = [field.name for field in fields(PipelineStatus) if field.name not in ("slow", "batch")]
-    return PipelineStatus(**{name: sum(getattr(one, name) for one in together) for name in names})
+    slow = heapq.nlargest(MAX_SLOW, (each for one in together for each in one.slow), key=lambda each: each.for_s)
+    return PipelineStatus(**{name: sum(getattr(one, name) for one in together) for name in names}, slow=tuple(slow))

@@ -48,6 +48,7 @@ class _Worker:
             target=main, args=(pickled_job, theirs, number, os.getpid()), name=f"loader-worker-{number}", daemon=True
         )
         self.has_responded = False  # whether it has ever sent a message
+        self.is_asked = False  # whether a status reply is to come
         self.early: deque[Outcome] = deque()  # outcomes received while waiting for a status reply
         try:
             with _interrupts_blocked(), starting(context):
@@ -129,6 +130,7 @@ class WorkerPool:
         max_spans = 0 if recorder is None else recorder.max_spans
         for worker in self._workers:
             worker.early.clear()
+            worker.is_asked = False
             worker.channel.send_command(Command(CommandKind.BEGIN, self._run, epoch, step, max_spans))
         return self._run
 
@@ -159,8 +161,8 @@ class WorkerPool:
                 raise self._death(worker)
             worker.has_responded = True
             outcome = _opened(arrival)
-            if outcome.batch_status is None:
-                self._reports.add(worker.pid, outcome.report)
+            self._reports.add(worker.pid, outcome.report)
+            worker.is_asked = worker.is_asked and outcome.batch_status is None
             self._broken = self._broken or arrival.run == ANY_RUN
             if arrival.run in (run, ANY_RUN) and (with_status or outcome.batch_status is None):
                 if outcome.last:
@@ -182,6 +184,15 @@ class WorkerPool:
             return None
         finally:
             worker.early.extend(arrived)
+
+    def request_report(self, number: int, run: int) -> None:
+        """Asks a worker for a report, which the consumer's thread receives while it waits for the worker's next batch.
+
+        Thread-safety: For any thread. One request is under way at a time, so nothing piles up unread.
+        """
+        for worker in self._workers[number : number + 1]:
+            if not worker.is_asked:
+                worker.is_asked = worker.channel.send_command(Command(CommandKind.STATUS, run))
 
     @property
     def age_s(self) -> float:

@@ -181,7 +181,9 @@ class _Work:
             if command.kind is CommandKind.TAKEN:
                 self._dataset.loop.call_soon(self._pipeline.consumed)
             elif command.kind is CommandKind.STATUS:
-                self._send(command.run, _packed(Outcome(batch_status=self._pipeline.batch_status())))
+                self._send(
+                    command.run, _packed(Outcome(report=self._report(), batch_status=self._pipeline.batch_status()))
+                )
             else:
                 self._stop()
 
@@ -258,6 +260,7 @@ class _Work:
             recorder = active()
             spans = [] if recorder is None else recorder.drain()
             status = PipelineStatus() if (pipeline := self._pipeline) is None else pipeline.status()
+            status = replace(status, slow=tuple(replace(each, worker=self._worker) for each in status.slow))
             fetch, cache = self._dataset.fetch_stats, self._dataset.cache_stats
             return Report(more, fetch, cache, status, self._num_reports, spans)
 

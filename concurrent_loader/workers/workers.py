@@ -180,7 +180,12 @@ class ProcessBatches:
         return replace(at, what=f"is up to worker {number}, where it {at.what}")
 
     def pipeline_status(self) -> PipelineStatus:
-        """Returns how full the stages of all workers were at their newest reports."""
+        """Returns how full the stages of all workers were at their newest reports, and asks for one more.
+
+        Reports come with batches. While the consumer waits, the worker it waits for is asked each time somebody looks.
+        """
+        if (pool := self._pool) is not None:
+            pool.request_report(self._step % pool.num_workers, self._run)
         return self._workers.reports.pipeline_status()
 
     def stop(self, grace_period_s: float = STOP_S) -> None:

@@ -20,7 +20,8 @@ def told(rank=0, **more):
     fetch = FetchStats(num_gets=50, in_flight=8, limit=16, num_retries=3, first_byte_p50_s=0.03, first_byte_p95_s=0.2)
     status = PipelineStatus(
         num_ready=3, num_making=1, max_batches=4, prefetched_bytes=96 << 20, max_prefetched_bytes=128 << 20,
-        num_busy_threads=1, num_threads=2, slow=(SlowRequest("shards/[3f].cls", 12.5), SlowRequest("soon", 0.1)),
+        num_busy_threads=1, num_threads=2,
+        slow=(SlowRequest("shards/[3f].cls", 12.5), SlowRequest("soon", 0.1), SlowRequest("9.cls", 2.0, 1)),
         batch=BatchStatus("store", "waits for shard 3f from the store", 2.0, 1),
     )  # fmt: skip
     window = {name: 0.0 for name in LoaderStats.__slots__ if name.endswith("_s")} | {
@@ -51,6 +52,7 @@ def test_rows() -> None:
         "first byte 30 ms, 95 % 200 ms",
         "3 retried",
         "12.5 s shards/[3f].cls",
+        "2.0 s worker 1: 9.cls",
         "█████████░ 9 hits, 1 misses",
         "████████░░ 96.0 MiB of 128.0 MiB",
         "█████░░░░░ 1 of 2 busy",

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from concurrent_loader.stats.loader_stats import StageClock
+from concurrent_loader.stats.pipeline_status import MAX_SLOW, PipelineStatus, SlowRequest
 from concurrent_loader.storage.cache import CacheStats
 from concurrent_loader.storage.fetch import FetchStats
 from concurrent_loader.workers.aggregate_stats import WorkerReports, sum_stats
@@ -25,6 +26,18 @@ def test_workers_are_added_up_while_they_live_and_afterwards() -> None:
     assert reports.cache(CacheStats()) == CacheStats(num_hits=3, num_misses=6)
     reports.add(1, Report({}, FetchStats(num_gets=1)))  # a new process with an old number
     assert reports.fetch(own).num_gets == 18
+
+
+def test_the_slowest_requests_of_all_workers_are_known() -> None:
+    reports = WorkerReports(StageClock())
+    for worker in range(2):
+        slow = tuple(SlowRequest(f"{worker}-{place}", place + worker / 2, worker) for place in range(MAX_SLOW))
+        reports.add(worker + 1, Report(status=PipelineStatus(num_making=1, slow=slow)))
+    status = reports.pipeline_status()
+    assert status.num_making == 2
+    assert [(each.key, each.worker) for each in status.slow] == [
+        ("1-4", 1), ("0-4", 0), ("1-3", 1), ("0-3", 0), ("1-2", 1),
+    ]  # fmt: skip
 
 
 def test_a_report_that_was_written_earlier_and_comes_later_takes_nothing_back() -> None:

@@ -408,6 +408,11 @@ def test_a_worker_says_what_it_is_at(dataset: ShardDataset, tmp_path: Path) -> N
     at = batches.batch_status()
     assert at.cause == "transform"
     assert "is up to worker 0, where it" in at.what
+    for _ in range(2):  # asked again only after the reply
+        batches.pipeline_status()
+    with pytest.raises(TimeoutError):
+        batches.take(0.5)
+    assert batches.pipeline_status().num_busy_threads > 0  # reported without a batch
     os.kill(worker.pid or 0, signal.SIGSTOP)
     assert "does not reply" in batches.batch_status().what
     os.kill(worker.pid or 0, signal.SIGCONT)
