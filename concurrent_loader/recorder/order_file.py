@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -175,18 +175,32 @@ def _encode_plan(plan: object) -> dict[str, Any]:
     if isinstance(plan, EpochPlan):
         facts = {name: getattr(plan, name) for name in _EPOCH_OPTIONS}
         return {"kind": "epoch", "samples_per_shard": _pack(np.asarray(plan.samples_per_unit)), **facts}
-    if isinstance(plan, MixturePlan) and all(isinstance(child, EpochPlan) for child in plan.children):
+    if isinstance(plan, MixturePlan):
         return {
-            "kind": "mixture", "children": [_encode_plan(child) for child in plan.children],
+            "kind": "mixture", "children": [_encode_child(plan, number) for number in range(len(plan.children))],
             "shares": [share.hex() for share in plan.shares], "per": plan.per, "stop": plan.stop, "seed": plan.seed,
             "shuffle": plan.shuffle, "phases": [[first, [share.hex() for share in row]] for first, row in plan.phases],
         }  # fmt: skip
     if isinstance(plan, BatchListPlan | PackedPlan):
         facts = {name: getattr(plan, name) for name in _LIST_OPTIONS}
-        lists = {name: _pack(array) for name, array in asdict(plan.draw(plan.epoch)).items()}
+        lists = _encode_lists(plan.draw(plan.epoch))
         more = {"kind": "packed", "last_batch": plan.last_batch} if isinstance(plan, PackedPlan) else {"kind": "listed"}
         return {**more, "bounds": _pack(plan.bounds), "lists": lists, **facts}
     return {"kind": type(plan).__name__}
+
+
+def _encode_child(plan: MixturePlan, number: int) -> dict[str, Any]:
+    """Returns the order of a mixture's dataset; of packed rows, with the rows of each of its epochs in this epoch."""
+    child, turns = plan.children[number], plan.turns[number]
+    if isinstance(child, EpochPlan):
+        return _encode_plan(child)
+    first, last = plan.epoch * turns // child.max_steps, ((plan.epoch + 1) * turns - 1) // child.max_steps
+    data = _encode_plan(plan.child_plan(number, first))
+    return data | {"lists": {str(own): _encode_lists(child.draw(own)) for own in range(first, last + 1)}}
+
+
+def _encode_lists(drawn: Batches | Rows) -> dict[str, Any]:
+    return {name: _pack(array) for name, array in asdict(drawn).items()}
 
 
 def _decode_plan(data: dict[str, Any], epoch: int) -> EpochPlan | MixturePlan | BatchListPlan | PackedPlan:
@@ -195,11 +209,10 @@ def _decode_plan(data: dict[str, Any], epoch: int) -> EpochPlan | MixturePlan | 
         shards = _unpack(data["samples_per_shard"])
         return EpochPlan(samples_per_unit=shards, epoch=epoch, **{name: data[name] for name in _EPOCH_OPTIONS})
     if kind == "mixture":
-        children = tuple(_decode_plan(child, 0) for child in data["children"])
+        children = tuple(_decode_child(child) for child in data["children"])
         return MixturePlan(
-            children=children,  # type: ignore[arg-type]
-            shares=_shares(data["shares"]), per=data["per"], stop=data["stop"], epoch=epoch, seed=data["seed"],
-            shuffle=data["shuffle"], phases=tuple((first, _shares(row)) for first, row in data["phases"]),
+            children=children, shares=_shares(data["shares"]), per=data["per"], stop=data["stop"], epoch=epoch,
+            seed=data["seed"], shuffle=data["shuffle"], phases=tuple((first, _shares(row)) for first, row in data["phases"]),
         )  # fmt: skip
     if kind in ("listed", "packed"):
         facts: dict[str, Any] = {name: data[name] for name in _LIST_OPTIONS}
@@ -208,7 +221,23 @@ def _decode_plan(data: dict[str, Any], epoch: int) -> EpochPlan | MixturePlan | 
         if kind == "listed":
             return BatchListPlan(draw=lambda _: Batches(**lists), **facts)
         return PackedPlan(draw=lambda _: Rows(**lists), last_batch=data["last_batch"], **facts)
-    raise ConfigurationError("the order of this run cannot be computed again: a Mixture of packed rows", got=kind)
+    raise ConfigurationError("the order of this run cannot be computed again: it was recorded without it", got=kind)
+
+
+def _decode_child(data: dict[str, Any]) -> EpochPlan | PackedPlan:
+    if data["kind"] != "packed":
+        plan = _decode_plan(data, 0)
+    else:
+        every = {
+            int(epoch): {name: _unpack(array) for name, array in lists.items()}
+            for epoch, lists in data["lists"].items()
+        }
+        first = min(every)
+        plan = _decode_plan({**data, "lists": data["lists"][str(first)]}, first)
+        assert isinstance(plan, PackedPlan)
+        plan = replace(plan, draw=lambda epoch: Rows(**every[epoch]))
+    assert isinstance(plan, EpochPlan | PackedPlan)
+    return plan
 
 
 def _shares(texts: Sequence[str]) -> tuple[float, ...]:

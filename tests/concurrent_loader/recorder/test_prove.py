@@ -164,6 +164,24 @@ def test_views_mixtures_and_objects_are_proven(small: ShardDataset, tmp_path: Pa
         proof.locate(10**6)
 
 
+def test_a_mixture_of_packed_rows_is_proven_over_epochs_and_a_resume(small: ShardDataset, tmp_path: Path) -> None:
+    view = small.filter(lambda sample: sample["label"] % 2 == 0, columns=["label"])
+    mixture = Mixture([view, small], [3, 1], per="batch", stop=9)  # the view begins again within an epoch
+    run = Run(mixture, tmp_path, batching=Packed("tokens", length=8, packing="split"), last_batch="drop")
+    batches = [batch for loader in run.start(2) for batch in loader]
+    loaders = run.start(1)
+    loaders[0].set_epoch(1)
+    state = run.steps(loaders, 4)
+    list(run.start(1, state)[0])
+    proof = run.prove()
+    assert proof.problems == []
+    assert [(each.num_steps, each.finished) for each in proof.epochs] == [(9, True), (9, True)]
+    steps = [each for step in range(9) for each in proof.step(0, step)]
+    steps.sort(key=lambda each: (each.rank, each.step))
+    assert [each.samples for each in steps] == [batch.sample_ids.tolist() for batch in batches]
+    assert [each.sources for each in steps] == [batch.sources.tolist() for batch in batches]
+
+
 def changed(lines: list[str], at: int, new: str) -> list[str]:
     return [*lines[:at], new, *lines[at + 1 :]]
 
