@@ -212,7 +212,8 @@ def _decode_plan(data: dict[str, Any], epoch: int) -> EpochPlan | MixturePlan | 
         children = tuple(_decode_child(child) for child in data["children"])
         return MixturePlan(
             children=children, shares=_shares(data["shares"]), per=data["per"], stop=data["stop"], epoch=epoch,
-            seed=data["seed"], shuffle=data["shuffle"], phases=tuple((first, _shares(row)) for first, row in data["phases"]),
+            seed=data["seed"], shuffle=data["shuffle"],
+            phases=tuple((first, _shares(row)) for first, row in data["phases"]),
         )  # fmt: skip
     if kind in ("listed", "packed"):
         facts: dict[str, Any] = {name: data[name] for name in _LIST_OPTIONS}
