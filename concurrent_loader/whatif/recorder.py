@@ -54,7 +54,7 @@ class Recordable:
             path: File to write when the block ends; an existing file is replaced.
 
         Raises:
-            ConfigurationError: The loader has worker processes, or the block loaded nothing.
+            ConfigurationError: The block loaded nothing.
 
         Example:
             >>> from concurrent_loader import ConcurrentDataLoader, ShardDataset
@@ -62,14 +62,13 @@ class Recordable:
             >>> with loader.record("run.rec"):
             ...     num_batches = len(list(loader))
         """
-        if self._workers is not None:
-            raise ConfigurationError("record needs num_workers=0: threads of other processes are not seen")
         epoch, start_step = self._begins_at()
-        before, thread_cpu_s = self.stats, self._clock["thread_cpu"]
+        before, thread_cpu_s, workers_cpu_s = self.stats, self._clock["thread_cpu"], self._clock["process_cpu"]
         began_s, cpu_s, own_cpu_s = time.monotonic(), time.process_time(), time.thread_time()
         yield
         wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
         own_cpu_s = time.thread_time() - own_cpu_s
+        cpu_s += self._clock["process_cpu"] - workers_cpu_s
         after, thread_cpu_s = self.stats, self._clock["thread_cpu"] - thread_cpu_s
         num_batches = after.num_batches - before.num_batches
         if not num_batches:

@@ -43,7 +43,7 @@ class RunTrace(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         consumer_cpu_s: Processor seconds of the consumer's thread.
         thread_s: Seconds that decode threads worked.
         thread_cpu_s: Processor seconds of these threads.
-        process_cpu_s: Processor seconds of the whole process.
+        process_cpu_s: Processor seconds of the whole process, and of its workers.
         num_gets: Number of requests.
         num_bytes: Bytes that they received.
         request_s: Seconds that all requests took, in sum.

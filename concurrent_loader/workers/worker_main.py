@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -123,7 +124,7 @@ class _Work:
         self._run = ANY_RUN
         self._clock = StageClock()
         self._reporting = threading.Lock()
-        self._reported: dict[str, float] = {}
+        self._reported = {"process_cpu": time.process_time()}  # what starting costs is no work
         self._num_reports = 0
         self._dataset = job.dataset
         if job.temp_cache is not None:
@@ -251,7 +252,7 @@ class _Work:
 
     def _report(self) -> Report:
         with self._reporting:
-            now = self._clock.seconds()
+            now = self._clock.seconds() | {"process_cpu": time.process_time()}
             more = {stage: seconds - self._reported.get(stage, 0.0) for stage, seconds in now.items()}
             self._reported = now
             self._num_reports += 1

@@ -13,6 +13,7 @@ from concurrent_loader import ConcurrentDataLoader, ConfigurationError, ShardDat
 from concurrent_loader.cli.app import app
 from concurrent_loader.storage import ShardWriter
 from concurrent_loader.whatif.run_trace import MAX_STEPS, RunTrace
+from concurrent_loader.whatif.simulation import Scenario, predict
 
 SAMPLES = 96
 
@@ -75,13 +76,18 @@ def test_nothing_recorded_is_an_error(url: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run.rec").exists()
 
 
-def test_workers_cannot_be_recorded(url: str, tmp_path: Path) -> None:
-    with (
-        ShardDataset(url) as dataset,
-        pytest.raises(ConfigurationError, match="num_workers=0"),
-        ConcurrentDataLoader(dataset, num_workers=1).record(tmp_path / "run.rec"),
-    ):
-        pass
+@pytest.mark.processes
+def test_workers_are_recorded(url: str, tmp_path: Path) -> None:
+    with ShardDataset(url, in_flight=4) as dataset:
+        loader = ConcurrentDataLoader(dataset, batch_size=8, num_workers=2, num_threads=2)
+        with loader.record(tmp_path / "run.rec"):
+            assert sum(len(batch["data"]) for batch in loader) == SAMPLES
+    trace = RunTrace.load(tmp_path / "run.rec")
+    assert (trace.num_samples, trace.num_threads) == (SAMPLES, 2)
+    assert trace.num_gets >= len(trace.unit_bytes)
+    assert trace.num_bytes >= sum(trace.unit_bytes)
+    assert 0 < trace.thread_cpu_s <= trace.process_cpu_s
+    assert predict(trace, Scenario.of(trace)).samples_s > 0
 
 
 class TestCommand:
