@@ -1,8 +1,8 @@
-"""What happens as work grows, and by which power: samples, shards, nodes, the size of a sample, rows per shard.
+"""What happens as work grows, and by which power: samples, shards, nodes, the size of a sample.
 
     python -m benchmarks.scale [--json FILE] [--quick]
 
-Five series. ``slopes`` has, for each figure, the exponent of its power law (least squares over logarithms): over all
+Four series. ``slopes`` has, for each figure, the exponent of its power law (least squares over logarithms): over all
 points, and over the last two, because a fixed cost hides growth at small sizes. 0: does not depend on it; 1: in
 proportion.
 
@@ -15,8 +15,6 @@ proportion.
 - ``nodes``, 1 to 64, counted in the plans of an epoch of a dataset like ImageNet, nothing being sent; with 8
   groups and with the default number: the keys of `benchmarks.scale_points.simulate_nodes`.
 - ``sample_bytes``, 100 B to 10 MB, written and read like ``shards``, with the same keys.
-- ``rows``, small rows of each ``kind`` of column, 200, 2,000 and 20,000 per shard (``rows_per_shard``), 20,000 in all,
-  read like ``shards``: the slope of ``samples_s`` shows whether the work for a row depends on its shard.
 
 Times are medians over the rounds (``spread`` of a row has the extremes), after one round that is not counted; the page
 cache is warm. Each row that has ``rss_added_mb`` has a process of its own; that is the highest resident memory since
@@ -29,7 +27,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,7 +38,7 @@ from benchmarks.command import bar, program
 from benchmarks.figures import four_digits, with_spread
 from benchmarks.fresh_process import in_fresh_process
 from benchmarks.scale_points import Point, measure_opening, measure_reading, simulate_nodes
-from benchmarks.synthetic import ROW_BYTES, synthetic_manifest, write_manifest, write_noise
+from benchmarks.synthetic import synthetic_manifest, write_manifest, write_noise
 from concurrent_loader.order.options import DEFAULT_GROUPS
 
 _POINT_S = 1200.0  # a point that takes longer has hung
@@ -56,13 +53,10 @@ _SERIES = {
     "shards": ("num_shards", "open_s first_batch_s samples_s mb_s cpu_s_per_1000 gets rss_added_mb"),
     "nodes": (
         "nodes",
-        (
-            "gets bytes_ratio shared_shards most_over_mean least_over_mean requests_s busiest_requests_s limit_share "
-            "objects_limit_share"
-        ),
+        """gets bytes_ratio shared_shards most_over_mean least_over_mean requests_s busiest_requests_s limit_share
+        objects_limit_share""",
     ),
     "sample_bytes": ("sample_bytes", "num_shards first_batch_s samples_s mb_s cpu_s_per_1000 gets rss_added_mb"),
-    "rows": ("rows_per_shard", "num_shards first_batch_s samples_s cpu_s_per_1000 gets"),
 }
 
 
@@ -78,8 +72,6 @@ class Load:
     sample_sizes: tuple[int, ...] = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)  # points of the fourth, bytes
     sample_series_bytes: int = 200_000_000  # payload of each of them, as far as ``most_samples`` allows
     most_samples: int = 100_000  # of any dataset that is really written
-    # Points of the fifth, for each column type; the last is the number of rows.
-    rows_per_shard: tuple[int, ...] = (200, 2_000, 20_000)
     num_rounds: int = 5  # that are counted
     global_batch_size: int = 4096  # of all nodes together
     node_samples_s: float = 20_000.0  # that a node consumes: eight GPUs at 2,500 images per second each
@@ -89,24 +81,14 @@ class Load:
     @property
     def num_points(self) -> int:
         """Rows of all series."""
-        rows = len(ROW_BYTES) * len(self.rows_per_shard)
-        return len(self.samples) + len(self.shards) + 2 * len(self.nodes) + len(self.sample_sizes) + rows
+        return len(self.samples) + len(self.shards) + 2 * len(self.nodes) + len(self.sample_sizes)
 
 
 FULL = Load()
 QUICK = Load(
-    samples=(1_000, 10_000),
-    shards=(1, 10),
-    shard_series_bytes=1 << 20,
-    nodes=(1, 2, 4),
-    node_samples=50_000,
-    sample_sizes=(100, 10_000),
-    sample_series_bytes=200_000,
-    most_samples=1_000,
-    rows_per_shard=(50, 500),
-    num_rounds=1,
-    own_processes=False,
-)
+    samples=(1_000, 10_000), shards=(1, 10), shard_series_bytes=1 << 20, nodes=(1, 2, 4), node_samples=50_000,
+    sample_sizes=(100, 10_000), sample_series_bytes=200_000, most_samples=1_000, num_rounds=1, own_processes=False,
+)  # fmt: skip
 
 
 def measure(load: Load, folder: Path, *, on_point: Callable[[], object] = lambda: None) -> dict[str, list[Row]]:
@@ -129,22 +111,11 @@ def measure(load: Load, folder: Path, *, on_point: Callable[[], object] = lambda
     manifest = synthetic_manifest(load.node_samples, load.photo_bytes)
     for groups in (DEFAULT_GROUPS, None):
         for nodes in load.nodes:
-            row = simulate_nodes(
-                manifest,
-                nodes,
-                global_batch_size=load.global_batch_size,
-                node_samples_s=load.node_samples_s,
-                groups=groups,
-            )
-            add("nodes", row)
+            sizes: Row = {"global_batch_size": load.global_batch_size, "node_samples_s": load.node_samples_s}
+            add("nodes", simulate_nodes(manifest, nodes, groups=groups, **sizes))
     for sample_bytes in load.sample_sizes:
         num_samples = max(1, min(load.most_samples, load.sample_series_bytes // sample_bytes))
         add("sample_bytes", _read(load, str(folder / f"bytes-{sample_bytes}"), num_samples, sample_bytes, 8 << 20))
-    for kind, num_bytes in ROW_BYTES.items():
-        for rows in load.rows_per_shard:
-            shard_bytes = max(4096, rows * (num_bytes + 24) * 5 // 4)  # with the row's part of the tail
-            read = _read(load, str(folder / f"{kind}-{rows}"), load.rows_per_shard[-1], num_bytes, shard_bytes, kind)
-            add("rows", {"kind": kind, "rows_per_shard": rows, **read})
     return found
 
 
@@ -167,8 +138,8 @@ def _point(load: Load, measure: Callable[..., Point], *arguments: Any) -> Point:
     return in_fresh_process(measure, arguments, what=str(arguments), timeout_s=_POINT_S)
 
 
-def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes: int, kind: str | None = None) -> Row:
-    manifest = write_noise(url, num_samples=num_samples, sample_bytes=sample_bytes, shard_bytes=shard_bytes, kind=kind)
+def _read(load: Load, url: str, num_samples: int, sample_bytes: int, shard_bytes: int) -> Row:
+    manifest = write_noise(url, num_samples=num_samples, sample_bytes=sample_bytes, shard_bytes=shard_bytes)
     batch_size = min(256, max(1, num_samples // 16))
     point = _point(load, measure_reading, url, batch_size, load.num_rounds)
     medians = {name: median(times) for name, times in point.seconds.items()}
@@ -198,7 +169,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
 
 
 def fit(found: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Returns series → figure → exponents; each kind of rows, and each way to group nodes, is a series."""
+    """Returns series → figure → exponents; each way to group nodes is a series."""
     half = len(found["nodes"]) // 2
     named = {
         "samples": ("samples", found["samples"]),
@@ -206,7 +177,6 @@ def fit(found: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, dict[str, flo
         "nodes, 8 groups": ("nodes", found["nodes"][:half]),
         "nodes, groups by default": ("nodes", found["nodes"][half:]),
         "sample_bytes": ("sample_bytes", found["sample_bytes"]),
-        **{f"rows, {kind}": ("rows", list(rows)) for kind, rows in groupby(found["rows"], lambda row: row["kind"])},
     }
     fitted: dict[str, dict[str, dict[str, float | None]]] = {}
     for name, (kind, rows) in named.items():

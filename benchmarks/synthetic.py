@@ -6,15 +6,12 @@ import asyncio
 import random
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
-import numpy as np
 import xxhash
 
 from concurrent_loader import ShardDataset
 from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES, FOOTER_BYTES, HEADER_BYTES
-from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, ShardEntry, shard_key
 from concurrent_loader.storage.shards.manifest.manifest_file import encode
 from concurrent_loader.storage.shards.manifest.snapshots import commit
@@ -37,28 +34,16 @@ def write_noise(
     num_samples: int,
     sample_bytes: int,
     shard_bytes: int = CHUNK_BYTES,
-    kind: str | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """Really writes noise, or `row_values` of a kind, in ``data``, with their ``number``; returns the manifest."""
+    """Really writes noise in ``data``, with its ``number``; returns the manifest."""
     options = dict(storage_options or {})
-    columns = {"data": kind or "bytes", "number": "int64"}
+    columns = {"data": "bytes", "number": "int64"}
     with ShardWriter(url, columns=columns, shard_size=shard_bytes, storage_options=options) as writer:
         for number in range(num_samples):
-            data = row_values(number)[kind] if kind else noise(number, sample_bytes)
-            writer.write({"data": data, "number": number})
+            writer.write({"data": noise(number, sample_bytes), "number": number})
     with ShardDataset(url, storage_options=options) as dataset:
         return dataset.manifest
-
-
-def row_values(number: int) -> dict[str, Any]:
-    """Returns a small value of each of some column types, by type."""
-    text = f"{number:08d} two people in the rain at the harbour".ljust(118)
-    values = {"str": text, "json": {"number": number, "text": text[:90]}, "bytes": text.encode()}
-    return {**values, "float32[16]": np.full(16, number, np.float32), "int32[...]": np.full(24, number, np.int32)}
-
-
-ROW_BYTES = {kind: len(Column("data", kind).encode(value)) for kind, value in row_values(0).items()}
 
 
 def synthetic_manifest(num_samples: int, sample_bytes: int, *, shard_bytes: int = CHUNK_BYTES) -> Manifest:

@@ -28,26 +28,14 @@ def test_quick_writes_every_series(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["--quick", "--json", str(tmp_path / "out.json")]) == 0
     told = capsys.readouterr().out
     assert "Nodes, the default number of groups" in told
-    assert "Rows of float32[16]" in told
     report = json.loads((tmp_path / "out.json").read_text())
     assert set(report) == {
-        "samples",
-        "shards",
-        "nodes",
-        "sample_bytes",
-        "rows",
-        "slopes",
-        "load",
-        "machine",
-        "versions",
-        "took_s",
+        "samples", "shards", "nodes", "sample_bytes", "slopes", "load", "machine", "versions", "took_s",
         "other_programs_share",
-    }
+    }  # fmt: skip
     assert [set(row) for row in report["samples"]] == [OPENED] * 2
     assert [set(row) for row in report["shards"] + report["sample_bytes"]] == [READ] * 4
     assert [set(row) for row in report["nodes"]] == [NODES] * 6
-    assert [set(row) for row in report["rows"]] == [READ | {"kind", "rows_per_shard"}] * 10
-    assert [row["num_shards"] == 1 for row in report["rows"]] == [False, True] * 5
     assert [row["num_shards"] for row in report["shards"]] == [1, 10]
     assert [row["gets"] for row in report["shards"]] == [1, 10]
     assert [row["nodes"] for row in report["nodes"]] == [1, 2, 4] * 2
@@ -73,7 +61,7 @@ def test_a_fixed_cost_hides_growth_from_the_first_slope_only() -> None:
     sizes = [1, 10, 100, 1000, 10_000]
     keys = ("num_shards", "first_batch_s", "samples_s", "mb_s", "cpu_s_per_1000", "gets", "rss_added_mb")
     rows = [{"sample_bytes": size, **dict.fromkeys(keys, 1 + size / 100)} for size in sizes]
-    found = fit({"samples": [], "shards": [], "nodes": [], "sample_bytes": rows, "rows": []})["sample_bytes"]["gets"]
+    found = fit({"samples": [], "shards": [], "nodes": [], "sample_bytes": rows})["sample_bytes"]["gets"]
     assert found["all"] is not None
     assert found["last"] is not None
     assert found["all"] < 0.6 < 0.95 < found["last"] <= 1
