@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import botocore.session
 import obstore.store
@@ -24,6 +24,7 @@ from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import LocalS3, ToolUnavailable, local_s3, measure_latency, toxiproxy
 
 BANDWIDTH_MB_S = 90  # of one connection to S3, as AWS's guide says
+Item = TypeVar("Item")
 _LOG = logging.getLogger(__name__)
 _NAME = "demo"
 _NUM_PROBES = 31
@@ -90,6 +91,19 @@ def open_bucket(data_dir: Path, *, latency_ms: int) -> Iterator[Bucket]:
         )
 
 
+async def at_once(run: Callable[[Item], Awaitable[object]], items: Iterable[Item], in_flight: int) -> None:
+    """Runs a coroutine for every item, so many of them at once."""
+    waiting = iter(items)
+
+    async def work() -> None:
+        for item in waiting:
+            await run(item)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(in_flight):
+            group.create_task(work())
+
+
 def put_all(url: str, options: Mapping[str, str], values: Mapping[str, bytes] | Mapping[str, Path]) -> None:
     """Puts values or files below a URL, unless they are there with the same size."""
 
@@ -97,16 +111,12 @@ def put_all(url: str, options: Mapping[str, str], values: Mapping[str, bytes] | 
         async with open_store(url, **options) as store:
             present = {meta.key: meta.size async for meta in store.list("")}
             missing = {key: value for key, value in values.items() if present.get(key) != _size(value)}
-            slots = asyncio.Semaphore(_PUTS_IN_FLIGHT)
 
-            async def put(key: str, value: bytes | Path) -> None:
-                async with slots:
-                    data = value if isinstance(value, bytes) else await asyncio.to_thread(value.read_bytes)
-                    await store.put(key, data)
+            async def put(key: str) -> None:
+                value = missing[key]
+                await store.put(key, value if isinstance(value, bytes) else await asyncio.to_thread(value.read_bytes))
 
-            async with asyncio.TaskGroup() as group:
-                for key, value in missing.items():
-                    group.create_task(put(key, value))
+            await at_once(put, missing, _PUTS_IN_FLIGHT)
 
     asyncio.run(run())
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
-import statistics
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -22,8 +21,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import obstore
 from cryptography import x509
@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 
-from benchmarks.bucket import obstore_client, put_all
+from benchmarks.bucket import at_once, obstore_client, put_all
 from benchmarks.command import bar, program
 from concurrent_loader.storage.stores import Store, open_store
 from concurrent_loader.storage.testing import local_s3
@@ -49,6 +49,7 @@ SMALL_IN_FLIGHT = 32
 RANGES_IN_FLIGHT = 16
 _RANGE_KEYS = ("gb_per_s", "cpu_s_per_gb")
 
+Cost = tuple[float, float]  # of one round of one client: wall time, and CPU time of this process
 Readers = tuple[Callable[[str], Awaitable[int]], Callable[[str, int], Awaitable[int]]]
 
 
@@ -71,21 +72,14 @@ FULL = Load(num_keys=500, num_small=2000, num_ranges=64, num_rounds=5)
 QUICK = Load(num_keys=3, num_small=6, num_ranges=2, num_rounds=1)
 
 
-class Cost(NamedTuple):
-    """One round of one client: wall time, and CPU time of this process."""
-
-    wall_s: float
-    cpu_s: float
-
-
 def summarise(small: Sequence[Cost], ranges: Sequence[Cost], load: Load) -> dict[str, float]:
     """Returns medians over the rounds, per request and per GB."""
     num_gb = load.num_ranges * RANGE_BYTES / 1e9
     return {
-        "small_per_s": load.num_small / statistics.median(cost.wall_s for cost in small),
-        "small_cpu_ms": 1000 * statistics.median(cost.cpu_s for cost in small) / load.num_small,
-        "ranges_gb_per_s": num_gb / statistics.median(cost.wall_s for cost in ranges),
-        "ranges_cpu_s_per_gb": statistics.median(cost.cpu_s for cost in ranges) / num_gb,
+        "small_per_s": load.num_small / median(wall_s for wall_s, _ in small),
+        "small_cpu_ms": 1000 * median(cpu_s for _, cpu_s in small) / load.num_small,
+        "ranges_gb_per_s": num_gb / median(wall_s for wall_s, _ in ranges),
+        "ranges_cpu_s_per_gb": median(cpu_s for _, cpu_s in ranges) / num_gb,
     }
 
 
@@ -153,17 +147,9 @@ def _obstore_readers(url: str, options: Mapping[str, Any]) -> Readers:
 
 
 async def _timed(read: Callable[[int], Awaitable[int]], num_requests: int, in_flight: int) -> Cost:
-    numbers = iter(range(num_requests))
-
-    async def work() -> None:
-        for number in numbers:
-            await read(number)
-
     wall, cpu = time.perf_counter(), time.process_time()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(in_flight):
-            group.create_task(work())
-    return Cost(time.perf_counter() - wall, time.process_time() - cpu)
+    await at_once(read, range(num_requests), in_flight)
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 @contextmanager
@@ -171,15 +157,8 @@ def _https_server(data_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
     """Starts MinIO over TLS on the data of another one that has ended; yields the options of a store."""
     keys = new_credentials()
     _write_certificate(folder / "certs")
-    program = find_program(
-        ("minio",),
-        data_dir=data_dir,
-        home=folder,
-        access_key_id=keys.access_key,
-        secret_access_key=keys.secret_key,
-        build=True,
-        progress=None,
-    )
+    options = {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key}
+    program = find_program(("minio",), data_dir=data_dir, home=folder, build=True, progress=None, **options)
     port = free_port()
     command, log = program.command(port), folder / "server.log"
     process = SupervisedProcess(command, environment=program.environment, log=log, remove=folder)
@@ -188,12 +167,7 @@ def _https_server(data_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
         while not _accepts(port):
             if process.wait(0.05) or time.monotonic() > deadline_s:
                 raise ServerFailed(f"the server over https:// did not start: {process.log_text()}")
-        yield {
-            "endpoint_url": f"https://127.0.0.1:{port}",
-            "access_key_id": keys.access_key,
-            "secret_access_key": keys.secret_key,
-            "region": "us-east-1",
-        }
+        yield {"endpoint_url": f"https://127.0.0.1:{port}", "region": "us-east-1", **options}
     finally:
         process.stop()
 

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from benchmarks.machine import Bystanders, describe_machine, versions
 
 Load = TypeVar("Load")
 Side = TypeVar("Side")
+Result = TypeVar("Result")
 
 _INTERRUPTED = 130  # as a shell reports SIGINT
 
@@ -97,6 +98,18 @@ def in_turns(sides: Sequence[Side], num_rounds: int) -> Iterator[tuple[int, Side
     for number in range(num_rounds):
         for side in sides[:: -1 if number % 2 else 1]:
             yield number, side
+
+
+def rounds(
+    console: Console, name: str, sides: Iterable[Side], num_rounds: int, measure: Callable[[Side], Result]
+) -> dict[Side, list[Result]]:
+    """Measures all sides in turns, with a progress bar; returns each side's results, one per round."""
+    found: dict[Side, list[Result]] = {side: [] for side in sides}
+    with bar(console, name, len(found) * num_rounds) as progress:
+        for _, side in in_turns(list(found), num_rounds):
+            found[side].append(measure(side))
+            progress.advance()
+    return found
 
 
 def in_turns_by_item(

@@ -53,12 +53,7 @@ from concurrent_loader.storage.sizes import parse_size
 from concurrent_loader.storage.testing import HttpFaults, LocalS3, http_faults, local_s3
 
 _BATCH = 64
-_SYSTEMS = (
-    ("ours, shards, no cache", "shards", False),
-    ("ours, shards, cache", "shards", True),
-    ("ours, objects, no cache", "objects", False),
-    ("ours, objects, cache", "objects", True),
-)
+_SYSTEMS = tuple((layout, cache) for layout in ("shards", "objects") for cache in ("no cache", "cache"))
 _OPENERS: dict[str, Callable[..., ShardDataset | ObjectDataset]] = {
     "shards": ShardDataset,
     "objects": partial(ObjectDataset, column="data", column_type="bytes"),
@@ -95,16 +90,16 @@ def measure(
     objects = {f"{number:08d}": noise(number, sample_bytes) for number in range(load.num_objects)}
     put_all(f"{bucket}/objects", options, objects)
     found = []
-    for system, layout, cached in _SYSTEMS:
+    for layout, cache in _SYSTEMS:
         with http_faults(server) as proxy:
             open_dataset = partial(
                 _OPENERS[layout],
                 f"{bucket}/{layout}",
-                cache_dir=folder / f"cache-{layout}" if cached else None,
+                cache_dir=folder / f"cache-{layout}" if cache == "cache" else None,
                 storage_options=server.through(proxy).storage_options(),
                 hedge=None,
             )
-            found.append(_count(system, proxy, open_dataset))
+            found.append(_count(f"ours, {layout}, {cache}", proxy, open_dataset))
         on_side()
     return found
 

@@ -27,6 +27,11 @@ def extremes(values: Sequence[float]) -> list[float]:
     return [rounded(min(values)), rounded(max(values))]
 
 
+def medians(rows: Sequence[Mapping[str, float]], digits: Callable[[float], float] = float) -> dict[str, float]:
+    """Returns each figure's median over several measurements that have the same figures."""
+    return {key: digits(statistics.median(row[key] for row in rows)) for key in rows[0]}
+
+
 def with_spread(values: Mapping[str, Sequence[float]], digits: Callable[[float], float] = rounded) -> dict[str, Any]:
     """Returns each figure's median under its name, and the extremes of all of them under ``spread``."""
     return {

@@ -25,7 +25,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -34,7 +33,8 @@ import xxhash
 from rich.console import Console
 
 from benchmarks.bucket import obstore_client
-from benchmarks.command import bar, in_turns, program
+from benchmarks.command import program, rounds
+from benchmarks.figures import medians
 from benchmarks.fresh_process import in_fresh_process
 from benchmarks.machine import peak_rss_bytes, start_peak_rss
 from benchmarks.synthetic import write_noise
@@ -61,20 +61,10 @@ class Load:
 FULL, QUICK = Load(), Load(num_samples=200, sample_bytes=5_000, batch_size=32, num_rounds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """What one epoch took, per GB of objects where it says so."""
-
-    cpu_s_gb: float
-    user_cpu_s_gb: float
-    gb_s: float
-    rss_added_mb: float
-
-
 def measure(
     who: str, options: Mapping[str, str], objects: Mapping[str, int], folder: str | None, batch_size: int
-) -> Epoch:
-    """Reads everything once, in this process."""
+) -> dict[str, float]:
+    """Reads everything once, in this process; returns what that took."""
     before_bytes, before, began = start_peak_rss(), resource.getrusage(resource.RUSAGE_SELF), perf_counter()
     if who == "ours":
         _load(options, folder, batch_size)
@@ -84,7 +74,8 @@ def measure(
     gb = sum(objects.values()) / 1e9
     user_s, system_s = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
     rss_added_mb = max(0, peak_rss_bytes() - before_bytes) / 1e6
-    return Epoch((user_s + system_s) / gb, user_s / gb, gb / took_s, rss_added_mb)
+    cpu_s_gb, user_cpu_s_gb = (user_s + system_s) / gb, user_s / gb
+    return {"cpu_s_gb": cpu_s_gb, "user_cpu_s_gb": user_cpu_s_gb, "gb_s": gb / took_s, "rss_added_mb": rss_added_mb}
 
 
 def _load(options: Mapping[str, str], folder: str | None, batch_size: int) -> None:
@@ -121,11 +112,9 @@ async def _fetch(options: Mapping[str, str], objects: Mapping[str, int], folder:
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Writes the shards, and lets the sides take turns."""
-    found: dict[tuple[str, str], list[Epoch]] = {side: [] for side in _SIDES}
     with (
         tempfile.TemporaryDirectory(prefix="floor-benchmark-") as folder,
         local_s3(data_dir=Path(folder) / "s3") as server,
-        bar(console, "floor", len(_SIDES) * load.num_rounds) as progress,
     ):
         server.make_bucket(_BUCKET)
         options = server.storage_options()
@@ -134,35 +123,32 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
             storage_options=options,
         )  # fmt: skip
         objects = {entry.key: entry.size for entry in manifest.shards}
-        for number, (who, where) in in_turns(_SIDES, load.num_rounds):
+
+        def turn(side: tuple[str, str]) -> dict[str, float]:
             with tempfile.TemporaryDirectory(dir=folder) as cache:
-                arguments = (who, options, objects, cache if where == "cache" else None, load.batch_size)
-                what = f"{who}, {where}, round {number + 1}"
-                found[who, where].append(in_fresh_process(measure, arguments, what=what, timeout_s=_TURN_S))
-            progress.advance()
-    rows = [{"side": who, "where": where, **_medians(epochs)} for (who, where), epochs in found.items()]
-    cpu_s, ours = {side: _median(found[side], "cpu_s_gb") for side in _SIDES}, "ours"
+                arguments = (side[0], options, objects, cache if side[1] == "cache" else None, load.batch_size)
+                return in_fresh_process(measure, arguments, what=", ".join(side), timeout_s=_TURN_S)
+
+        found = rounds(console, "floor", _SIDES, load.num_rounds, turn)
+    typical = {side: medians(epochs) for side, epochs in found.items()}
+    cpu_s = {side: figures["cpu_s_gb"] for side, figures in typical.items()}
+    rows = [
+        {
+            "side": who,
+            "where": where,
+            **{name: round(value, 3) for name, value in figures.items()},
+            "spread": [round(edge(each["cpu_s_gb"] for each in found[who, where]), 3) for edge in (min, max)],
+        }
+        for (who, where), figures in typical.items()
+    ]
     return {
         "rows": rows,
-        **{
-            f"cold_{where}_vs_floor": round(cpu_s[ours, where] / cpu_s["bare", where], 3)
-            for where in ("cache", "nocache")
-        },
-        "user_cpu_s_gb": round(_median(found[ours, "cache"], "user_cpu_s_gb"), 3),
-        "nocache_rss_mb": round(_median(found[ours, "nocache"], "rss_added_mb"), 1),
+        **{f"cold_{at}_vs_floor": round(cpu_s["ours", at] / cpu_s["bare", at], 3) for at in ("cache", "nocache")},
+        "user_cpu_s_gb": round(typical["ours", "cache"]["user_cpu_s_gb"], 3),
+        "nocache_rss_mb": round(typical["ours", "nocache"]["rss_added_mb"], 1),
         "server": server.kind,
         "load": asdict(load),
     }
-
-
-def _median(epochs: list[Epoch], name: str) -> float:
-    return float(median(getattr(each, name) for each in epochs))
-
-
-def _medians(epochs: list[Epoch]) -> dict[str, Any]:
-    cpu_s = [each.cpu_s_gb for each in epochs]
-    figures = {name: round(_median(epochs, name), 3) for name in Epoch.__dataclass_fields__}
-    return {**figures, "spread": [round(min(cpu_s), 3), round(max(cpu_s), 3)]}
 
 
 main = program("floor", __doc__, run_benchmark, FULL, QUICK, "num_samples")

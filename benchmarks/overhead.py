@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from benchmarks.command import bar, in_turns, program
+from benchmarks.command import program, rounds
 from concurrent_loader import (
     ConcurrentDataLoader,
     JsonLinesMetrics,
@@ -114,20 +114,16 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
         for samples, (num_samples, size) in datasets.items():
             folder = Path(temporary) / samples
             _write(str(folder / "data"), num_samples, size)
-            cpu_s = _measure(load, folder, console)
+            cpu_s, num_batches = _measure(load, folder, console), -(-num_samples // load.batch_size)
             for name in list(VARIANTS)[1:]:
                 ratios = [with_s / without_s for with_s, without_s in zip(cpu_s[name], cpu_s["plain"], strict=True)]
                 low, middle, high = quantiles(ratios, n=4)
-                rows.append(
-                    {
-                        "variant": name, "samples": samples,
-                        "cpu_ms_per_batch": round(1e3 * median(cpu_s[name]) / -(-num_samples // load.batch_size), 3),
-                        "plain_cpu_ms_per_batch": round(
-                            1e3 * median(cpu_s["plain"]) / -(-num_samples // load.batch_size), 3
-                        ),
-                        "cpu_share": round(middle - 1, 4), "quartiles": [round(low - 1, 4), round(high - 1, 4)],
-                    }
-                )  # fmt: skip
+                observed_ms, plain_ms = (round(1e3 * median(cpu_s[of]) / num_batches, 3) for of in (name, "plain"))
+                rows.append({
+                    "variant": name, "samples": samples,
+                    "cpu_ms_per_batch": observed_ms, "plain_cpu_ms_per_batch": plain_ms,
+                    "cpu_share": round(middle - 1, 4), "quartiles": [round(low - 1, 4), round(high - 1, 4)],
+                })  # fmt: skip
     return {
         "load": asdict(load),
         "rows": rows,
@@ -144,21 +140,18 @@ def _write(url: str, num_samples: int, size: int) -> None:
 
 def _measure(load: Load, folder: Path, console: Console) -> dict[str, list[float]]:
     """Returns the processor seconds of each round's epoch, for each kind of observation."""
-    cpu_s: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    with (
-        ShardDataset(str(folder / "data")) as dataset,
-        bar(console, f"Epochs, {folder.name}", len(VARIANTS) * (load.num_rounds + 1)) as progress,
-    ):
+    with ShardDataset(str(folder / "data")) as dataset:
         loader = ConcurrentDataLoader(dataset, load.batch_size, shuffle=True)
-        for number, name in in_turns(list(VARIANTS), load.num_rounds + 1):
+
+        def epoch(name: str) -> float:
             with VARIANTS[name](loader, folder):
                 began_s = process_time()
                 for _ in loader:
                     pass
-                if number:
-                    cpu_s[name].append(process_time() - began_s)
-            progress.advance()
-    return cpu_s
+                return process_time() - began_s
+
+        found = rounds(console, f"Epochs, {folder.name}", VARIANTS, load.num_rounds + 1, epoch)
+    return {name: cpu_s[1:] for name, cpu_s in found.items()}
 
 
 main = program("overhead", __doc__, run_benchmark, FULL, QUICK)

@@ -23,11 +23,12 @@ if __name__ == "__main__":
     # Before torch is imported: OpenMP's threads would spin while they wait, and take cores from those that decode.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any, Literal
 
@@ -39,7 +40,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from benchmarks.bucket import photos_in, write_shards
-from benchmarks.command import bar, program
+from benchmarks.command import program, rounds
 from benchmarks.machine import num_cores
 from benchmarks.photos import CLASSES, PhotoFolder
 from benchmarks.training import INPUT_SIZE, Trainer, decode_rgb
@@ -80,15 +81,6 @@ class Load:
 
 FULL = Load(num_images=1280, num_rounds=5)
 QUICK = Load(num_images=12, num_rounds=1, batch_size=4, num_workers=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """One measurement."""
-
-    epoch_s: float  # from the request for the first batch to the end of the last step
-    waiting_s: float  # part of it that the training process spent waiting for batches
-    augmenting_s: float  # part of it that the training process spent augmenting them
 
 
 def further(operations: str) -> Callable[[Tensor], Tensor]:
@@ -146,8 +138,13 @@ def batches(
             yield batch["image"], batch["label"]
 
 
-def time_epoch(pipeline: Pipeline, photos: PhotoFolder, shards: str, load: Load, device: str) -> Epoch:
-    """Trains one epoch with a pipeline."""
+def time_epoch(
+    pipeline: Pipeline, photos: PhotoFolder, shards: str, load: Load, device: str
+) -> tuple[float, float, float]:
+    """Trains one epoch with a pipeline; returns its seconds, and those spent waiting for batches and augmenting them.
+
+    The clock runs from the request for the first batch to the end of the last step.
+    """
     torch.manual_seed(0)
     trainer = Trainer(len(CLASSES), device=device)
     augment = further(pipeline.operations) if pipeline.place == "device" else None
@@ -161,7 +158,7 @@ def time_epoch(pipeline: Pipeline, photos: PhotoFolder, shards: str, load: Load,
         augmenting_s += perf_counter() - got
         trainer.step(images, labels)  # which reads the loss, and so waits for the device
         asked = perf_counter()
-    return Epoch(perf_counter() - began, waiting_s, augmenting_s)
+    return perf_counter() - began, waiting_s, augmenting_s
 
 
 def changes(epoch_s: dict[Pipeline, float]) -> dict[str, float]:
@@ -177,16 +174,12 @@ def changes(epoch_s: dict[Pipeline, float]) -> dict[str, float]:
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Runs all rounds."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    epochs: dict[Pipeline, list[Epoch]] = {pipeline: [] for pipeline in PIPELINES}
     with tempfile.TemporaryDirectory(prefix="pipelines-") as folder:
         photos, shards = photos_in(folder, load.num_images, console), f"{folder}/shards"
         write_shards(photos, shards)
-        with bar(console, "Epochs", len(PIPELINES) * load.num_rounds) as progress:
-            for _ in range(load.num_rounds):
-                for pipeline in PIPELINES:
-                    epochs[pipeline].append(time_epoch(pipeline, photos, shards, load, device))
-                    progress.advance()
-    epoch_s = {pipeline: statistics.median(each.epoch_s for each in made) for pipeline, made in epochs.items()}
+        measure = partial(time_epoch, photos=photos, shards=shards, load=load, device=device)
+        epochs = rounds(console, "Epochs", PIPELINES, load.num_rounds, measure)
+    epoch_s = {pipeline: median(epoch_s for epoch_s, _, _ in made) for pipeline, made in epochs.items()}
     num_samples = load.num_images // load.batch_size * load.batch_size
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "none: the training process's torch threads",
@@ -197,9 +190,9 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
                 **asdict(pipeline),
                 "epoch_s": round(epoch_s[pipeline], 4),
                 "images_s": round(num_samples / epoch_s[pipeline], 1),
-                "waiting_share": round(statistics.median(each.waiting_s / each.epoch_s for each in made), 4),
-                "augmenting_share": round(statistics.median(each.augmenting_s / each.epoch_s for each in made), 4),
-                "spread_s": [round(edge(each.epoch_s for each in made), 4) for edge in (min, max)],
+                "waiting_share": round(median(waiting / whole for whole, waiting, _ in made), 4),
+                "augmenting_share": round(median(augmenting / whole for whole, _, augmenting in made), 4),
+                "spread_s": [round(edge(whole for whole, _, _ in made), 4) for edge in (min, max)],
             }
             for pipeline, made in epochs.items()
         ],

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.command import bar, program
+from benchmarks.command import bar, program, rounds
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
 
@@ -68,18 +69,13 @@ def first_batch(dataset: ShardDataset, sample: int) -> tuple[float, int, int]:
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Measures the first batch at the beginning and in the middle of an epoch, in turns."""
-    num_samples, rounds = load.num_samples, load.num_rounds
-    places = (0, num_samples // 2)
-    found: dict[int, list[tuple[float, int, int]]] = {place: [] for place in places}
+    num_samples, places = load.num_samples, (0, load.num_samples // 2)
     with tempfile.TemporaryDirectory() as folder:
         write(folder, num_samples, console)
         # By fsspec, as a store far away would be read: with requests to be counted, not in place.
-        with ShardDataset(folder, client="fsspec") as dataset, bar(console, "Resuming", rounds) as progress:
+        with ShardDataset(folder, client="fsspec") as dataset:
             first_batch(dataset, num_samples // 4)  # imports, and the first planning
-            for _ in range(rounds):
-                for place in places:
-                    found[place].append(first_batch(dataset, place))
-                progress.advance()
+            found = rounds(console, "Resuming", places, load.num_rounds, partial(first_batch, dataset))
     times = {place: [run[0] for run in runs] for place, runs in found.items()}
     rows = [
         {

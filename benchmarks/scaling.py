@@ -26,7 +26,8 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks.command import bar, in_turns, program
+from benchmarks.command import program, rounds
+from benchmarks.figures import medians
 from benchmarks.fresh_process import in_fresh_process
 from benchmarks.machine import cpu_of_tree_s, num_cores, resident_bytes
 from benchmarks.photos import make_photos
@@ -97,23 +98,18 @@ def sides(load: Load) -> list[Side]:
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Measures every side in every round."""
-    found: dict[Side, list[dict[str, float]]] = {side: [] for side in sides(load)}
-    with (
-        tempfile.TemporaryDirectory(prefix="scaling-benchmark-") as folder,
-        bar(console, "scaling", load.num_rounds * len(found)) as progress,
-    ):
+    with tempfile.TemporaryDirectory(prefix="scaling-benchmark-") as folder:
         url, cache_dir = str(Path(folder) / "shards"), str(Path(folder) / "cache")
         photos = make_photos(Path(folder), count=load.num_photos)
         with ShardWriter(url, columns={"image": "jpeg", "label": "int64"}, shard_size="4MiB") as writer:
             for number, path in enumerate(photos.paths()):
                 writer.write({"image": path.read_bytes(), "label": number})
-        for _, side in in_turns(list(found), load.num_rounds):
-            arguments = (side, load, url, cache_dir)
-            found[side].append(in_fresh_process(run_side, arguments, what=str(side), timeout_s=_SIDE_S))
-            progress.advance()
-    rows = [
-        {**asdict(side), **{key: median(run[key] for run in runs) for key in runs[0]}} for side, runs in found.items()
-    ]
+
+        def turn(side: Side) -> dict[str, float]:
+            return in_fresh_process(run_side, (side, load, url, cache_dir), what=str(side), timeout_s=_SIDE_S)
+
+        found = rounds(console, "scaling", sides(load), load.num_rounds, turn)
+    rows = [{**asdict(side), **medians(runs)} for side, runs in found.items()]
     return {"rows": rows, "ratios": ratios(found), "load": asdict(load)}
 
 

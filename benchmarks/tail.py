@@ -16,8 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.bucket import put_all
-from benchmarks.command import Bar, bar, program
+from benchmarks.bucket import at_once, put_all
+from benchmarks.command import Bar, bar, in_turns, program
 from concurrent_loader.storage.fetch import FetchEngine, HedgePolicy, RetryPolicy
 from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import LocalS3, http_faults_process, local_s3, measure_latency
@@ -56,15 +56,11 @@ class _Side:
     batch_s: list[float] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        stats = self.engine.stats
-        percentiles = quantiles(self.batch_s, n=100)
-        needed = len(self.batch_s) * _BATCH
+        stats, percentiles, needed = self.engine.stats, quantiles(self.batch_s, n=100), len(self.batch_s) * _BATCH
         return {
             "hedging": self.name,
             "batches": len(self.batch_s),
-            "p50_s": round(percentiles[49], 4),
-            "p95_s": round(percentiles[94], 4),
-            "p99_s": round(percentiles[98], 4),
+            **{f"p{share}_s": round(percentiles[share - 1], 4) for share in (50, 95, 99)},
             "needed_gets": needed,
             "gets": stats.num_gets,
             "extra_gets": round(stats.num_gets / needed - 1, 4),
@@ -116,10 +112,8 @@ async def _run(url: str, far: LocalS3, load: Load, progress: Bar) -> list[_Side]
             _Side(name, FetchEngine(store, in_flight=in_flight, retry=_PATIENT, hedge=hedge))
             for name, hedge in policies.items()
         ]
-        for number, start in enumerate(range(0, load.num_batches, _ROUND)):
-            batches = range(start, min(start + _ROUND, load.num_batches))
-            for side in sides if number % 2 == 0 else reversed(sides):
-                await _take_turn(side, batches, progress)
+        for number, side in in_turns(sides, -(-load.num_batches // _ROUND)):
+            await _take_turn(side, range(load.num_batches)[number * _ROUND : (number + 1) * _ROUND], progress)
     return sides
 
 
@@ -129,20 +123,16 @@ def _key(number: int) -> str:
 
 async def _take_turn(side: _Side, batches: range, progress: Bar) -> None:
     """Fetches some batches, as many at once as there are workers."""
-    waiting = iter(batches)
 
-    async def work() -> None:
-        for batch in waiting:
-            began = perf_counter()
-            async with asyncio.TaskGroup() as group:
-                for number in range(batch * _BATCH, (batch + 1) * _BATCH):
-                    group.create_task(_fetch(side.engine, number))
-            side.batch_s.append(perf_counter() - began)
-            progress.advance()
+    async def take(batch: int) -> None:
+        began = perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for number in range(batch * _BATCH, (batch + 1) * _BATCH):
+                group.create_task(_fetch(side.engine, number))
+        side.batch_s.append(perf_counter() - began)
+        progress.advance()
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(_BATCHES_IN_FLIGHT):
-            group.create_task(work())
+    await at_once(take, batches, _BATCHES_IN_FLIGHT)
 
 
 async def _fetch(engine: FetchEngine, number: int) -> None:

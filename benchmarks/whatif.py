@@ -30,7 +30,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.bucket import far_away, photos_in, put_all, write_shards
-from benchmarks.command import bar, in_turns, program
+from benchmarks.command import program, rounds
 from benchmarks.figures import extremes, four_digits
 from benchmarks.fresh_process import in_fresh_process
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, RandomResizedCrop, ShardDataset
@@ -143,23 +143,17 @@ def predicted(trace: RunTrace, run: Run, latency_s: float) -> tuple[float, str]:
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Records two runs, predicts all, and measures them."""
-    rates: dict[Run, list[float]] = {run: [] for run in load.runs}
     with _server(load, console) as (server, stores, first_byte_ms), tempfile.TemporaryDirectory() as folder:
         files = {run.kind: f"{folder}/{run.kind}.rec" for run in RECORDED}
 
         def measure(run: Run, file: str | None = None) -> float:
-            arguments = (load, run, stores[run.latency_ms], file)
-            return in_fresh_process(
-                read, arguments, what=str(run), preload=("benchmarks.whatif",), timeout_s=_TIMEOUT_S
-            )
+            arguments, preload = (load, run, stores[run.latency_ms], file), ("benchmarks.whatif",)
+            return in_fresh_process(read, arguments, what=str(run), preload=preload, timeout_s=_TIMEOUT_S)
 
         for run in RECORDED:
             measure(run, files[run.kind])
         traces = {kind: RunTrace.load(Path(file)) for kind, file in files.items()}
-        with bar(console, "runs", len(load.runs) * load.num_rounds) as progress:
-            for _, run in in_turns(load.runs, load.num_rounds):
-                rates[run].append(measure(run))
-                progress.advance()
+        rates = rounds(console, "runs", load.runs, load.num_rounds, measure)
     # The recorded times to the first byte have what a busy client adds; other latencies differ by what proxies do.
     rows = [_row(run, rates[run], traces[run.kind], first_byte_ms) for run in load.runs]
     recordings = {

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from benchmarks.clients import CLIENTS, RANGE_BYTES, Cost, Load, fill, measure, summarise
+from benchmarks.clients import CLIENTS, RANGE_BYTES, Load, fill, measure, summarise
 
 
 def test_figures_are_medians_per_request_and_per_gb():
     load = Load(num_keys=1, num_small=100, num_ranges=4, num_rounds=3)
-    small = [Cost(1.0, 0.5), Cost(9.0, 9.0), Cost(2.0, 1.0)]
-    ranges = [Cost(0.5, 0.1), Cost(0.25, 0.2), Cost(1.0, 0.3)]
+    small = [(1.0, 0.5), (9.0, 9.0), (2.0, 1.0)]
+    ranges = [(0.5, 0.1), (0.25, 0.2), (1.0, 0.3)]
     num_gb = 4 * RANGE_BYTES / 1e9
     assert list(summarise(small, ranges, load).values()) == [50.0, 10.0, num_gb / 0.5, 0.2 / num_gb]
 
