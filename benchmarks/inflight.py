@@ -13,10 +13,11 @@ import asyncio
 import contextlib
 import gc
 import secrets
-import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -27,9 +28,7 @@ from concurrent_loader.storage.fetch import FetchEngine, InFlight
 from concurrent_loader.storage.stores import open_store
 from concurrent_loader.storage.testing import local_s3, measure_latency, toxiproxy
 
-OBJECT_BYTES = 115_000
-RANGE_BYTES = 8 << 20
-NUM_BYTES = {"object": OBJECT_BYTES, "range": RANGE_BYTES}
+NUM_BYTES = {"object": 115_000, "range": 8 << 20}
 _NUM_OBJECTS = 200
 _NUM_RANGES = 8
 # For the processors' limit: a proxy that adds nothing, but does the same work for it.
@@ -38,10 +37,10 @@ _NO_BOUND_MB_S = 100_000
 _IN_QUEUE = 8  # requests beyond the limit, so that it is the limit that holds back
 _TICK_S = 0.05
 _BUCKET_S = 0.25
-_BUCKETS_TO_COMPARE = 2
 _NEAR = 0.9
 
 Endpoints = Mapping[int, tuple[dict[str, str], float]]  # latency → options of a store, seconds measured
+Rates = Mapping["Cell", Sequence[tuple[float, float]]]  # by round: requests per second, the client's CPU ms per request
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,15 @@ class Load:
 FULL, QUICK = Load(), Load((5, 30), (1, 16, 64), (16,), {"object": 1, "range": 1}, 1, 1, 0.3, 2.0, 0.3, 0.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Auto:
+class Cell(NamedTuple):
+    """A place in the table."""
+
+    kind: str  # ``"object"`` or ``"range"``
+    latency_ms: int  # as asked for
+    in_flight: int
+
+
+class Auto(NamedTuple):
     """What ``in_flight="auto"`` did in one turn, and what the best fixed number did between its spans."""
 
     per_s: list[float]
@@ -77,57 +83,18 @@ class Auto:
 # -- what is made of the measurements ---------------------------------------------------------------------------------
 
 
-class Cycles(NamedTuple):
-    """What one of several workers did that sends a request as soon as the last one is answered."""
-
-    num: int  # requests, without the first: connections are made and a queue forms
-    seconds: float  # from the end of that first to the end of the last
-
-
-class Cell(NamedTuple):
-    """A place in the table."""
-
-    kind: str  # ``"object"`` or ``"range"``
-    latency_ms: int  # as asked for
-    in_flight: int
-
-
-def rate_of(workers: Sequence[Cycles]) -> float:
-    """Returns the requests per second of all workers together.
-
-    Each worker's own pace is taken: counting answers within a window would count one wave more or less.
-    """
-    return sum(worker.num / worker.seconds for worker in workers if worker.seconds > 0)
-
-
-def limit_per_s(in_flight: int, *, latency_s: float, num_bytes: int, bytes_per_s: float, cpu_per_s: float) -> float:
+def limit_per_s(cell: Cell, *, latency_s: float, cpu_per_s: float) -> float:
     """Returns what is possible: each request has its latency and its time on the wire, up to the processors' limit.
 
     ``cpu_per_s`` is what the same client, server and proxy reach without latency.
     """
-    return min(in_flight / (latency_s + num_bytes / bytes_per_s), cpu_per_s)
+    return min(cell.in_flight / (latency_s + NUM_BYTES[cell.kind] / (BANDWIDTH_MB_S * 1e6)), cpu_per_s)
 
 
-def rows(
-    rates: Mapping[Cell, Sequence[float]], cpu_ms: Mapping[Cell, Sequence[float]], limits: Mapping[Cell, float]
-) -> list[dict[str, Any]]:
-    """Returns a row of medians for each cell: ``per_s``, its limit, the ratio, and the client's CPU ms per request."""
-    return [
-        {
-            **cell._asdict(),
-            "per_s": round(statistics.median(measured), 2),
-            "limit_per_s": round(limits[cell], 2),
-            "ratio": round(statistics.median(measured) / limits[cell], 3),
-            "cpu_ms": round(statistics.median(cpu_ms[cell]), 3),
-        }
-        for cell, measured in rates.items()
-    ]
-
-
-def best_fixed(rates: Mapping[Cell, Sequence[float]], kind: str, latency_ms: int) -> int:
-    """Returns the fixed number in flight with the highest rate, of one kind at one latency."""
-    medians = {cell: statistics.median(found) for cell, found in rates.items() if cell[:2] == (kind, latency_ms)}
-    return max(medians, key=medians.__getitem__).in_flight
+def best_fixed(rates: Rates, kind: str, latency_ms: int) -> Cell:
+    """Returns the cell with the highest rate, of one kind at one latency."""
+    cells = [cell for cell in rates if cell[:2] == (kind, latency_ms)]
+    return max(cells, key=lambda cell: median(per_s for per_s, _ in rates[cell]))
 
 
 def rate_over(seen: Sequence[tuple[float, int]], *, num_bytes: int) -> float:
@@ -139,22 +106,15 @@ def rate_over(seen: Sequence[tuple[float, int]], *, num_bytes: int) -> float:
     return (last - first) / num_bytes / (last_s - first_s)
 
 
-def rates_between(seen: Sequence[tuple[float, int]], *, num_bytes: int) -> list[float]:
-    """Returns the same between every look and the next."""
-    return [rate_over(seen[number : number + 2], num_bytes=num_bytes) for number in range(len(seen) - 1)]
-
-
-def converged_after_s(rates: Sequence[float], *, bucket_s: float, final_per_s: float) -> float:
+def converged_after_s(rates: Sequence[float], *, final_per_s: float) -> float:
     """Returns the seconds until the rate came within a tenth of its final value; all of the time if it never did.
 
-    ``rates`` are those of spans of ``bucket_s`` from the start. Two at a time are compared, because answers come in
-    waves.
+    ``rates`` are those of spans of 0.25 s from the start. Two at a time are compared, because answers come in waves.
     """
-    for number in range(len(rates) - _BUCKETS_TO_COMPARE + 1):
-        window = rates[number : number + _BUCKETS_TO_COMPARE]
-        if statistics.fmean(window) >= _NEAR * final_per_s:
-            return (number + _BUCKETS_TO_COMPARE) * bucket_s
-    return len(rates) * bucket_s
+    for number, pair in enumerate(pairwise(rates), 2):
+        if fmean(pair) >= _NEAR * final_per_s:
+            return number * _BUCKET_S
+    return len(rates) * _BUCKET_S
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -164,12 +124,8 @@ class Client:
     """Sends requests of both kinds through one proxy."""
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
-        self._store = open_store(url, **options)
+        self.store = open_store(url, **options)
         self._number = 0
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._store.close()
 
     def request(self, engine: FetchEngine, kind: str) -> Callable[[], Awaitable[object]]:
         """Returns a function that fetches the next object or range."""
@@ -178,19 +134,19 @@ class Client:
 
         async def fetch_object() -> None:
             self._number += 1
-            await engine.fetch(f"objects/{self._number % _NUM_OBJECTS:04d}", 0, OBJECT_BYTES)
+            await engine.fetch(f"objects/{self._number % _NUM_OBJECTS:04d}", 0, NUM_BYTES["object"])
 
         async def fetch_range() -> None:
             self._number += 1
-            start = self._number % _NUM_RANGES * RANGE_BYTES
-            await engine.fetch_into("large", start, start + RANGE_BYTES, drop)
+            start = self._number % _NUM_RANGES * NUM_BYTES["range"]
+            await engine.fetch_into("large", start, start + NUM_BYTES["range"], drop)
 
         return fetch_object if kind == "object" else fetch_range
 
     def engine(self, in_flight: InFlight) -> FetchEngine:
         """Makes an engine whose bytes in flight are no bound."""
         gc.collect()  # the limit of the last one must not be inherited
-        return FetchEngine(self._store, in_flight=in_flight, bytes_in_flight="16GiB")
+        return FetchEngine(self.store, in_flight=in_flight, bytes_in_flight="16GiB")
 
     async def fixed(self, kind: str, in_flight: int, window_s: float) -> tuple[float, float]:
         """Returns requests per second with a fixed number in flight, and the client's CPU ms per request."""
@@ -218,8 +174,9 @@ class Client:
             cpu_s = time.process_time() - cpu_s
             for task in tasks:
                 task.cancel()
-        done = [Cycles(num, last - first) for num, first, last in zip(nums, firsts, lasts, strict=True)]
-        return rate_of(done), 1000 * cpu_s / (sum(nums) + in_flight)
+        # Each worker's own pace after its first request: answers in a window would be a wave more or less.
+        paces = [num / (last - first) for num, first, last in zip(nums, firsts, lasts, strict=True) if last > first]
+        return sum(paces), 1000 * cpu_s / (sum(nums) + in_flight)
 
     async def demand(self, engine: FetchEngine, kind: str, seconds: float) -> list[tuple[float, int]]:
         """Asks for a little more at once than the engine admits; returns times, and bytes until then."""
@@ -263,12 +220,12 @@ async def _compare(auto: Client, fixed: Client, kind: str, best: int, load: Load
     """
     engines = auto.engine("auto"), fixed.engine(best)
     seen = await auto.demand(engines[0], kind, load.warm_s)
-    rates = rates_between(seen, num_bytes=NUM_BYTES[kind])
+    rates = [rate_over(pair, num_bytes=NUM_BYTES[kind]) for pair in pairwise(seen)]
     found: tuple[list[float], list[float]] = ([], [])
     for _, side in in_turns((1, 0), load.num_pairs):
         found[side].append(await (auto, fixed)[side].span(engines[side], kind, load))
-    converge_s = converged_after_s(rates, bucket_s=_BUCKET_S, final_per_s=statistics.median(found[0]))
-    return Auto(found[0], found[1], engines[0].stats.limit, converge_s)
+    converge_s = converged_after_s(rates, final_per_s=median(found[0]))
+    return Auto(*found, engines[0].stats.limit, converge_s)
 
 
 @contextlib.contextmanager
@@ -277,8 +234,8 @@ def _endpoints(load: Load) -> Iterator[tuple[str, str, Endpoints]]:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(local_s3())
         url = server.make_bucket(f"inflight-{secrets.token_hex(6)}")
-        values = {f"objects/{number:04d}": secrets.token_bytes(OBJECT_BYTES) for number in range(_NUM_OBJECTS)}
-        large = {"large": secrets.token_bytes(_NUM_RANGES * RANGE_BYTES)}
+        values = {f"objects/{number:04d}": secrets.token_bytes(NUM_BYTES["object"]) for number in range(_NUM_OBJECTS)}
+        large = {"large": secrets.token_bytes(_NUM_RANGES * NUM_BYTES["range"])}
         put_all(url, server.storage_options(), values | large)
         found = {}
         for latency_ms in (_NO_LATENCY, *load.latencies_ms):
@@ -306,8 +263,7 @@ async def _measure(url: str, endpoints: Endpoints, load: Load, console: Console)
         for in_flight in (load.in_flight if latency_ms else load.cpu_in_flight)
     ]
     pairs = [(kind, latency_ms) for kind in NUM_BYTES for latency_ms in load.latencies_ms]
-    rates: dict[Cell, list[float]] = {cell: [] for cell in cells}
-    cpu_ms: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    rates: dict[Cell, list[tuple[float, float]]] = {cell: [] for cell in cells}
     autos: dict[tuple[str, int], list[Auto]] = {pair: [] for pair in pairs}
     clients = {latency_ms: Client(url, options) for latency_ms, (options, _) in endpoints.items()}
     others = {latency_ms: Client(url, _by_name(options)) for latency_ms, (options, _) in endpoints.items()}
@@ -316,21 +272,20 @@ async def _measure(url: str, endpoints: Endpoints, load: Load, console: Console)
         with bar(console, "Requests in flight", num_steps) as progress:
             for number, cell in in_turns(cells, max(load.num_rounds.values())):
                 if number < load.num_rounds[cell.kind]:
-                    rate, cost_ms = await clients[cell.latency_ms].fixed(cell.kind, cell.in_flight, load.window_s)
-                    rates[cell].append(rate)
-                    cpu_ms[cell].append(cost_ms)
+                    client = clients[cell.latency_ms]
+                    rates[cell].append(await client.fixed(cell.kind, cell.in_flight, load.window_s))
                     progress.advance()
             # The best of nine measurements flatters its number: it is measured again, between spans of "auto".
             for _ in range(load.num_turns):
                 for kind, latency_ms in pairs:
-                    best = best_fixed(rates, kind, latency_ms)
+                    best = best_fixed(rates, kind, latency_ms).in_flight
                     done = await _compare(clients[latency_ms], others[latency_ms], kind, best, load)
                     autos[kind, latency_ms].append(done)
                     progress.advance()
     finally:
         for client in (*clients.values(), *others.values()):
-            await client.close()
-    return _figures(rates, cpu_ms, autos, {latency_ms: latency_s for latency_ms, (_, latency_s) in endpoints.items()})
+            await client.store.close()
+    return _figures(rates, autos, {latency_ms: latency_s for latency_ms, (_, latency_s) in endpoints.items()})
 
 
 def _by_name(options: Mapping[str, str]) -> dict[str, str]:
@@ -339,26 +294,17 @@ def _by_name(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _figures(
-    rates: Mapping[Cell, Sequence[float]],
-    cpu_ms: Mapping[Cell, Sequence[float]],
-    autos: Mapping[tuple[str, int], Sequence[Auto]],
-    latency_s: Mapping[int, float],
+    rates: Rates, autos: Mapping[tuple[str, int], Sequence[Auto]], latency_s: Mapping[int, float]
 ) -> dict[str, Any]:
-    cpu_per_s = {
-        kind: max(statistics.median(found) for cell, found in rates.items() if cell[:2] == (kind, _NO_LATENCY))
-        for kind in NUM_BYTES
-    }
-    behind = {cell: found for cell, found in rates.items() if cell.latency_ms != _NO_LATENCY}
-    limits = {
-        cell: limit_per_s(
-            cell.in_flight,
-            latency_s=latency_s[cell.latency_ms],
-            num_bytes=NUM_BYTES[cell.kind],
-            bytes_per_s=BANDWIDTH_MB_S * 1e6,
-            cpu_per_s=cpu_per_s[cell.kind],
-        )
-        for cell in behind
-    }
+    per_s = {cell: median(rate for rate, _ in found) for cell, found in rates.items()}
+    cpu_per_s = {kind: per_s[best_fixed(rates, kind, _NO_LATENCY)] for kind in NUM_BYTES}
+    rows: list[dict[str, Any]] = []
+    for cell, rate in per_s.items():
+        if cell.latency_ms != _NO_LATENCY:
+            limit = limit_per_s(cell, latency_s=latency_s[cell.latency_ms], cpu_per_s=cpu_per_s[cell.kind])
+            cpu_ms = median(cpu_ms for _, cpu_ms in rates[cell])
+            figures = {"per_s": round(rate, 2), "limit_per_s": round(limit, 2), "ratio": round(rate / limit, 3)}
+            rows.append({**cell._asdict(), **figures, "cpu_ms": round(cpu_ms, 3)})
     auto: list[dict[str, Any]] = []
     for (kind, latency_ms), runs in autos.items():
         pairs = [pair for run in runs for pair in zip(run.per_s, run.fixed_per_s, strict=True)]
@@ -366,17 +312,17 @@ def _figures(
             {
                 "kind": kind,
                 "latency_ms": latency_ms,
-                "per_s": round(statistics.median(per_s for per_s, _ in pairs), 2),
-                "best_fixed": best_fixed(rates, kind, latency_ms),
-                "best_fixed_per_s": round(statistics.median(fixed for _, fixed in pairs), 2),
-                "ratio": round(statistics.median(per_s / fixed for per_s, fixed in pairs), 3),
+                "per_s": round(median(mine for mine, _ in pairs), 2),
+                "best_fixed": best_fixed(rates, kind, latency_ms).in_flight,
+                "best_fixed_per_s": round(median(fixed for _, fixed in pairs), 2),
+                "ratio": round(median(mine / fixed for mine, fixed in pairs), 3),
                 "limits": [run.limit for run in runs],
-                "converge_s": statistics.median(run.converge_s for run in runs),
+                "converge_s": median(run.converge_s for run in runs),
             }
         )
     latencies = dict.fromkeys(row["latency_ms"] for row in auto)
     return {
-        "rows": rows(behind, cpu_ms, limits),
+        "rows": rows,
         # By latency, the worse of the two kinds.
         "auto_ratio": {
             str(latency): min(row["ratio"] for row in auto if row["latency_ms"] == latency) for latency in latencies
