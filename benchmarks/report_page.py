@@ -24,10 +24,13 @@ from benchmarks.program import ROOT
 from benchmarks.report_text import DASH, FILTERS, Figures, number, percent
 
 RESULTS = ROOT / "benchmarks" / "results"
-_README = ROOT / "README.md"
-_ORDER = ROOT / "docs" / "explanation" / "order.md"
-_INGEST = ROOT / "docs" / "how-to" / "ingest_at_scale.md"
-_WHATIF = ROOT / "docs" / "how-to" / "whatif.md"
+_PARTS = (  # page, its marks, the macro that makes what lies between them, the benchmark whose figures that gets
+    ("README.md", "measured", "headline", None),
+    ("docs/explanation/order.md", "nodes", "order_nodes", "scale"),
+    ("docs/explanation/order.md", "growth", "order_growth", "scale"),
+    ("docs/how-to/ingest_at_scale.md", "plan", "ingest_plan", "ingest"),
+    ("docs/how-to/whatif.md", "runs", "whatif_runs", "whatif"),
+)
 
 
 # -- the committed files -----------------------------------------------------------------------------------------------
@@ -225,17 +228,14 @@ def with_part(text: str, name: str, part: str) -> str:
 
 def pages(results: Results) -> dict[Path, str]:
     """Makes the README and the pages of the documentation with their measured parts."""
-    readme = with_part(_README.read_text(encoding="utf-8"), "measured", headline(results))
-    order, figures = _ORDER.read_text(encoding="utf-8"), results.figures("scale")
-    for name in ("nodes", "growth") if figures is not None else ():
-        order = with_part(order, name, _part(f"order_{name}", results, figures))
-    ingest, plan = _INGEST.read_text(encoding="utf-8"), results.figures("ingest")
-    if plan is not None:
-        ingest = with_part(ingest, "plan", _part("ingest_plan", results, plan))
-    whatif, runs = _WHATIF.read_text(encoding="utf-8"), results.figures("whatif")
-    if runs is not None:
-        whatif = with_part(whatif, "runs", _part("whatif_runs", results, runs))
-    return {_README: readme, _ORDER: order, _INGEST: ingest, _WHATIF: whatif}
+    found: dict[Path, str] = {}
+    for name, mark, macro, benchmark in _PARTS:
+        figures = [] if benchmark is None else [results.figures(benchmark)]
+        page = ROOT / name
+        found.setdefault(page, page.read_text(encoding="utf-8"))
+        if None not in figures:
+            found[page] = with_part(found[page], mark, _part(macro, results, *figures))
+    return found
 
 
 def write(results: Results, *, with_pages: bool) -> None:
