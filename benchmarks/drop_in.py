@@ -31,7 +31,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.bucket import BANDWIDTH_MB_S, far_away, put_all
-from benchmarks.command import bar, in_turns, program
+from benchmarks.command import bar, program, rounds
+from benchmarks.figures import medians
 from benchmarks.fresh_process import cpu_of_fresh_processes_s, in_fresh_process
 from benchmarks.local_items import BATCH_SIZE, HUGGING_FACE, KINDS, SIDES, cpu_s, epoch_times, is_installed
 from benchmarks.machine import Bystanders, describe_machine
@@ -54,6 +55,7 @@ _WORST = {
 _PRELOAD = ("benchmarks.drop_in",)
 _CLEAR_RATIO = 0.98
 _EPOCH_S = 300.0  # an epoch that takes longer has hung
+Epochs = Sequence[Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +133,8 @@ def _local_row(kind: str, num_workers: int, load: Load, folder: str) -> dict[str
     # The least of 24 medians is mostly noise, so a cell that looks slower gets three times as many rounds more, in
     # another process, and the median is that of all its rounds.
     for num_rounds in (load.num_local_rounds, 3 * load.num_local_rounds):
-        found: dict[str, list[tuple[float, float]]] = in_fresh_process(
-            epoch_times,
-            (kind, num_workers, num_rounds, load.local_scale, folder),
-            what=f"{kind}, {num_workers} workers",
-            preload=_PRELOAD,
-            timeout_s=3 * _EPOCH_S,
-        )
+        arguments, what = (kind, num_workers, num_rounds, load.local_scale, folder), f"{kind}, {num_workers} workers"
+        found = in_fresh_process(epoch_times, arguments, what=what, preload=_PRELOAD, timeout_s=3 * _EPOCH_S)
         for side in SIDES:
             taken[side] += found[side]
         _add_ratios(row, taken)
@@ -171,15 +168,6 @@ def _worst(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 # -- objects in a bucket -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """One measurement."""
-
-    batch_s: float  # of one batch, on average
-    first_batch_s: float
-    cpu_ms: float  # of the loader's processes, per item
-
-
 class _Objects(Dataset[tuple[int, Tensor]]):
     """One GET per item; further items are the same objects again."""
 
@@ -206,25 +194,20 @@ def _item(index: int, data: Any) -> tuple[int, Tensor]:
 
 
 def _run_remote(load: Load, console: Console) -> dict[str, Any]:
-    epochs: dict[tuple[Case, str], list[Epoch]] = {
-        (case, side): [] for case in load.cases for side in ("vanilla", "ours")
-    }
+    sides = [(case, side) for case in load.cases for side in ("vanilla", "ours")]
     rest, bucket = secrets.token_bytes(OBJECT_BYTES - 4), f"drop-in-{secrets.token_hex(6)}"
     with local_s3() as server:
         job = Job(peer="items", photos="", prefix="objects")
         values = {key_of(job, number): number.to_bytes(4, "little") + rest for number in range(NUM_OBJECTS)}
         put_all(server.make_bucket(bucket), server.storage_options(), values)
-        with (
-            far_away(server, load.latency_ms) as (far, latency_ms),
-            bar(console, "Epochs", load.num_rounds * len(epochs)) as progress,
-        ):
+        with far_away(server, load.latency_ms) as (far, latency_ms):
             job = led_to(job, far.storage_options(), bucket=bucket)
-            for _, (case, side) in in_turns(list(epochs), load.num_rounds):
-                what = f"{side}, {case}"
-                arguments = (job, case, side, load)
-                epoch = in_fresh_process(_measure, arguments, what=what, preload=_PRELOAD, timeout_s=_EPOCH_S)
-                epochs[case, side].append(epoch)
-                progress.advance()
+
+            def turn(side: tuple[Case, str]) -> dict[str, float]:
+                arguments = (job, *side, load)
+                return in_fresh_process(_measure, arguments, what=str(side), preload=_PRELOAD, timeout_s=_EPOCH_S)
+
+            epochs = rounds(console, "Epochs", sides, load.num_rounds, turn)
     rows = [_row(case, epochs[case, "vanilla"], epochs[case, "ours"]) for case in load.cases]
     return {
         **{name: rows[0][name] for name in ("vanilla_batch_s", "ours_batch_s", "speedup", "in_flight", "num_workers")},
@@ -237,34 +220,32 @@ def _run_remote(load: Load, console: Console) -> dict[str, Any]:
         "num_rounds": load.num_rounds,
         "batches": {"vanilla_each_process": load.vanilla_batches, "ours": load.ours_batches},
         "batch_s": [
-            {**asdict(case), "side": side, "batch_s": [round(epoch.batch_s, 4) for epoch in found]}
+            {**asdict(case), "side": side, "batch_s": [round(epoch["batch_s"], 4) for epoch in found]}
             for (case, side), found in epochs.items()
         ],
     }
 
 
-def _row(case: Case, vanilla: Sequence[Epoch], ours: Sequence[Epoch]) -> dict[str, Any]:
+def _row(case: Case, vanilla: Epochs, ours: Epochs) -> dict[str, Any]:
     row: dict[str, Any] = asdict(case)
-    for side, epochs in (("vanilla", vanilla), ("ours", ours)):
-        for name, digits in (("batch_s", 4), ("first_batch_s", 3), ("cpu_ms", 3)):
-            row[f"{side}_{name}"] = round(statistics.median(getattr(epoch, name) for epoch in epochs), digits)
-        row[f"{side}_items_per_s"] = round(_BATCH / statistics.median(epoch.batch_s for epoch in epochs), 1)
+    for side, typical in (("vanilla", medians(vanilla)), ("ours", medians(ours))):
+        row |= {f"{side}_{name}": round(value, 4 if name == "batch_s" else 3) for name, value in typical.items()}
+        row[f"{side}_items_per_s"] = round(_BATCH / typical["batch_s"], 1)
     return {**row, "speedup": round(row["vanilla_batch_s"] / row["ours_batch_s"], 2)}
 
 
-def _measure(job: Job, case: Case, side: str, load: Load) -> Epoch:
-    """Measures an epoch, in a process of its own: no client or connection is left from the last."""
+def _measure(job: Job, case: Case, side: str, load: Load) -> dict[str, float]:
+    """Measures an epoch, in a process of its own: no client or connection is left from the last.
+
+    Returns the seconds of one batch, on average, and to the first one, and the loader's processor ms per item.
+    """
     multiprocessing.set_start_method("fork", force=True)  # torch's workers, as anywhere on Linux
     torch.set_num_threads(1)
     num_batches = load.vanilla_batches * max(1, case.num_workers) if side == "vanilla" else load.ours_batches
     client, _, by_coroutine = case.client.partition(" ")
     dataset = (_ObjectsByCoroutine if by_coroutine else _Objects)(job, client, num_batches * _BATCH)
-    common: dict[str, Any] = {
-        "batch_size": _BATCH,
-        "shuffle": True,
-        "num_workers": case.num_workers,
-        "generator": torch.Generator().manual_seed(0),
-    }
+    common: dict[str, Any] = {"batch_size": _BATCH, "shuffle": True, "num_workers": case.num_workers}
+    common["generator"] = torch.Generator().manual_seed(0)
     began = perf_counter()
     kind: Any = DataLoader if side == "vanilla" else ConcurrentDataLoader
     if side == "ours" and case.in_flight != DEFAULT_IN_FLIGHT:
@@ -278,7 +259,7 @@ def _measure(job: Job, case: Case, side: str, load: Load) -> Epoch:
     torch.empty((), dtype=torch.int64).random_(generator=order)  # as torch draws the workers' seed first
     if seen != torch.randperm(len(seen), generator=order).tolist():
         raise AssertionError("the items did not come in the sampler's order")
-    return Epoch(took_s / num_batches, first_batch_s, 1000 * cpu_s() / len(seen))
+    return {"batch_s": took_s / num_batches, "first_batch_s": first_batch_s, "cpu_ms": 1000 * cpu_s() / len(seen)}
 
 
 main = program("drop_in", __doc__, run_benchmark, FULL, QUICK)

@@ -41,19 +41,8 @@ from rich.console import Console
 from torch.utils.data import DataLoader
 
 from benchmarks.bucket import BANDWIDTH_MB_S, Bucket, open_bucket, photos_in
-from benchmarks.command import bar, in_turns, program
-from benchmarks.forerunners_figures import (
-    CASES,
-    DIFFERENCES,
-    Case,
-    Cell,
-    compared,
-    heat_map,
-    layer_rows,
-    remote_share,
-    sequential_rows,
-    speedups,
-)
+from benchmarks.command import program, rounds
+from benchmarks.forerunners_figures import CASES, DIFFERENCES, Case, Cell, compared, figures_of
 from benchmarks.fresh_process import in_fresh_process
 from benchmarks.machine import cpu_of_tree_s, peak_rss_bytes, start_peak_rss, workers_rss
 from benchmarks.peers.bucket import led_to, put_objects
@@ -142,14 +131,10 @@ def cell_job(cell: Cell, load: Load, far: Job) -> Job:
     """Returns the job of a cell, with a first epoch that is not measured."""
     is_auto = cell.in_flight == "auto"
     options = {
-        "read": "objects",
-        "loader": "drop_in",
-        "by_coroutine": True,
-        "requests": cell.in_flight,
+        "read": "objects", "loader": "drop_in", "by_coroutine": True, "requests": cell.in_flight,
         "in_flight": _ASKED_FOR if is_auto else cell.in_flight,
-        "warm_up": (_LEARNING if is_auto else _CELL_BATCH) * max(1, cell.workers),
-        "limit": load.map_limit(cell),
-    }
+        "warm_up": (_LEARNING if is_auto else _CELL_BATCH) * max(1, cell.workers), "limit": load.map_limit(cell),
+    }  # fmt: skip
     return structs.replace(far, prefix="objects", batch_size=_CELL_BATCH, num_workers=cell.workers, options=options)
 
 
@@ -254,42 +239,30 @@ def prepared(load: Load, console: Console) -> Iterator[tuple[Job, Job, list[int]
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Runs all rounds."""
-    layers: dict[Case, list[Outcome]] = {case: [] for case in CASES}
-    cells: dict[Cell, list[Outcome]] = {Cell(n, at): [] for n in load.map_workers for at in load.map_in_flight}
-    readings: dict[str, list[Outcome]] = {name: [] for name in READERS}
-    keys: list[Case | Cell | str] = [*layers, *cells, *readings]
-    with (
-        prepared(load, console) as (local, far, digests, bucket),
-        bar(console, "Epochs", load.num_rounds * len(keys)) as at,
-    ):
+    cells = [Cell(workers, in_flight) for workers in load.map_workers for in_flight in load.map_in_flight]
+    keys: list[Case | Cell | str] = [*CASES, *cells, *READERS]
+    with prepared(load, console) as (local, far, digests, bucket):
         mean_bytes = sum(path.stat().st_size for path in paths(local.photos)) / len(digests)
         fresh = partial(in_fresh_process, preload=_PRELOAD, timeout_s=_EPOCH_S)
-        for _, key in in_turns(keys, load.num_rounds):
-            if isinstance(key, Case):
-                job = layer_job(key, load, local, far)
-                layers[key].append(check(job, fresh(measure, (job,), what=str(key)), digests))
-            elif isinstance(key, Cell):
-                job = cell_job(key, load, far)
-                cells[key].append(check(job, fresh(measure, (job,), what=str(key)), digests))
-            else:
-                readings[key].append(fresh(measure_reading, (key, local, digests, load.reading_s), what=key))
-            at.advance()
-    rows = layer_rows(layers, load.batch_size)
+
+        def turn(key: Case | Cell | str) -> Outcome:
+            if isinstance(key, str):
+                return fresh(measure_reading, (key, local, digests, load.reading_s), what=key)
+            job = layer_job(key, load, local, far) if isinstance(key, Case) else cell_job(key, load, far)
+            return check(job, fresh(measure, (job,), what=str(key)), digests)
+
+        epochs = rounds(console, "Epochs", keys, load.num_rounds, turn)
+    request_s = bucket.latency_ms / 1000 + mean_bytes / (BANDWIDTH_MB_S * 1e6)
     figures: dict[str, Any] = {
-        "layers": rows,
-        "batch_load_speedup": speedups(rows, "loader", "batch_load_s"),
-        "batch_every_speedup": speedups(rows, "loader", "batch_every_s"),
-        "remote_share": {layer: remote_share(rows, layer) for layer in ("loader", "training")},
-        "heat_map": heat_map(
-            cells, latency_s=bucket.latency_ms / 1000, mean_bytes=mean_bytes, bytes_per_s=BANDWIDTH_MB_S * 1e6
-        ),
-        "sequential": sequential_rows(readings),
+        **figures_of(epochs, load.batch_size, request_s),
         "pipelines": committed("pipelines"),
         "lossless": committed("lossless"),
         "differences": DIFFERENCES,
-        **{
-            name: getattr(load, name) for name in ("num_photos", "batch_size", "num_workers", "in_flight", "num_rounds")
-        },
+        "num_photos": load.num_photos,
+        "batch_size": load.batch_size,
+        "num_workers": load.num_workers,
+        "in_flight": load.in_flight,
+        "num_rounds": load.num_rounds,
         "mean_bytes": round(mean_bytes),
         "server": bucket.server,
         "latency": bucket.latency,

@@ -110,11 +110,24 @@ def remote_share(rows: Sequence[Figures], layer: str) -> dict[str, dict[str, flo
     }
 
 
-def heat_map(
-    epochs: Mapping[Cell, Sequence[Outcome]], *, latency_s: float, mean_bytes: float, bytes_per_s: float
+def figures_of(
+    epochs: Mapping[Case | Cell | str, Sequence[Outcome]], batch_size: int, request_s: float
 ) -> dict[str, Any]:
-    """Returns the map, and what share of (requests in flight ÷ time of a request) a cell reaches."""
-    request_s = latency_s + mean_bytes / bytes_per_s
+    """Returns what the epochs of layers, cells and readers amount to."""
+    rows = layer_rows({key: found for key, found in epochs.items() if isinstance(key, Case)}, batch_size)
+    cells = {key: found for key, found in epochs.items() if isinstance(key, Cell)}
+    return {
+        "layers": rows,
+        "batch_load_speedup": speedups(rows, "loader", "batch_load_s"),
+        "batch_every_speedup": speedups(rows, "loader", "batch_every_s"),
+        "remote_share": {layer: remote_share(rows, layer) for layer in ("loader", "training")},
+        "heat_map": heat_map(cells, request_s),
+        "sequential": sequential_rows({key: found for key, found in epochs.items() if isinstance(key, str)}),
+    }
+
+
+def heat_map(epochs: Mapping[Cell, Sequence[Outcome]], request_s: float) -> dict[str, Any]:
+    """Returns the map, and what share of (requests in flight ÷ seconds of a request) a cell reaches."""
     cells = []
     for cell, found in epochs.items():
         share = None
@@ -123,14 +136,9 @@ def heat_map(
             share = rounded(rate * request_s / (max(1, cell.workers) * int(cell.in_flight)))
         cells.append({**cell._asdict(), **_common(found), "of_in_flight": share, "num_samples": len(found[0].numbers)})
     workers = sorted({cell.workers for cell in epochs})
-    return {
-        "workers": workers,
-        "in_flight": list(dict.fromkeys(cell.in_flight for cell in epochs)),
-        "cells": cells,
-        "auto_vs_best": {
-            str(count): _auto_vs_best([each for each in cells if each["workers"] == count]) for count in workers
-        },
-    }
+    vs_best = {str(count): _auto_vs_best([each for each in cells if each["workers"] == count]) for count in workers}
+    in_flight = list(dict.fromkeys(cell.in_flight for cell in epochs))
+    return {"workers": workers, "in_flight": in_flight, "cells": cells, "auto_vs_best": vs_best}
 
 
 def _auto_vs_best(cells: Sequence[Figures]) -> float | None:
@@ -159,14 +167,9 @@ def sequential_rows(readings: Mapping[str, Sequence[Outcome]]) -> list[dict[str,
 def compared(figures: Figures) -> list[dict[str, str]]:
     """Returns each published figure with ours beside it, in words."""
     ours = {**_of_concurrent(figures), **_of_others(figures), **_of_l3(figures["lossless"])}
+    kept = ("forerunner", "what", "source")
     return [
-        {
-            "forerunner": each["forerunner"],
-            "what": each["what"],
-            "theirs": each["figure"],
-            "ours": ours[each["key"]],
-            "source": each["source"],
-        }
+        {"theirs": each["figure"], "ours": ours[each["key"]], **{name: each[name] for name in kept}}
         for each in PUBLISHED
     ]
 

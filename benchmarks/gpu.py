@@ -19,6 +19,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.models import resnet50
 
 from benchmarks.bucket import open_bucket, photos_in, write_shards
-from benchmarks.command import bar, program
+from benchmarks.command import program, rounds
 from benchmarks.machine import cpu_of_tree_s, num_cores
 from benchmarks.peers.job import Job, Treat
 from benchmarks.photos import CLASSES, PhotoFolder, replicate_photos
@@ -252,21 +253,20 @@ def _from_torch(photos: PhotoFolder, load: Load) -> Iterator[tuple[Tensor, Tenso
 
 def measure_training(photos: PhotoFolder, load: Load, device: torch.device, console: Console) -> dict[str, Any]:
     """Trains an epoch per side and round, sides in turns."""
-    runs: dict[str, list[Run]] = {"synthetic": [], "bucket": [], "torch": []}
     torch.manual_seed(0)
     training = Training(resnet50(num_classes=1000), device)
 
     def timed(batches: Batches) -> Run:
-        return time_steps(
-            batches,
-            training.step,
-            make_event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-            finish=lambda: torch.cuda.synchronize(device),
-        )
+        make_event = partial(torch.cuda.Event, enable_timing=True)
+        return time_steps(batches, training.step, make_event=make_event, finish=partial(torch.cuda.synchronize, device))
+
+    def turn(side: str) -> Run:
+        with tempfile.TemporaryDirectory(prefix="cold-", dir=folder) as cache:
+            return timed(sides[side](cache))
 
     sides: dict[str, Callable[[str], Batches]] = {
-        "bucket": lambda cache: _from_bucket(url, dict(bucket.remote), load, device, cache),
         "synthetic": lambda cache: _synthetic(load, photos.count, device),
+        "bucket": lambda cache: _from_bucket(url, dict(bucket.remote), load, device, cache),
         "torch": lambda cache: _from_torch(photos, load),
     }
     with (
@@ -276,12 +276,7 @@ def measure_training(photos: PhotoFolder, load: Load, device: torch.device, cons
         url = f"s3://{bucket.name}/photos"
         write_shards(photos, url, bucket.direct)
         timed(_synthetic(load, 20 * load.train_batch, device))  # algorithms are chosen, memory is allocated
-        with bar(console, "Epochs", 3 * load.num_rounds) as progress:
-            for number in range(load.num_rounds):
-                for side, batches in sides.items():
-                    with tempfile.TemporaryDirectory(prefix=f"cold-{number}-", dir=folder) as cache:
-                        runs[side].append(timed(batches(cache)))
-                    progress.advance()
+        runs = rounds(console, "Epochs", sides, load.num_rounds, turn)
         return {**figures_of(runs), "server": bucket.server, "latency": bucket.latency}
 
 

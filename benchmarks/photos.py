@@ -17,10 +17,11 @@ import random
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 from PIL import Image
@@ -46,6 +47,7 @@ CLASSES = tuple(sorted(_SOURCES))
 _RECIPE_VERSION = 1  # counts up whenever the same count gives other images
 _MAX_DRAWS = 200
 _FACTS = "photos.json"
+Images = Generator[tuple[str, bytes], None, None]  # name below the folder, and file
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +73,17 @@ def make_photos(parent: Path, *, count: int, on_photo: Callable[[], object] = la
     """Makes a folder of photographs below ``parent``, or finds the finished one of an earlier run."""
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
-    final = parent / f"photos-{count}-v{_RECIPE_VERSION}"
-    found = _finished(final, count=count)
-    if found is not None:
-        return found
-    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="photos") as pool:
-        images = pool.map(_draw, range(count))
-        named = ((f"{CLASSES[index % len(CLASSES)]}/{index:06d}.jpg", data) for index, data in enumerate(images))
-        try:
-            return _write(final, named, count, on_photo)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+
+    def drawn() -> Images:
+        with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="photos") as pool:
+            try:
+                for index, data in enumerate(pool.map(_draw, range(count))):
+                    yield f"{CLASSES[index % len(CLASSES)]}/{index:06d}.jpg", data
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    return _made(parent / f"photos-{count}-v{_RECIPE_VERSION}", drawn(), count, on_photo)
 
 
 def replicate_photos(photos: PhotoFolder, *, min_bytes: int) -> PhotoFolder:
@@ -93,18 +94,13 @@ def replicate_photos(photos: PhotoFolder, *, min_bytes: int) -> PhotoFolder:
     """
     num_copies = max(1, -(-min_bytes // photos.num_bytes))
     final = photos.root.parent.with_name(f"{photos.root.parent.name}-x{num_copies}")
-    count = photos.count * num_copies
-    found = _finished(final, count=count)
-    if found is not None:
-        return found
-    sources = photos.paths()
 
-    def copies() -> Iterator[tuple[str, bytes]]:
+    def copies() -> Images:
         for copy in range(num_copies):
-            for path in sources:
+            for path in photos.paths():
                 yield f"{path.parent.name}/{copy:03d}-{path.name}", _comment(path.read_bytes(), f"copy {copy}")
 
-    return _write(final, copies(), count, lambda: None)
+    return _made(final, copies(), photos.count * num_copies)
 
 
 def pad_photos(photos: PhotoFolder, *, count: int, num_bytes: int) -> PhotoFolder:
@@ -113,19 +109,14 @@ def pad_photos(photos: PhotoFolder, *, count: int, num_bytes: int) -> PhotoFolde
     What follows the end of a JPEG is ignored by decoders. A photograph that is larger already stays as it is.
     """
     final = photos.root.parent.with_name(f"{photos.root.parent.name}-{count}-of-{num_bytes}")
-    found = _finished(final, count=count)
-    if found is not None:
-        return found
-    sources = photos.paths()
 
-    def padded() -> Iterator[tuple[str, bytes]]:
-        for number in range(count):
-            path = sources[number % len(sources)]
+    def padded() -> Images:
+        for number, path in zip(range(count), cycle(photos.paths()), strict=False):
             data = _comment(path.read_bytes(), f"copy {number}")
             noise = random.Random(number).randbytes(max(0, num_bytes - len(data)))
             yield f"{path.parent.name}/{number:06d}.jpg", data + noise
 
-    return _write(final, padded(), count, lambda: None)
+    return _made(final, padded(), count)
 
 
 @cache
@@ -173,8 +164,11 @@ def _comment(jpeg: bytes, text: str) -> bytes:
     return jpeg[:2] + b"\xff\xfe" + struct.pack(">H", len(segment) + 2) + segment + jpeg[2:]
 
 
-def _write(final: Path, images: Iterator[tuple[str, bytes]], count: int, on_photo: Callable[[], object]) -> PhotoFolder:
-    """Writes the images into a temporary folder and renames it, so that half a dataset is never found."""
+def _made(final: Path, images: Images, count: int, on_photo: Callable[[], object] = lambda: None) -> PhotoFolder:
+    """Finds the folder, or writes the images into a temporary one and renames it: half a dataset is never found."""
+    found = _finished(final, count=count)
+    if found is not None:
+        return found
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
     try:
@@ -193,6 +187,7 @@ def _write(final: Path, images: Iterator[tuple[str, bytes]], count: int, on_phot
         shutil.rmtree(final, ignore_errors=True)  # of an older recipe, or damaged
         temporary.rename(final)
     except BaseException:
+        images.close()
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return PhotoFolder(final / "images", count, num_bytes, digest)

@@ -7,12 +7,13 @@ import multiprocessing
 import pytest
 
 from benchmarks import drop_in, local_items
-from benchmarks.drop_in import FULL, Case, Epoch
+from benchmarks.drop_in import FULL, Case
 
 
 def test_figures_are_medians():
-    epochs = [Epoch(batch_s, 0.5, 2.0) for batch_s in (0.4, 0.9, 0.5)]
-    row = drop_in._row(Case("botocore", 2, 64), epochs, [Epoch(0.05, 0.1, 1.0)])
+    epochs = [{"batch_s": batch_s, "first_batch_s": 0.5, "cpu_ms": 2.0} for batch_s in (0.4, 0.9, 0.5)]
+    ours = {"batch_s": 0.05, "first_batch_s": 0.1, "cpu_ms": 1.0}
+    row = drop_in._row(Case("botocore", 2, 64), epochs, [ours])
     assert (row["vanilla_batch_s"], row["ours_batch_s"], row["speedup"]) == (0.5, 0.05, 10.0)
     assert (row["vanilla_items_per_s"], row["ours_items_per_s"]) == (64, 640)
 

@@ -15,6 +15,7 @@ from benchmarks.forerunners_figures import (
     Case,
     Cell,
     compared,
+    figures_of,
     heat_map,
     layer_rows,
     loads_s,
@@ -91,14 +92,14 @@ def cells(rates: dict[Cell, float]) -> dict[Cell, list[Outcome]]:
 
 def test_a_map_says_what_share_of_the_possible_is_reached():
     rates = {Cell(0, 1): 16.0, Cell(0, "auto"): 60.0, Cell(2, 1): 40.0, Cell(2, "auto"): 30.0}
-    made = heat_map(cells(rates), latency_s=0.04, mean_bytes=100_000, bytes_per_s=10e6)
+    made = heat_map(cells(rates), 0.05)
     assert (made["workers"], made["in_flight"]) == ([0, 2], [1, "auto"])
     assert [cell["of_in_flight"] for cell in made["cells"]] == [0.8, None, 1.0, None]
     assert made["auto_vs_best"] == {"0": 3.75, "2": 0.75}
 
 
 def test_a_map_without_auto_compares_nothing():
-    made = heat_map(cells({Cell(0, 1): 16.0}), latency_s=0.04, mean_bytes=1e5, bytes_per_s=1e7)
+    made = heat_map(cells({Cell(0, 1): 16.0}), 0.05)
     assert made["auto_vs_best"] == {"0": None}
 
 
@@ -115,36 +116,11 @@ def test_a_readers_row_is_of_all_its_passes():
 @pytest.fixture
 def figures() -> dict[str, Any]:
     """As of a run, with the committed figures of the two benchmarks that are not run again."""
-    rows = layer_rows({case: [epoch(1.0, [0.5])] for case in CASES}, 32)
-    machine = {"cpu": "A | B", "num_cores": 2}
-    found: dict[str, Any] = {
-        "layers": rows,
-        "batch_load_speedup": speedups(rows, "loader", "batch_load_s"),
-        "batch_every_speedup": speedups(rows, "loader", "batch_every_s"),
-        "remote_share": {layer: remote_share(rows, layer) for layer in ("loader", "training")},
-        "heat_map": heat_map(
-            cells({Cell(workers, number): 10.0 for workers in (0, 2) for number in (1, 16, "auto")}),
-            latency_s=0.04,
-            mean_bytes=1e5,
-            bytes_per_s=1e7,
-        ),
-        "sequential": sequential_rows({name: [reading(10, 1.0)] for name in READERS}),
-        "pipelines": committed("pipelines"),
-        "lossless": committed("lossless"),
-        "differences": DIFFERENCES,
-        "num_photos": 64,
-        "mean_bytes": 60_000,
-        "batch_size": 32,
-        "num_workers": 2,
-        "in_flight": 16,
-        "num_rounds": 5,
-        "server": "MinIO",
-        "latency": "30 ms",
-        "latency_ms": 29.5,
-        "cache_state": "Warm.",
-        "other_programs_share": 0.01,
-        "machine": machine,
-    }
+    epochs: dict[Any, Any] = {case: [epoch(1.0, [0.5])] for case in CASES}
+    epochs |= cells({Cell(workers, number): 10.0 for workers in (0, 2) for number in (1, 16, "auto")})
+    epochs |= {name: [reading(10, 1.0)] for name in READERS}
+    others = {name: committed(name) for name in ("pipelines", "lossless")}
+    found: dict[str, Any] = {**figures_of(epochs, 32, 0.05), **others}
     return {"compared": compared(found), **found}
 
 
