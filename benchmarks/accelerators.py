@@ -43,7 +43,7 @@ from benchmarks.peers.catalog import FULL as PEERS_LOAD
 from benchmarks.peers.catalog import OURS, PEERS, Cell, Peer, find
 from benchmarks.peers.figures import check
 from benchmarks.peers.job import Outcome
-from benchmarks.peers.measuring import Measuring, _epochs
+from benchmarks.peers.measuring import Measuring
 from benchmarks.peers.processes import run_job
 from benchmarks.photos import PhotoFolder, make_photos, pad_photos
 from concurrent_loader.storage.testing import LocalS3, local_s3
@@ -80,10 +80,7 @@ WORKLOADS = (
     Workload("retinanet_b200", 24, 322_957, 0.04755, 0.85, 4_800),
     Workload("unet3d_h100", 7, 146_600_628, 0.323, 0.90, 21),
 )
-_DEFAULT = (
-    "resnet50_h100",
-    "retinanet_b200",
-)  # 3.2 GB/s for a single accelerator of the third are more than two cores do
+_DEFAULT = ("resnet50_h100", "retinanet_b200")  # one accelerator of the third takes 3.2 GB/s: too much for two cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +97,8 @@ class Load:
 
 
 FULL = Load(tuple(workload for workload in WORKLOADS if workload.name in _DEFAULT))
-QUICK = Load(
-    tuple(
-        replace(one, batch_size=4, sample_bytes=50_000, computation_s=0.02, num_samples=32)
-        for one in FULL.workloads[:1]
-    ),
-    num_rounds=1,
-    latency_ms=5,
-    most=1,
-    limit_s=10.0,
-    resident=False,
-)
+_TINY = replace(WORKLOADS[0], batch_size=4, sample_bytes=50_000, computation_s=0.02, num_samples=32)
+QUICK = Load((_TINY,), num_rounds=1, latency_ms=5, most=1, limit_s=10.0, resident=False)
 
 
 def largest(utilisation: Callable[[int], float], least: float, guess: int, most: int) -> tuple[int, dict[int, float]]:
@@ -131,19 +119,12 @@ class Accelerators(Measuring):
 
     def __init__(self, workload: Workload, load: Load, peers: Sequence[Peer], data: Path, console: Console) -> None:
         size = replace(
-            PEERS_LOAD,
-            latencies_ms=(load.latency_ms,),
-            batch_size=workload.batch_size,
-            limit_s=load.limit_s,
-            objects_limit_s=load.limit_s,
-            resident=load.resident,
-        )
+            PEERS_LOAD, latencies_ms=(load.latency_ms,), batch_size=workload.batch_size, limit_s=load.limit_s,
+            objects_limit_s=load.limit_s, resident=load.resident,
+        )  # fmt: skip
         super().__init__(size, peers, data, console)
-        self._workload, self._accelerated, self._cell = (
-            workload,
-            load,
-            Cell(load.kind, load.latency_ms, size.workers[0]),
-        )
+        self._workload, self._accelerated = workload, load
+        self._cell = Cell(load.kind, load.latency_ms, size.workers[0])
 
     def _photos_of(self, kind: str, photos: PhotoFolder) -> PhotoFolder:
         return pad_photos(photos, count=self._workload.num_samples, num_bytes=self._workload.sample_bytes)
@@ -157,7 +138,7 @@ class Accelerators(Measuring):
             server.make_bucket(BUCKET)
             self._prepare(server, self._cell.kind, photos)
             with far_away(server, self._cell.latency_ms) as (far, first_byte_ms):
-                found = [self._row(peer, epoch, far) for peer in self._peers for epoch in _epochs(peer)]
+                found = [self._row(peer, epoch, far) for peer in self._peers for epoch in peer.epochs]
         shutil.rmtree(self._run, ignore_errors=True)
         return found, {"server": server.kind, "first_byte_ms": first_byte_ms}
 
@@ -183,17 +164,11 @@ class Accelerators(Measuring):
                 if epoch == "warm":
                     assert cache is not None
                     self._fill(peer, self._cell, far, cache)
-                outcome, _ = run_job(
-                    self._pythons[peer.name],
-                    structs.replace(
-                        self._job(peer, self._cell, far),
-                        cache_dir=cache,
-                        limit_s=self._accelerated.limit_s,
-                        accelerators=accelerators,
-                        computation_s=self._workload.computation_s,
-                    ),
-                    deadline_s=_DEADLINE_S,
-                )
+                job = structs.replace(
+                    self._job(peer, self._cell, far), cache_dir=cache, limit_s=self._accelerated.limit_s,
+                    accelerators=accelerators, computation_s=self._workload.computation_s,
+                )  # fmt: skip
+                outcome, _ = run_job(self._pythons[peer.name], job, deadline_s=_DEADLINE_S)
             if fault := check(outcome, self._images[self._cell.kind].digests, decoded=self._cell.kind == "decoded"):
                 faults.add(fault)
             return outcome

@@ -16,19 +16,19 @@ null if the format was not measured, or its loader always failed. ``scan_mb_s``:
 scan of the tar files, without latency; ``scan_wall_mb_s``: per second; ``scan_rss_mb``: highest memory of its process;
 ``index_bytes_per_sample``: size of the index per sample and column; ``scans``: these for each format. ``rows``: for
 each ``format``, ``side`` (``in_place, rival, native``) and ``epoch``; ``complete``: rounds that ended; ``loader``: the
-rival's. ``errors``: what failed. The file is written before each epoch, too.
+rival's. ``errors``: what failed.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import random
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -41,9 +41,9 @@ from benchmarks.bucket import far_away
 from benchmarks.command import command_line, publish
 from benchmarks.figures import four_digits, with_spread
 from benchmarks.harness import CommandError, ask
-from benchmarks.machine import describe_machine, read_into_page_cache, versions
+from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.bucket import BUCKET, led_to, put_files, signed_urls
-from benchmarks.peers.catalog import Peer, find
+from benchmarks.peers.catalog import find
 from benchmarks.peers.figures import check, image_digest, without_paths
 from benchmarks.peers.job import Job, Outcome, paths, written
 from benchmarks.peers.processes import EnvironmentFailed, python_of, run_job
@@ -52,6 +52,7 @@ from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
 from benchmarks.program import ROOT
 from concurrent_loader.storage.testing import LocalS3, local_s3
 
+_ENVIRONMENTS = Path(".demo/peers/environments").resolve()  # of the rivals, which `benchmarks.peers` shares
 _DEADLINE_S = 180.0
 _WRITE_S = 900.0
 _SCANNED = ("scan_mb_s", "scan_wall_mb_s", "scan_rss_mb", "index_bytes_per_sample")
@@ -136,12 +137,13 @@ class _Measuring:
             job = structs.replace(self._native, peer=peer.program, prefix=name, options=options)
             self._console.print(f"{contest.format}: {peer.title} writes, a scan follows", style="dim")
             try:
-                python = python_of(peer.environment, _environments()) if with_rivals else None
+                python = python_of(peer.environment, _ENVIRONMENTS) if with_rivals else None
                 keys = self._write(python, job)
             except (CommandError, EnvironmentFailed, subprocess.TimeoutExpired, OSError) as error:
                 self._fail(name, error)
                 continue
-            rival = self._rival(contest, peer, python, job, keys) if python else None
+            told: dict[str, Any] = {"format": contest.format, "place": name, "loader": f"{peer.title}, {peer.layout}"}
+            rival = _Side("rival", python, job, peer.caches, **told, keys=keys) if python else None
             if rival is not None and name != contest.rivals[-1] and not self._ends(rival):
                 failed = self.errors.pop(contest.format, f"its epoch did not end in {self._load.limit_s:g} s")
                 self._fail(name, CommandError(failed))
@@ -164,12 +166,6 @@ class _Measuring:
                 run_job(python, job, deadline_s=_WRITE_S)
             return put_files(self._server, job.prefix, Path(folder))
 
-    def _rival(self, contest: Contest, peer: Peer, python: str, job: Job, keys: list[str]) -> _Side:
-        loader = f"{peer.title}, {peer.layout}"
-        return _Side(
-            "rival", python, job, peer.caches, format=contest.format, place=job.prefix, loader=loader, keys=keys
-        )
-
     def _ends(self, side: _Side) -> bool:
         with empty_folder(self._folder / "cache") as folder:
             outcome = self._epoch(side, structs.replace(side.job, cache_dir=folder))
@@ -185,11 +181,10 @@ class _Measuring:
             scans.append(ask(sys.executable, "adopt_scan", indexed, timeout_s=_WRITE_S))
         return {name: median(scan[name] for scan in scans) for name in scans[0]}
 
-    def take_turns(self, save: Callable[[], object]) -> None:
+    def take_turns(self) -> None:
         """Gives every side its turns, and one more cold epoch to see its memory."""
 
         def run(side: _Side, job: Job, epoch: str, number: int) -> Outcome | None:
-            save()
             self._console.print(f"round {number + 1}: {side.format}, {side.name}, {epoch}", style="dim")
             return self._epoch(side, job)
 
@@ -218,7 +213,7 @@ class _Measuring:
 
     def _fail(self, name: str, error: Exception) -> str:
         self._console.print(f"{name} fails:\n{error}", markup=False, style="red")
-        self.errors[name] = without_paths(str(error), str(_environments().parent), str(self._folder), str(ROOT))
+        self.errors[name] = without_paths(str(error), str(_ENVIRONMENTS.parent), str(self._folder), str(ROOT))
         return self.errors[name]
 
 
@@ -278,15 +273,8 @@ def _write_tars(job: Job) -> None:
         num_bytes += len(data)
 
 
-def _environments() -> Path:
-    """Returns the folder of the rivals' environments, which `benchmarks.peers` shares."""
-    return Path(".demo/peers/environments").resolve()
-
-
-def run_benchmark(
-    load: Load, contests: Sequence[Contest], console: Console, *, with_rivals: bool, file: Path | None
-) -> dict[str, Any]:
-    """Writes all formats, scans them, and lets all sides read; ``file`` gets the figures so far before each epoch."""
+def run_benchmark(load: Load, contests: Sequence[Contest], console: Console, *, with_rivals: bool) -> dict[str, Any]:
+    """Writes all formats, scans them, and lets all sides read."""
     data = Path(".demo/adopt").resolve()
     data.mkdir(parents=True, exist_ok=True)
     photos = replicate_photos(make_photos(data, count=load.num_photos), min_bytes=load.raw_bytes)
@@ -299,19 +287,10 @@ def run_benchmark(
         measuring = _Measuring(load, photos, Path(folder), server, far, console)
         for contest in contests:
             measuring.enter(contest, with_rivals=with_rivals)
-        tar_scan, scans, errors = measuring.scans.get("webdataset", {}), measuring.scans, measuring.errors
-        facts = {"scans": scans, "errors": errors, "first_byte_ms": first_byte_ms, "load": asdict(load)}
-
-        def figures() -> dict[str, Any]:
-            return {**figures_of(measuring.sides), **{name: tar_scan.get(name) for name in _SCANNED}, **facts}
-
-        def save() -> None:
-            if file is not None:
-                so_far = {**figures(), "machine": describe_machine(), "versions": versions()}
-                file.write_text(json.dumps(so_far, indent=2) + "\n", encoding="utf-8")
-
-        measuring.take_turns(save)
-        return figures()
+        measuring.take_turns()
+    tar_scan, scans, errors = measuring.scans.get("webdataset", {}), measuring.scans, measuring.errors
+    facts = {"scans": scans, "errors": errors, "first_byte_ms": first_byte_ms, "load": asdict(load)}
+    return {**figures_of(measuring.sides), **{name: tar_scan.get(name) for name in _SCANNED}, **facts}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -328,9 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = ["webdataset"] if options.without_rivals else options.format or names
     contests = [contest for contest in CONTESTS if contest.format in chosen]
 
-    def measure(console: Console) -> dict[str, Any]:
-        return run_benchmark(load, contests, console, with_rivals=not options.without_rivals, file=options.json)
-
+    measure = partial(run_benchmark, load, contests, with_rivals=not options.without_rivals)
     return publish("adopt", measure, options.json)
 
 

@@ -86,14 +86,9 @@ def _write(load: Load, url: str) -> None:
 
 def _loader(load: Load, dataset: ShardDataset) -> ConcurrentDataLoader:
     return ConcurrentDataLoader(
-        dataset,
-        batch_size=load.batch_size,
-        shuffle=True,
-        seed=7,
-        num_threads=2,
-        shuffle_window=max(1, len(dataset) // 100),
+        dataset, load.batch_size, shuffle=True, seed=7, num_threads=2, shuffle_window=max(1, len(dataset) // 100),
         prefetch_bytes=dataset.manifest.num_bytes // 100,
-    )
+    )  # fmt: skip
 
 
 def _read(load: Load, url: str, cache_dir: Path, budget: float) -> tuple[float, float]:

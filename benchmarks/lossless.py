@@ -249,13 +249,10 @@ def measure_on_gpu(images: list[Pixels], num_rounds: int) -> dict[str, float]:
 
         if not torch.equal(by_png(), by_ours()):
             raise RuntimeError("the pixels differ")
-        prepare = _in_turns((by_png, by_ours), num_rounds)
+        png_s, ours_s = _in_turns((by_png, by_ours), num_rounds)
         train = _in_turns((lambda: step(by_png()), lambda: step(by_ours())), num_rounds)
-    return {
-        "gpu_decode_mpix_s": round(mpix / prepare[1], 1),
-        "gpu_prepare_vs_png": round(prepare[0] / prepare[1], 3),
-        "gpu_train_vs_png": round(train[0] / train[1], 3),
-    }
+    figures = (round(mpix / ours_s, 1), round(png_s / ours_s, 3), round(train[0] / train[1], 3))
+    return dict(zip(GPU_KEYS, figures, strict=True))
 
 
 def _training_step() -> Callable[[torch.Tensor], object]:

@@ -37,6 +37,7 @@ from rich.console import Console
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.command import bar, in_turns, program
+from benchmarks.figures import medians
 from concurrent_loader import ByLength, ConcurrentDataLoader, Packed, ShardDataset
 from concurrent_loader.storage import ShardWriter
 
@@ -203,8 +204,7 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
             rounds[number][side] = _timed(sides[side](Path(folder), number), load.length)
             progress.advance()
     rows: dict[str, dict[str, Any]] = {
-        side: {"side": side, **{key: median(each[side][key] for each in rounds) for key in rounds[0][side]}}
-        for side in sides
+        side: {"side": side, **medians([each[side] for each in rounds], lambda value: value)} for side in sides
     }
     for side, row in rows.items():
         row["extremes"] = [choose(each[side]["tokens_s"] for each in rounds) for choose in (min, max)]

@@ -18,13 +18,12 @@ import tempfile
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.console import Console
 
 from benchmarks.command import bar, in_turns, program
-from benchmarks.figures import rounded
+from benchmarks.figures import medians, rounded
 from benchmarks.harness import CommandError, converse
 from benchmarks.peers.processes import EnvironmentFailed, python_of
 
@@ -83,7 +82,7 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
         {
             "side": side if side in _PEERS else "ours",
             "rows": "text" if side in _PEERS else side,
-            **{key: rounded(median(each[key] for each in rounds)) for key in rounds[0]},
+            **medians(rounds, rounded),
             "extremes": [rounded(choose(each["shuffled"] for each in rounds)) for choose in (min, max)],
         }
         for side, rounds in found.items()

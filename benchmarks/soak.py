@@ -137,25 +137,15 @@ class Soak:
         self._look_out()
         try:
             dataset = ShardDataset(
-                _URL,
-                storage_options=server.storage_options(),
-                cache_dir=cache,
-                cache_bytes=round(self._num_bytes * _CACHE_SHARE),
-                retry=_POLICY,
-            )
+                _URL, storage_options=server.storage_options(), cache_dir=cache,
+                cache_bytes=round(self._num_bytes * _CACHE_SHARE), retry=_POLICY,
+            )  # fmt: skip
         except StorageError as error:
             self._errors[f"open: {type(error).__name__}"] += 1
             return
         with dataset:
-            loader = ConcurrentDataLoader(
-                dataset,
-                batch_size=_BATCH_SIZE,
-                shuffle=True,
-                seed=self._load.seed,
-                # Few shards at a time: the others come and go.
-                shuffle_window=_WINDOW,
-                prefetch_bytes=_WINDOW,
-            )
+            few = {"shuffle_window": _WINDOW, "prefetch_bytes": _WINDOW}  # shards at a time: the others come and go
+            loader = ConcurrentDataLoader(dataset, _BATCH_SIZE, shuffle=True, seed=self._load.seed, **few)
             loader.set_epoch(self._num_epochs)
             for _ in range(_EPOCHS_AN_OPENING):
                 seen = self._read_epoch(loader)

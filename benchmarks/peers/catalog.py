@@ -35,6 +35,11 @@ class Peer:
         return self.program == "ours"
 
     @property
+    def epochs(self) -> tuple[str, ...]:
+        """Kinds of epochs that it has a turn in."""
+        return ("cold", "warm") if self.caches else ("cold",)
+
+    @property
     def reads_files(self) -> bool:
         """Whether it reads the photographs themselves, on the local drive."""
         return self.options.get("client") == "files"

@@ -198,7 +198,7 @@ class Measuring:
             self._tell(f"{cell.kind}: requests and memory of {peer.name}")
             self._put_at_hand(peer, cell.kind)
             with self._cache(peer) as cache:
-                for epoch in _epochs(peer):
+                for epoch in peer.epochs:
                     with self._noted(peer, cell.kind, epoch, "counting_error"):
                         self._extras[peer.name, cell.kind, epoch] |= self._counts(server, peer, cell, cache)
 
@@ -222,7 +222,7 @@ class Measuring:
         images = self._images[cell.kind]
         half = len(images.order) // self._load.batch_size // 2
         for peer in self._able(cell.kind):
-            epoch = _epochs(peer)[-1]
+            epoch = peer.epochs[-1]
             runs = self._runs[peer.name, cell, epoch]
             if not runs:
                 continue
@@ -254,7 +254,7 @@ class Measuring:
             if images is None or not self._load.measures(cell):
                 continue
             for peer in self._peers:
-                for epoch in _epochs(peer):
+                for epoch in peer.epochs:
                     runs = self._runs[peer.name, cell, epoch]
                     error = self._errors.get((peer.name, cell.kind))
                     if not runs and error is None:
@@ -302,16 +302,11 @@ class Measuring:
             # As large as its documentation advises if each worker still has several.
             options["tar_bytes"] = min(64_000_000, images.photos.num_bytes // _TAR_FILES)
         job = Job(
-            peer=peer.program,
-            photos=str(images.photos.root),
-            prefix=f"{cell.kind}/{prefix_of(peer)}",
-            urls=signed_urls(server, keys) if by_url and keys else [],
-            options=options,
-            decoded=cell.kind == "decoded",
-            batch_size=self._load.batch_size,
-            num_workers=cell.workers,
+            peer=peer.program, photos=str(images.photos.root), prefix=f"{cell.kind}/{prefix_of(peer)}", options=options,
+            urls=signed_urls(server, keys) if by_url and keys else [], decoded=cell.kind == "decoded",
+            batch_size=self._load.batch_size, num_workers=cell.workers,
             resident_bytes=images.photos.num_bytes * 11 // 10 if self._load.resident else 0,
-        )
+        )  # fmt: skip
         return led_to(job, server.storage_options())
 
     def _put_at_hand(self, peer: Peer, kind: str) -> None:
@@ -320,12 +315,8 @@ class Measuring:
         Some gigabytes have been written shortly before. Which of them the system still holds is chance, and would be
         another peer's bad luck in every run.
         """
-        if peer.reads_files:
-            read_into_page_cache(self._images[kind].photos.root)
-        elif peer.place == "local":
-            read_into_page_cache(self._run / f"local-{kind}")
-        else:
-            read_into_page_cache(self._run / "s3" / BUCKET / kind / prefix_of(peer))
+        local = self._images[kind].photos.root if peer.reads_files else self._run / f"local-{kind}"
+        read_into_page_cache(local if peer.place == "local" else self._run / "s3" / BUCKET / kind / prefix_of(peer))
 
     @contextlib.contextmanager
     def _cache(self, peer: Peer) -> Iterator[str | None]:
@@ -372,7 +363,3 @@ class Measuring:
 
     def _tell(self, what: str, *, style: str = "dim") -> None:
         self._console.print(what, markup=False, highlight=False, style=style)
-
-
-def _epochs(peer: Peer) -> tuple[str, ...]:
-    return ("cold", "warm") if peer.caches else ("cold",)
