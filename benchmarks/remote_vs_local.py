@@ -22,7 +22,7 @@ from msgspec import structs
 from rich.console import Console
 
 from benchmarks.bucket import Bucket, open_bucket, photos_in, write_shards
-from benchmarks.command import Bar, bar, command_line, publish
+from benchmarks.command import bar, command_line, publish
 from benchmarks.figures import with_spread
 from benchmarks.machine import Bystanders
 from benchmarks.peers.bucket import led_to
@@ -72,17 +72,10 @@ FULL, QUICK = Load(), Load(num_photos=12, raw_bytes=1_000_000, num_rounds=1)
 def sides_of(step: Step, photos: PhotoFolder, prefix: str, bucket: Bucket, *, resident: bool = True) -> list[Side]:
     """Returns the image folder and the shards, with all settings that they have in common."""
     folder = Job(
-        peer="torch_items",
-        photos=str(photos.root),
-        options={"client": "files"},
-        decoded=step.decoded,
-        train=step.train,
-        size=INPUT_SIZE,
-        min_scale=MIN_SCALE,
-        batch_size=step.batch_size,
-        num_workers=step.num_workers,
-        resident_bytes=photos.num_bytes * 11 // 10 if resident else 0,
-    )
+        peer="torch_items", photos=str(photos.root), options={"client": "files"}, decoded=step.decoded,
+        train=step.train, size=INPUT_SIZE, min_scale=MIN_SCALE, batch_size=step.batch_size,
+        num_workers=step.num_workers, resident_bytes=photos.num_bytes * 11 // 10 if resident else 0,
+    )  # fmt: skip
     options = {"layout": "shards", "transform": True}
     shards = structs.replace(folder, peer="ours", prefix=prefix, num_workers=None, options=options)
     shards = led_to(shards, bucket.remote, bucket=bucket.name)
@@ -111,18 +104,14 @@ def run_benchmark(name: str, load: Load, console: Console) -> dict[str, Any]:
         }
         for step in _STEPS[name]:
             images = photos if step.decoded else replicate_photos(photos, min_bytes=load.raw_bytes)
-            prefix = f"{images.root.parent.name}/shards"
-            write_shards(images, f"s3://{bucket.name}/{prefix}", bucket.direct)
-            others = Bystanders()
-            with bar(console, f"{step.name}: epochs", 3 * load.num_rounds) as progress:
-                made = _run_rounds(step, images, prefix, bucket, load, progress)
-            figures[step.name] = {**made, "other_programs_share": round(others.share(), 3)}
+            figures[step.name] = _run_rounds(step, images, bucket, load, console)
     return figures
 
 
-def _run_rounds(
-    step: Step, photos: PhotoFolder, prefix: str, bucket: Bucket, load: Load, progress: Bar
-) -> dict[str, Any]:
+def _run_rounds(step: Step, photos: PhotoFolder, bucket: Bucket, load: Load, console: Console) -> dict[str, Any]:
+    prefix = f"{photos.root.parent.name}/shards"
+    write_shards(photos, f"s3://{bucket.name}/{prefix}", bucket.direct)
+    others = Bystanders()
     digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(photos.paths())]
     server_s_per_1000 = []
 
@@ -135,10 +124,13 @@ def _run_rounds(
         return outcome
 
     local, shards = sides_of(step, photos, prefix, bucket, resident=load.resident)
-    take_turns([local, shards], load.num_rounds, load.data / "benchmark-cache", run)
+    with bar(console, f"{step.name}: epochs", 3 * load.num_rounds) as progress:
+        take_turns([local, shards], load.num_rounds, load.data / "benchmark-cache", run)
+    share = round(others.share(), 3)
     epochs = (local.outcomes["cold"], shards.outcomes["cold"], shards.outcomes["warm"])
     figures = figures_of(*([made[number] for number in sorted(made)] for made in epochs))
-    return {**figures, "server_cpu_s_per_1000": round(median(server_s_per_1000), 3)}
+    server_cpu_s = round(median(server_s_per_1000), 3)
+    return {**figures, "server_cpu_s_per_1000": server_cpu_s, "other_programs_share": share}
 
 
 def pace(outcome: Outcome) -> float:

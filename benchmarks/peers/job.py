@@ -179,12 +179,8 @@ class StatefulLoader(Loader):
 def torch_loader(dataset: Dataset[Any], job: Job, *, collate_fn: Any = collate) -> Loader:
     """Puts torch's DataLoader around a dataset of (image, number), with the settings that serve it best here."""
     loader: DataLoader[Any] = DataLoader(
-        dataset,
-        batch_size=job.batch_size,
-        shuffle=None if isinstance(dataset, IterableDataset) else True,
-        generator=torch.Generator().manual_seed(job.seed),
-        num_workers=job.num_workers or 0,
+        dataset, job.batch_size, shuffle=None if isinstance(dataset, IterableDataset) else True, collate_fn=collate_fn,
+        generator=torch.Generator().manual_seed(job.seed), num_workers=job.num_workers or 0,
         prefetch_factor=4 if job.num_workers else None,
-        collate_fn=collate_fn,
-    )
+    )  # fmt: skip
     return Loader(loader)

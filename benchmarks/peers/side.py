@@ -56,8 +56,9 @@ def read(program: Any, job: Job) -> Outcome:
         batch_sizes=taken.batch_sizes,
         digest="" if job.decoded else f"{taken.digest:032x}",
         build_s=build_s,
-        first_batch_s=taken.first_batch_s(),
-        half_s=taken.half_s(),
+        # As many images as a batch has, even if they came one by one.
+        first_batch_s=taken.when(min(job.batch_size, len(taken.numbers))),
+        half_s=taken.when(len(taken.numbers) / 2),
         epoch_s=taken.times[-1],
         # Closing costs, too; but of processes that nobody waits for, nothing is left to be read afterwards.
         cpu_s=max(cpu_after_s, cpu_of_tree_s()) - cpu_before_s,
@@ -152,17 +153,9 @@ class _Taken:
             raise RuntimeError("nothing was delivered")
         return True
 
-    def first_batch_s(self) -> float:
-        """Returns when as many images had come as a batch has, even if they came one by one."""
-        return self._when(min(self._job.batch_size, len(self.numbers)))
-
-    def half_s(self) -> float:
-        """Returns when half of what came had come."""
-        return self._when(len(self.numbers) / 2)
-
-    def _when(self, num_samples: float) -> float:
-        place = bisect_left(list(accumulate(self.batch_sizes)), num_samples)
-        return self.times[place]
+    def when(self, num_samples: float) -> float:
+        """Returns the seconds after which so many images had come."""
+        return self.times[bisect_left(list(accumulate(self.batch_sizes)), num_samples)]
 
     def _look_at(self, images: Sequence[bytes | memoryview] | Tensor, numbers: Sequence[int]) -> None:
         if len(images) != len(numbers):

@@ -23,9 +23,9 @@ from benchmarks.peers.programs.parquet import write_parquet
 
 
 def write(job: Job) -> None:
-    """Writes Parquet files, in groups of ``row_group`` rows."""
+    """Writes Parquet files, in groups of 100 rows."""
     filesystem = fsspec.filesystem("s3", **_storage_options(job))
-    write_parquet(job, filesystem, row_group_size=job.options.get("row_group", 100))
+    write_parquet(job, filesystem, row_group_size=100)
 
 
 class _Item:
@@ -38,23 +38,12 @@ class _Item:
 
 def open_loader(job: Job) -> Loader:
     """Makes dataset and loader."""
-    options: dict[str, Any] = {}
-    if job.options.get("prefetch", True):
-        range_bytes = job.options.get("range_bytes", 32 << 20)
-        cache_options = pa.CacheOptions(prefetch_limit=1, range_size_limit=range_bytes)
-        options["fragment_scan_options"] = pads.ParquetFragmentScanOptions(cache_options=cache_options)
+    cache_options = pa.CacheOptions(prefetch_limit=1, range_size_limit=32 << 20)
     dataset = datasets.load_dataset(
-        "parquet",
-        data_files=f"{job.url}/*.parquet",
-        split="train",
-        streaming=True,
+        "parquet", data_files=f"{job.url}/*.parquet", split="train", streaming=True,
         storage_options=_storage_options(job),
-        **options,
-    ).shuffle(
-        seed=job.seed,
-        buffer_size=job.options.get("buffer_size", 1000),
-        max_buffer_input_shards=job.options.get("input_shards", 10),
-    )
+        fragment_scan_options=pads.ParquetFragmentScanOptions(cache_options=cache_options),
+    ).shuffle(seed=job.seed, buffer_size=1000, max_buffer_input_shards=10)  # fmt: skip
     # Only torchdata's loader can save where its workers are, and to do so for every batch costs it time.
     loader_class: Any = DataLoader
     if job.state is not None or job.num_batches is not None:
@@ -62,12 +51,9 @@ def open_loader(job: Job) -> Loader:
 
         loader_class = StatefulDataLoader
     loader = loader_class(
-        dataset,
-        batch_size=job.batch_size,
-        num_workers=job.num_workers,
+        dataset, batch_size=job.batch_size, num_workers=job.num_workers, collate_fn=_Item(job),
         prefetch_factor=4 if job.num_workers else None,
-        collate_fn=_Item(job),
-    )
+    )  # fmt: skip
     if job.state is not None:
         loader.load_state_dict(pickle.loads(base64.b64decode(job.state)))  # noqa: S301 - our own, of before
     return _Loader(loader)

@@ -14,6 +14,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.bucket import botocore_client, obstore_client
+from benchmarks.bucket import at_once, botocore_client, obstore_client
 from benchmarks.peers.job import Job, Loader, Treat, collate, paths
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, ShardDataset
 from concurrent_loader.storage.stores import open_store
@@ -207,21 +208,18 @@ def _from_store(job: Job, order: Sequence[int]) -> Iterator[Photo]:
     """Gets files by one of our stores, many at once."""
     got: SimpleQueue[Photo | None] = SimpleQueue()
     names, local = paths(job.photos), not job.bucket
-    waiting = iter(order)
 
     async def get_all() -> None:
         url, options = (job.photos, {}) if local else (f"s3://{job.bucket}", job.storage_options)
-        async with open_store(url, **options) as store, asyncio.TaskGroup() as group:
+        async with open_store(url, **options) as store:
 
-            async def work() -> None:
-                for number in waiting:
-                    began_s = perf_counter()
-                    key = names[number].relative_to(job.photos).as_posix() if local else key_of(job, number)
-                    data = (await store.get(key)).data
-                    got.put(Photo(number, bytes(data), began_s, perf_counter()))
+            async def get(number: int) -> None:
+                began_s = perf_counter()
+                key = names[number].relative_to(job.photos).as_posix() if local else key_of(job, number)
+                data = (await store.get(key)).data
+                got.put(Photo(number, bytes(data), began_s, perf_counter()))
 
-            for _ in range(_AT_ONCE):
-                group.create_task(work())
+            await at_once(get, order, _AT_ONCE)
 
     def run() -> None:
         try:
@@ -268,14 +266,9 @@ def _make(job: Job, order: list[int]) -> Any:
     if kind == "many":
         in_flight = options["in_flight"]
         return DROP_IN(photos, batch_size=None, sampler=order, in_flight=in_flight, collate_fn=lambda item: item)
-    common: dict[str, Any] = {
-        "batch_size": job.batch_size,
-        "sampler": order,
-        "num_workers": job.num_workers,
-        "prefetch_factor": 4 if job.num_workers else None,
-        "persistent_workers": bool(job.num_workers) and "warm_up" in options,
-        "collate_fn": collate_timed,
-    }
-    return (
-        DataLoader(photos, **common) if kind == "torch" else DROP_IN(photos, in_flight=options["in_flight"], **common)
-    )
+    make: Any = DataLoader if kind == "torch" else partial(DROP_IN, in_flight=options["in_flight"])
+    return make(
+        photos, batch_size=job.batch_size, sampler=order, num_workers=job.num_workers, collate_fn=collate_timed,
+        prefetch_factor=4 if job.num_workers else None,
+        persistent_workers=bool(job.num_workers) and "warm_up" in options,
+    )  # fmt: skip

@@ -63,24 +63,13 @@ def open_loader(job: Job) -> Loader:
     locks = tempfile.mkdtemp(prefix="mds-")  # its lock files stay; a later run would take them for another's
     tempfile.tempdir = locks
     dataset = _Images(
-        Treat(job),
-        remote=job.url,
-        local=str(Path(job.cache_dir) / "mds"),
-        batch_size=job.batch_size,
-        shuffle=True,
-        shuffle_algo=job.options.get("shuffle_algo", "py1e"),
-        shuffle_block_size=job.options.get("shuffle_block_size"),
-        shuffle_seed=job.seed,
-        predownload=job.options.get("predownload"),
-        num_canonical_nodes=job.options.get("num_canonical_nodes"),
-    )
+        Treat(job), remote=job.url, local=str(Path(job.cache_dir) / "mds"), batch_size=job.batch_size, shuffle=True,
+        shuffle_algo="py1e", shuffle_block_size=job.options.get("shuffle_block_size"), shuffle_seed=job.seed,
+    )  # fmt: skip
     loader = StreamingDataLoader(
-        dataset,
-        batch_size=job.batch_size,
-        num_workers=job.num_workers,
-        prefetch_factor=job.options.get("prefetch_factor", 4) if job.num_workers else None,
-        collate_fn=collate,
-    )
+        dataset, batch_size=job.batch_size, num_workers=job.num_workers, collate_fn=collate,
+        prefetch_factor=4 if job.num_workers else None,
+    )  # fmt: skip
     return _Loader(loader, job, locks)
 
 

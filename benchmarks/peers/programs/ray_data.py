@@ -49,29 +49,20 @@ class _Decode:
 def prepare(job: Job) -> None:
     """Starts a cluster of this machine: a training with Ray joins one that runs, so its start is not timed."""
     ray.init(
-        num_cpus=job.num_workers,
-        include_dashboard=False,
-        configure_logging=True,
-        logging_level=logging.WARNING,
-        log_to_driver=False,
-        object_store_memory=job.options.get("object_store_bytes", 2 << 30),
-        _temp_dir=_folder(),
-    )
+        num_cpus=job.num_workers, include_dashboard=False, configure_logging=True, logging_level=logging.WARNING,
+        log_to_driver=False, object_store_memory=2 << 30, _temp_dir=_folder(),
+    )  # fmt: skip
 
 
 def open_loader(job: Job) -> Loader:
     """Makes a dataset in the cluster."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    context.target_max_block_size = job.options.get("block_bytes", 16 << 20)
-    dataset = ray.data.read_parquet(
-        f"{job.bucket}/{job.prefix}/",
-        filesystem=_filesystem(job),
-        shuffle=ray.data.FileShuffleConfig(seed=job.seed),
-        override_num_blocks=job.options.get("num_blocks"),
-    )
+    context.target_max_block_size = 16 << 20
+    shuffle = ray.data.FileShuffleConfig(seed=job.seed)
+    dataset = ray.data.read_parquet(f"{job.bucket}/{job.prefix}/", filesystem=_filesystem(job), shuffle=shuffle)
     if job.decoded:
-        dataset = dataset.map_batches(_Decode(job), batch_size=job.options.get("map_batch", 64))
+        dataset = dataset.map_batches(_Decode(job), batch_size=64)
     return _Loader(dataset, job)
 
 
@@ -82,12 +73,9 @@ class _Loader(Loader):
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._loader.iter_batches(
-            batch_size=self._job.batch_size,
-            prefetch_batches=self._job.options.get("prefetch_batches", 4),
-            batch_format="numpy",
-            local_shuffle_buffer_size=self._job.options.get("buffer_size", 1000),
-            local_shuffle_seed=self._job.seed,
-        ):
+            batch_size=self._job.batch_size, prefetch_batches=4, batch_format="numpy",
+            local_shuffle_buffer_size=1000, local_shuffle_seed=self._job.seed,
+        ):  # fmt: skip
             images = batch["image"]
             yield torch.from_numpy(images) if self._job.decoded else images.tolist(), batch["number"].tolist()
 
@@ -104,9 +92,5 @@ def _folder() -> str:
 
 
 def _filesystem(job: Job) -> pyarrow.fs.S3FileSystem:
-    return pyarrow.fs.S3FileSystem(
-        access_key=job.access_key_id,
-        secret_key=job.secret_access_key,
-        region=job.region,
-        endpoint_override=job.endpoint_url,
-    )
+    keys = {"access_key": job.access_key_id, "secret_key": job.secret_access_key}
+    return pyarrow.fs.S3FileSystem(**keys, region=job.region, endpoint_override=job.endpoint_url)

@@ -18,13 +18,13 @@ from spdl.pipeline import Pipeline, PipelineBuilder
 from benchmarks.peers.job import Job, Loader, Treat, collate
 from benchmarks.peers.programs.boto3_client import connect, listed_keys
 
+_NUM_FETCHERS = 32
 _Sample = tuple[Any, int]
 
 
 def open_loader(job: Job) -> Loader:
     """Makes the pipeline; threads start with the first batch."""
-    num_fetchers: int = job.options.get("num_fetchers", 32)
-    client = connect(job, max_pool_connections=num_fetchers)
+    client = connect(job, max_pool_connections=_NUM_FETCHERS)
     keys = listed_keys(client, job)
 
     def fetch(number: int) -> _Sample:
@@ -32,8 +32,8 @@ def open_loader(job: Job) -> Loader:
 
     numbers = list(range(len(keys)))
     random.Random(job.seed).shuffle(numbers)
-    fetchers = ThreadPoolExecutor(num_fetchers, thread_name_prefix="fetch")
-    builder = PipelineBuilder().add_source(numbers).pipe(fetch, concurrency=num_fetchers, executor=fetchers)
+    fetchers = ThreadPoolExecutor(_NUM_FETCHERS, thread_name_prefix="fetch")
+    builder = PipelineBuilder().add_source(numbers).pipe(fetch, concurrency=_NUM_FETCHERS, executor=fetchers)
     treat = Treat(job)
     if job.decoded:
         builder = builder.pipe(lambda sample: (treat(sample[0]), sample[1]), concurrency=job.num_workers)
