@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.bucket import BANDWIDTH_MB_S, far_away, put_all
 from benchmarks.command import bar, program, rounds
 from benchmarks.figures import medians
-from benchmarks.fresh_process import cpu_of_fresh_processes_s, in_fresh_process
-from benchmarks.local_items import BATCH_SIZE, HUGGING_FACE, KINDS, SIDES, cpu_s, epoch_times, is_installed
+from benchmarks.fresh_process import cpu_of_fresh_processes_s, cpu_s, in_fresh_process
+from benchmarks.local_items import BATCH_SIZE, HUGGING_FACE, KINDS, SIDES, epoch_times, is_installed
 from benchmarks.machine import Bystanders, describe_machine
 from benchmarks.peers.bucket import led_to
 from benchmarks.peers.job import Job

@@ -44,7 +44,7 @@ def in_fresh_process(
         if not receiving.poll(timeout_s):
             raise TimeoutError(f"{what}: nothing after {timeout_s:.0f} s")
         answer: Result
-        answer, cpu_s = receiving.recv()
+        answer, used_s = receiving.recv()
         process.join(_END_S)
     except EOFError:
         raise RuntimeError(f"{what}: the measurement failed, see above") from None
@@ -53,7 +53,7 @@ def in_fresh_process(
         process.kill()
         process.join()
     global _cpu_s
-    _cpu_s += cpu_s
+    _cpu_s += used_s
     return answer
 
 
@@ -65,5 +65,10 @@ def cpu_of_fresh_processes_s() -> float:
 def _run(answer: Connection, measure: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler would unwind it
     result = measure(*arguments)
+    answer.send((result, cpu_s()))
+
+
+def cpu_s() -> float:
+    """Returns the processor time of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    answer.send((result, sum(usage.ru_utime + usage.ru_stime for usage in used)))
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)  # `os.times` counts ticks of 10 ms

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import resource
 import time
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from benchmarks.fresh_process import cpu_s
 from benchmarks.photos import make_photos
 from concurrent_loader import ConcurrentDataLoader
 
@@ -168,9 +168,3 @@ def epoch_times(
             if number >= 0:
                 taken[side].append((took_s, used_s))
     return taken
-
-
-def cpu_s() -> float:
-    """Returns the processor time of this process and of its children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)  # `os.times` counts ticks of 10 ms

@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.command import bar, program, rounds
+from benchmarks.command import program, rounds
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
 
@@ -36,17 +36,11 @@ class Load:
 FULL, QUICK = Load(), Load(20_000, 1)
 
 
-def write(url: str, num_samples: int, console: Console) -> None:
+def write(url: str, num_samples: int) -> None:
     """Writes a dataset of tiny samples."""
-    columns = {"data": "bytes", "label": "int64"}
-    with (
-        bar(console, "Writing", num_samples) as progress,
-        ShardWriter(url, columns=columns, shard_size=_SHARD_SIZE) as writer,
-    ):
+    with ShardWriter(url, columns={"data": "bytes", "label": "int64"}, shard_size=_SHARD_SIZE) as writer:
         for number in range(num_samples):
             writer.write({"data": number.to_bytes(16, "little"), "label": number})
-            if number % 10_000 == 0:
-                progress.reach(number)
 
 
 def first_batch(dataset: ShardDataset, sample: int) -> tuple[float, int, int]:
@@ -71,7 +65,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Measures the first batch at the beginning and in the middle of an epoch, in turns."""
     num_samples, places = load.num_samples, (0, load.num_samples // 2)
     with tempfile.TemporaryDirectory() as folder:
-        write(folder, num_samples, console)
+        write(folder, num_samples)
         # By fsspec, as a store far away would be read: with requests to be counted, not in place.
         with ShardDataset(folder, client="fsspec") as dataset:
             first_batch(dataset, num_samples // 4)  # imports, and the first planning

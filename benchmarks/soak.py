@@ -144,10 +144,8 @@ class Soak:
             self._errors[f"open: {type(error).__name__}"] += 1
             return
         with dataset:
-            few: dict[str, Any] = {
-                "shuffle_window": _WINDOW,
-                "prefetch_bytes": _WINDOW,
-            }  # shards at a time: the others come and go
+            # Few shards at a time: the others come and go.
+            few: dict[str, Any] = {"shuffle_window": _WINDOW, "prefetch_bytes": _WINDOW}
             loader = ConcurrentDataLoader(dataset, _BATCH_SIZE, shuffle=True, seed=self._load.seed, **few)
             loader.set_epoch(self._num_epochs)
             for _ in range(_EPOCHS_AN_OPENING):
