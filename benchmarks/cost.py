@@ -93,12 +93,9 @@ def measure(
     for layout, cache in _SYSTEMS:
         with http_faults(server) as proxy:
             open_dataset = partial(
-                _OPENERS[layout],
-                f"{bucket}/{layout}",
-                cache_dir=folder / f"cache-{layout}" if cache == "cache" else None,
-                storage_options=server.through(proxy).storage_options(),
-                hedge=None,
-            )
+                _OPENERS[layout], f"{bucket}/{layout}", storage_options=server.through(proxy).storage_options(),
+                cache_dir=folder / f"cache-{layout}" if cache == "cache" else None, hedge=None,
+            )  # fmt: skip
             found.append(_count(f"ours, {layout}, {cache}", proxy, open_dataset))
         on_side()
     return found

@@ -125,15 +125,11 @@ def batches(
         return {**sample, "image": on_cpu(sample["image"])}
 
     with ShardDataset(shards, columns=("image", "label")) as dataset:
+        crop = RandomResizedCrop(INPUT_SIZE, scale=_SCALE, flip=0.0)  # mirrored with the others
         loader = ConcurrentDataLoader(
-            dataset,
-            load.batch_size,
-            shuffle=True,
-            decode={"image": RandomResizedCrop(INPUT_SIZE, scale=_SCALE, flip=0.0)},  # mirrored with the others
+            dataset, load.batch_size, shuffle=True, decode={"image": crop}, drop_last=True, device=device,
             transform=transform if pipeline.place == "cpu" else None,
-            drop_last=True,
-            device=device,
-        )
+        )  # fmt: skip
         for batch in loader:
             yield batch["image"], batch["label"]
 

@@ -118,16 +118,11 @@ def run_side(side: Side, load: Load, url: str, cache_dir: str) -> dict[str, floa
     in_processes = side.mode == "processes"
     with ShardDataset(url, cache_dir=cache_dir) as dataset:
         loader = ConcurrentDataLoader(
-            dataset,
-            batch_size=load.batch_size,
-            shuffle=True,
-            decode={"image": "rgb"},
+            dataset, load.batch_size, shuffle=True, decode={"image": "rgb"}, num_threads=side.n,
             transform=Native() if side.transform == "native" else Python(load.loop_length),
-            num_threads=side.n,
-            num_workers=side.n if in_processes else 0,
-            persistent_workers=in_processes,
+            num_workers=side.n if in_processes else 0, persistent_workers=in_processes,
             multiprocessing_context="forkserver" if in_processes else None,
-        )
+        )  # fmt: skip
         for _ in loader:
             continue
         start_s = loader.stats.first_batch_s

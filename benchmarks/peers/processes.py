@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -90,14 +91,9 @@ def run_job(python: str, job: Job, *, deadline_s: float, watch_memory: bool = Fa
                 thread.join()
 
     with tempfile.TemporaryDirectory(prefix="peer-") as scratch:
-        for line in converse(
-            [python, "-m", "benchmarks.peers.side"],
-            msgspec.json.encode(job),
-            what=f"{job.peer} ({job.task})",
-            env={"TMPDIR": scratch},
-            deadline_s=deadline_s,
-            watching=watching,
-        ):
+        command, what = [python, "-m", "benchmarks.peers.side"], f"{job.peer} ({job.task})"
+        options: dict[str, Any] = {"env": {"TMPDIR": scratch}, "deadline_s": deadline_s, "watching": watching}
+        for line in converse(command, msgspec.json.encode(job), what=what, **options):
             outcome = msgspec.json.decode(line, type=Outcome)
     return outcome, peak_bytes[0]
 

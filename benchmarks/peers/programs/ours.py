@@ -45,14 +45,10 @@ class _Loader(StatefulLoader):
             return {**sample, self._image: augment.augment(sample[self._image])}
 
         loader = ConcurrentDataLoader(
-            self._dataset,
-            batch_size=job.batch_size,
-            shuffle=True,
-            seed=job.seed,
-            num_threads=job.num_workers,
+            self._dataset, job.batch_size, shuffle=True, seed=job.seed, num_threads=job.num_workers,
             decode={self._image: crop} if job.decoded else None,
             transform=transform if job.decoded and by_transform else None,
-        )
+        )  # fmt: skip
         super().__init__(loader, job)
 
     def __iter__(self) -> Iterator[tuple[Any, Sequence[int]]]:
