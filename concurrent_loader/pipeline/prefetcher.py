@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
@@ -32,6 +33,7 @@ class Prefetcher:
         self._units: dict[int, asyncio.Future[OpenUnit | Exception]] = {}
         self._queue: deque[int] = deque()
         self._num_fetchers = 0
+        self._began: dict[int, float] = {}  # unit → monotonic seconds at which its fetcher took it
 
     def prefetch(self, unit: int, start: Start) -> None:
         """Queues a unit behind all units queued before.
@@ -58,8 +60,8 @@ class Prefetcher:
     def under_way(self) -> list[tuple[float, int]]:
         """Returns the start and the number of each unit that is being fetched from the store. For any thread."""
         waiting = [unit for unit, future in list(self._units.items()) if not future.done()]
-        times = [(unit, self._source.fetch_times(unit)) for unit in waiting]
-        return [(found[0], unit) for unit, found in times if found is not None and found[1] is None]
+        times = [(unit, self._began.get(unit), self._source.fetch_times(unit)) for unit in waiting]
+        return [(max(began, found[0]), unit) for unit, began, found in times if began and found and found[1] is None]
 
     def release(self, unit: int, *, done_for_epoch: bool = False) -> None:
         """Releases a fetched unit, or removes a queued one; see `Source.release`."""
@@ -100,6 +102,7 @@ class Prefetcher:
         future = self._units.get(unit)
         if future is None:
             return
+        self._began[unit] = time.monotonic()
         try:
             outcome: OpenUnit | Exception = await self._source.acquire(unit)
         except Exception as error:  # noqa: BLE001 - passed to the batch that needs the unit
@@ -109,6 +112,8 @@ class Prefetcher:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             return  # the request was cancelled, not this task; the next units are still fetched
+        finally:
+            self._began.pop(unit, None)
         if self._units.get(unit) is future:
             future.set_result(outcome)
         else:

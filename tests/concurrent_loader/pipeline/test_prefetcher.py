@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ class Units:
         self.asked: list[int] = []
         self.held: list[int] = []
         self.coming: dict[int, asyncio.Future[Any]] = {}
+        self.fetch_times: Callable[[int], tuple[float, float | None] | None] = lambda unit: None
 
     async def acquire(self, unit: int) -> Any:
         self.asked.append(unit)
@@ -78,6 +80,20 @@ async def test_no_more_are_asked_for_at_once_than_the_source_says() -> None:
     assert bench.units.asked == [5, 3, 9, 1]
     await asyncio.gather(*bench.tasks)
     assert len(bench.tasks) == 2
+
+
+async def test_what_is_under_way_began_when_its_fetcher_took_it() -> None:
+    bench = Bench(1)
+    bench.units.fetch_times = lambda unit: (0.0, None)
+    before_s = time.monotonic()
+    await bench.prefetch(1, 2)
+    ((began_s, unit),) = bench.prefetcher.under_way()
+    assert unit == 1
+    assert before_s <= began_s <= time.monotonic()
+    await bench.come(1)
+    assert [unit for _, unit in bench.prefetcher.under_way()] == [2]
+    await bench.come(2)
+    assert not bench.prefetcher.under_way()
 
 
 async def test_without_a_bound_all_are_asked_for() -> None:
