@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 DEPENDENCIES := $(VENV)/.dependencies
 WHEEL := $(VENV)/.wheel
 # Folders as well: a file that is gone shows in its folder's time only.
-SOURCES := pyproject.toml README.md LICENSE $(shell find storage concurrent_loader -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name '*.[ch]' -o -name '*.pyi' -o -path '*/preview/page.*' -o -name py.typed \) -print)
+SOURCES := pyproject.toml setup.py README.md LICENSE $(shell find storage concurrent_loader -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name '*.[ch]' -o -name '*.pyi' -o -path '*/preview/page.*' -o -name py.typed \) -print)
 ARGS ?=
 # Test processes at once. Many tests wait for a server or for a child process, so one more than there are cores.
 JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))

@@ -10,10 +10,13 @@
  * exactly 256, so that sums of bytes fit into 16 bits and a flat area keeps its value. Crops that shrink too much for
  * 8-bit weights are left to other decoders.
  *
- * Uses Python's stable ABI, from 3.11 on.
+ * Uses Python's stable ABI, from 3.11 on, and needs no GIL.
  */
 #define PY_SSIZE_T_CLEAN
+#include <pyconfig.h>
+#ifndef Py_GIL_DISABLED /* a free-threaded Python has no stable ABI */
 #define Py_LIMITED_API 0x030B0000
+#endif
 #include <Python.h>
 
 #include <math.h>
@@ -391,7 +394,9 @@ static int decode(Job *job) {
 
 /* -- Python -------------------------------------------------------------------------------------------------------- */
 
-static PyObject *UnsupportedError;
+typedef struct {
+    PyObject *unsupported; /* exception */
+} ModuleState;
 
 PyDoc_STRVAR(crop_doc,
 "crop(data, out, box, orientation, flip, max_pixels, fast_scale)\n--\n\n"
@@ -403,7 +408,6 @@ PyDoc_STRVAR(crop_doc,
 "shrink by more than 64 to 1 after the inverse DCT.");
 
 static PyObject *crop(PyObject *module, PyObject *args) {
-    (void)module;
     Py_buffer data, out;
     Job job;
     memset(&job, 0, sizeof job);
@@ -472,7 +476,8 @@ static PyObject *crop(PyObject *module, PyObject *args) {
     PyBuffer_Release(&data);
     if (is_bad) return NULL;
     if (!is_done) {
-        PyErr_SetString(job.unsupported ? UnsupportedError : PyExc_ValueError, job.error);
+        ModuleState *state = PyModule_GetState(module);
+        PyErr_SetString(job.unsupported ? state->unsupported : PyExc_ValueError, job.error);
         return NULL;
     }
     Py_RETURN_NONE;
@@ -484,15 +489,31 @@ static int set_up(PyObject *module) {
     PyObject *error = PyErr_NewExceptionWithDoc("concurrent_loader.decode._jpeg_crop.Unsupported",
                                                 "Raised for a kind of JPEG that is left to other decoders.", NULL, NULL);
     if (error == NULL) return -1;
-    UnsupportedError = error;
+    ((ModuleState *)PyModule_GetState(module))->unsupported = error;
     return PyModule_AddObjectRef(module, "Unsupported", error);
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
+static int visit_state(PyObject *module, visitproc visit, void *arg) {
+    Py_VISIT(((ModuleState *)PyModule_GetState(module))->unsupported);
+    return 0;
+}
+
+static int clear_state(PyObject *module) {
+    Py_CLEAR(((ModuleState *)PyModule_GetState(module))->unsupported);
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, set_up},
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_jpeg_crop", "Decodes JPEG crops at their final size; see jpeg_crop.c.", 0, methods, slots,
-    NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_jpeg_crop", "Decodes JPEG crops at their final size; see jpeg_crop.c.",
+    sizeof(ModuleState), methods, slots, visit_state, clear_state, NULL,
 };
 
 PyMODINIT_FUNC PyInit__jpeg_crop(void) { return PyModuleDef_Init(&definition); }

@@ -6,10 +6,13 @@
  * predictor. Nothing that a file states is used before it is checked: widths, modes and the lengths of all sections of
  * a group are checked before its first block is unpacked.
  *
- * Uses Python's stable ABI, from 3.11 on.
+ * Uses Python's stable ABI, from 3.11 on, and needs no GIL.
  */
 #define PY_SSIZE_T_CLEAN
+#include <pyconfig.h>
+#ifndef Py_GIL_DISABLED /* a free-threaded Python has no stable ABI */
 #define Py_LIMITED_API 0x030B0000
+#endif
 #include <Python.h>
 
 #include <stddef.h>
@@ -610,7 +613,12 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {{0, NULL}};
+static PyModuleDef_Slot slots[] = {
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_tiles", "Packs and unpacks lossless tiles; see lossless_tiles.c.", 0, methods, slots,

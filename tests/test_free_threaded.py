@@ -1,0 +1,39 @@
+"""On a Python without the GIL, importing the package does not bring it back."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [path for folder in ("concurrent_loader/decode", "storage") for path in (ROOT / folder).rglob("*.c")]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_native_modules_declare_that_they_need_no_gil(source: Path) -> None:
+    text = source.read_text(encoding="utf-8")
+    assert "{Py_mod_gil, Py_MOD_GIL_NOT_USED}" in text
+    assert not re.search(r"^static (Py\w+|int|long|char) \**\w+( = .*)?;", text, re.MULTILINE), "a global of Python's"
+
+
+@pytest.mark.fast
+def test_there_are_native_modules() -> None:
+    assert {path.name for path in SOURCES} == {"jpeg_crop.c", "lossless_tiles.c"}
+
+
+# Defined only where it can run: a Python with the GIL cannot tell.
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+
+    def test_the_import_leaves_the_gil_off() -> None:
+        program = (
+            "import sys; from concurrent_loader import ConcurrentDataLoader, ShardDataset; "
+            "from concurrent_loader.decode import _jpeg_crop; from concurrent_loader.storage.lossless import _tiles; "
+            "raise SystemExit(sys._is_gil_enabled())"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True)
