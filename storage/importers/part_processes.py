@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -20,12 +20,13 @@ from typing import Any
 from concurrent_loader.storage.errors import StorageError
 from concurrent_loader.storage.importers.ingest_plan import IngestPart, WrittenPart
 from concurrent_loader.storage.importers.item_run import IngestProgress
-from concurrent_loader.storage.importers.parts import write_part
+from concurrent_loader.storage.importers.parts import write_part_within
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.store import Store
 
 __all__ = ["PartTarget", "write_in_processes"]
 
+_ALWAYS = nullcontext()
 _AHEAD = 4  # runs of parts per process that wait or run, so that a slow one does not stop the others
 _MAX_RUN = 8  # parts in a row for one process; fewer towards the end, so that all processes end together
 _MAX_CRASHES = 5  # in a row, without a finished part between them
@@ -58,12 +59,12 @@ class PartTarget:
         part: IngestPart,
         on_progress: Callable[[IngestProgress], None] | None = None,
         *,
-        making: AbstractContextManager[object] | None = None,
+        making: AbstractContextManager[object] = _ALWAYS,
     ) -> WrittenPart:
-        """Writes a part in this process, unless it is written already; see `write_part`."""
-        return write_part(
-            part, self.url, uploads_in_flight=self.uploads_in_flight, client=self.client,
-            storage_options=self.storage_options, resume=self.resume, on_progress=on_progress, making=making,
+        """Writes a part in this process, unless it is written already; see `write_part_within`."""
+        return write_part_within(
+            making, part, self.url, uploads_in_flight=self.uploads_in_flight, client=self.client,
+            storage_options=self.storage_options, resume=self.resume, on_progress=on_progress,
         )  # fmt: skip
 
     def write_run(self, parts: Sequence[IngestPart]) -> list[WrittenPart]:

@@ -39,7 +39,15 @@ from concurrent_loader.storage.sizes import Size
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.store import Store
 
-__all__ = ["ImportOptions", "ScannedImport", "newest_snapshot", "plan_parts", "scan_import", "write_part"]
+__all__ = [
+    "ImportOptions",
+    "ScannedImport",
+    "newest_snapshot",
+    "plan_parts",
+    "scan_import",
+    "write_part",
+    "write_part_within",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +256,6 @@ def write_part(
     client: str = "auto",
     storage_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[IngestProgress], None] | None = None,
-    making: AbstractContextManager[object] | None = None,
 ) -> WrittenPart:
     """Writes the samples of one part: its shards, and a small record of them below ``unfinished/``.
 
@@ -263,7 +270,6 @@ def write_part(
         client: Client library of the dataset's store.
         storage_options: Options of the dataset's store.
         on_progress: Callback for progress, called on the calling thread.
-        making: Context, such as a lock, in which the samples are made; the last uploads are waited for outside of it.
 
     Returns:
         Result of the part, which `commit_parts` also finds in the store.
@@ -279,6 +285,25 @@ def write_part(
         >>> write_part(part, "a-part").num_samples
         6
     """
+    return write_part_within(
+        nullcontext(), part, url, uploads_in_flight=uploads_in_flight, resume=resume, client=client,
+        storage_options=storage_options, on_progress=on_progress,
+    )  # fmt: skip
+
+
+@hides_secrets
+def write_part_within(
+    making: AbstractContextManager[object],
+    part: IngestPart,
+    url: str | os.PathLike[str] | Store,
+    *,
+    uploads_in_flight: int,
+    resume: bool,
+    client: str,
+    storage_options: Mapping[str, Any] | None,
+    on_progress: Callable[[IngestProgress], None] | None,
+) -> WrittenPart:
+    """Does what `write_part` does; makes the samples within a context, and waits for the last uploads outside of it."""
     store = url if isinstance(url, Store) else open_store(url, client=client, **dict(storage_options or {}))
     queue = UploadQueue(store, in_flight=uploads_in_flight, keep_store=isinstance(url, Store))
     try:
@@ -288,7 +313,7 @@ def write_part(
             known = queue.run(load_part(records, part.number))
             if known is not None:
                 return known
-        written = _write(part, queue, on_progress, making or nullcontext())
+        written = _write(part, queue, on_progress, making)
         queue.run(save_part(records, written))
     finally:
         queue.close()
