@@ -59,9 +59,8 @@ class Prefetcher:
 
     def under_way(self) -> list[tuple[float, int]]:
         """Returns the start and the number of each unit that is being fetched from the store. For any thread."""
-        waiting = [unit for unit, future in list(self._units.items()) if not future.done()]
-        times = [(unit, self._began.get(unit), self._source.fetch_times(unit)) for unit in waiting]
-        return [(max(began, found[0]), unit) for unit, began, found in times if began and found and found[1] is None]
+        times = [(unit, began_s, self._source.fetch_times(unit)) for unit, began_s in list(self._began.items())]
+        return [(max(began_s, found[0]), unit) for unit, began_s, found in times if found and found[1] is None]
 
     def release(self, unit: int, *, done_for_epoch: bool = False) -> None:
         """Releases a fetched unit, or removes a queued one; see `Source.release`."""
