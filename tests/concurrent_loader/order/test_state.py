@@ -90,6 +90,7 @@ def test_a_step_beyond_the_epoch_is_refused() -> None:
         {"step": "1"},
         {"shuffle": 1},
         {"extra": 0},
+        {"recorder_head": "not 32 hex digits"},
     ],
 )
 def test_damaged_states_are_refused(change: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from concurrent_loader.storage.shards.format import builder as builder_module
 from concurrent_loader.storage.shards.format.builder import FinishedShard, ShardBuilder
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES, FOOTER_BYTES, HEADER_BYTES
 from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.shards.writing.batch_columns import encode_batch
 
 TYPES = {"image": "jpeg", "label": "int64", "text": "str", "box": "float32[4]", "points": "int16[...]"}
 
@@ -70,6 +71,22 @@ def test_a_sample_that_does_not_fit_changes_nothing(change: dict[str, Any]) -> N
     assert state(builder) == before
     builder.add(sample(3))
     assert state(builder) == state(filled(4))
+
+
+def test_samples_added_by_columns_are_as_those_added_one_by_one() -> None:
+    schema = Schema.parse({"number": "int64?", "text": "str?", "data": "bytes?"})
+    rows = [
+        {"number": i if i % 2 else None, "text": f"{i}" if i % 3 else None, "data": bytes(i * 900) if i % 4 else None}
+        for i in range(11)
+    ]
+    one_by_one, by_columns = ShardBuilder(schema), ShardBuilder(schema)
+    for row in rows:
+        one_by_one.add(row)
+    columns = {name: [row[name] for row in rows] for name in schema.names}
+    batch = encode_batch(schema, columns, {"text": lambda value: 0, "data": lambda value: 0})
+    for some in (range(2), range(2, 7), range(7, 11)):
+        by_columns.extend(batch.fixed, batch.values, batch.nulls, some)
+    assert by_columns.finish().digest == one_by_one.finish().digest
 
 
 def test_a_full_small_column_refuses_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
