@@ -34,6 +34,7 @@ class FirstRows:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._tasks: dict[int, asyncio.Task[OpenUnit | None]] = {}
+        self._step = -1
 
     async def fetch(self, index: BatchIndex, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         """Starts to fetch a batch's samples, and waits for the first ones, if any come sooner than their whole shard.
@@ -42,6 +43,7 @@ class FirstRows:
             index: First batch.
             start: Function that starts a task.
         """
+        self._step = index.step
         count = len(index) - index.num_padded
         shards, rows = index.shard[:count], self._source.resolve(index).row[:count]
         for shard in dict.fromkeys(shards.tolist()):
@@ -56,9 +58,12 @@ class FirstRows:
             if not done or any(task.result() is not None for task in done):
                 return
 
-    async def wait(self, shard: int, whole: asyncio.Future[OpenUnit | Exception]) -> OpenUnit | None:
-        """Returns the first batch's samples of a shard; None if the whole shard must be used, or came first."""
-        task = self._tasks.pop(shard, None)
+    async def wait(self, step: int, shard: int, whole: asyncio.Future[OpenUnit | Exception]) -> OpenUnit | None:
+        """Returns the first batch's samples of a shard; None if the whole shard must be used, or came first.
+
+        A later batch, which may ask for the shard before the first one does, always uses the whole shard.
+        """
+        task = self._tasks.pop(shard, None) if step == self._step else None
         if task is None:
             return None
         either: set[asyncio.Future[Any]] = {task, whole}

@@ -293,7 +293,7 @@ class Pipeline:
                 future = self._leases[shard]
                 if not future.done():
                     with self._waiting(trace, shard):
-                        if (first_rows := await self._first_rows.wait(shard, future)) is not None:
+                        if (first_rows := await self._first_rows.wait(index.step, shard, future)) is not None:
                             shards[shard] = first_rows
                             continue
                         await asyncio.wait({future})
