@@ -7,9 +7,9 @@ S3 server without a cache (``cold``: bytes). Each side is a process of its own t
 threads or with two worker processes; sides take turns. Epochs follow each other for some seconds, first for the rate
 and the processor time, and then py-spy looks a hundred times a second which thread holds the GIL.
 
-With c cores, p processor seconds and g seconds of the GIL per sample, a process reaches min(c ÷ p, 1 ÷ g) samples per
-second. p of ``raw`` and ``crop`` is that of one core, and the prediction for two cores and for two worker processes is
-compared with what they reach. ``cold`` shares its cores with the server, so only its g is of use.
+With c cores, p processor seconds and g seconds of the GIL per sample, a process reaches at most min(c ÷ p, 1 ÷ g)
+samples per second. p of ``raw`` and ``crop`` is that of one core, and the prediction for two cores and for two worker
+processes is compared with what they reach. ``cold`` shares its cores with the server, so only its g is of use.
 
 JSON: ``rows``: ``kind, mode, cores, samples_s, cpu_us, gil_us`` (both per sample)``, predicted_s, spread_s``.
 ``stages``: kind → stage → microseconds of the GIL per sample. ``raw_cap_s, cold_cap_s, crop_cap_s``: 1 ÷ g.
