@@ -1,6 +1,6 @@
 """Accelerators that a loader keeps busy, emulated as MLPerf Storage does. Unofficial, not MLPerf results.
 
-    python -m benchmarks.accelerators [--json FILE] [--quick] [--workload NAME …] [--peer NAME …] [--kind raw|decoded]
+    python -m benchmarks.accelerators [--json FILE] [--quick] [--workload NAME …] [--peer NAME …] [--kind KIND …]
 
 A workload of MLPerf Storage (https://github.com/mlcommons/storage, ``configs/dlio/workload``) says how many bytes a
 sample has, how many samples a batch, and how long an accelerator computes on it. Computing is sleeping. All emulated
@@ -14,10 +14,10 @@ connection, in each peer's own format (see `benchmarks.peers`). ``raw`` batches 
 ones are cropped to 224². ``cold``: nothing kept; ``warm``: with the cache that a cold epoch left. An epoch without
 computing comes first; its rate says how many accelerators to try. A peer that feeds less than half of one is not tried.
 
-JSON: for each workload ``NAME_auXX, best_peer_NAME_auXX`` (numbers of accelerators, cold, raw), with ``_warm`` warm;
-``rows``: ``workload, kind, peer, title, layout, epoch, accelerators, utilisation`` (number → share)``, samples_s``
-(without computing)``, fed`` (that rate ÷ one accelerator's)``, fault, error``; ``note, latency_ms, first_byte_ms,
-server, workloads``.
+JSON: for each workload ``NAME_auXX, best_peer_NAME_auXX`` (numbers of accelerators, cold, raw), with ``_decoded``
+decoded and with ``_warm`` warm; ``rows``: ``workload, kind, peer, title, layout, epoch, accelerators, utilisation``
+(number → share)``, samples_s`` (without computing)``, fed`` (that rate ÷ one accelerator's)``, fault, error``;
+``note, latency_ms, first_byte_ms, server, workloads``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -88,7 +89,7 @@ class Load:
     """How much is measured."""
 
     workloads: tuple[Workload, ...]
-    kind: str = "raw"
+    kinds: tuple[str, ...] = ("raw", "decoded")
     num_rounds: int = 3  # for each number of accelerators
     latency_ms: int = 30
     most: int = 64  # accelerators
@@ -104,27 +105,34 @@ QUICK = Load((_TINY,), num_rounds=1, latency_ms=5, most=1, limit_s=10.0, residen
 def largest(utilisation: Callable[[int], float], least: float, guess: int, most: int) -> tuple[int, dict[int, float]]:
     """Returns the largest number of accelerators that are busy enough, and the utilisation of each number tried.
 
-    Goes up from the guess, or down, by one, up to the most. More accelerators are never busier.
+    Goes up from the guess by one, up to the most, and halves the way down. More accelerators are never busier.
     """
     found: dict[int, float] = {}
+    busy, idle = 0, most + 1  # the largest number known to be busy enough, the smallest known not to be
     number = min(max(1, guess), most)
-    while 0 < number <= most and number not in found:
+    while busy + 1 < idle:
         found[number] = utilisation(number)
-        number += 1 if found[number] >= least else -1
-    return max((number for number, share in found.items() if share >= least), default=0), found
+        if found[number] >= least:
+            busy = number
+        else:
+            idle = number
+        number = busy + 1 if idle > most else (busy + idle) // 2
+    return busy, found
 
 
 class Accelerators(Measuring):
     """One run of one workload."""
 
-    def __init__(self, workload: Workload, load: Load, peers: Sequence[Peer], data: Path, console: Console) -> None:
+    def __init__(
+        self, workload: Workload, kind: str, load: Load, peers: Sequence[Peer], data: Path, console: Console
+    ) -> None:
         size = replace(
             PEERS_LOAD, latencies_ms=(load.latency_ms,), batch_size=workload.batch_size, limit_s=load.limit_s,
             objects_limit_s=load.limit_s, resident=load.resident,
         )  # fmt: skip
         super().__init__(size, peers, data, console)
         self._workload, self._accelerated = workload, load
-        self._cell = Cell(load.kind, load.latency_ms, size.workers[0])
+        self._cell = Cell(kind, load.latency_ms, size.workers[0])
 
     def _photos_of(self, kind: str, photos: PhotoFolder) -> PhotoFolder:
         return pad_photos(photos, count=self._workload.num_samples, num_bytes=self._workload.sample_bytes)
@@ -190,15 +198,17 @@ def headline(workloads: Collection[Workload], rows: Sequence[dict[str, Any]]) ->
     """Returns the figures by workload; None where nobody was measured."""
     figures = {}
     for workload in workloads:
-        for epoch, suffix in (("cold", ""), ("warm", "_warm")):
+        for kind, epoch in product(("raw", "decoded"), ("cold", "warm")):
+            where = (workload.name, kind, epoch)
             numbers = {
                 row["peer"]: row["accelerators"]
                 for row in rows
-                if (row["workload"], row["epoch"]) == (workload.name, epoch) and row["accelerators"] is not None
+                if (row["workload"], row["kind"], row["epoch"]) == where and row["accelerators"] is not None
             }
             others = [number for peer, number in numbers.items() if not find(peer).is_ours]
-            figures[f"{workload.key}{suffix}"] = numbers.get(OURS)
-            figures[f"best_peer_{workload.key}{suffix}"] = max(others, default=None)
+            key = f"{workload.key}{'_decoded' * (kind == 'decoded')}{'_warm' * (epoch == 'warm')}"
+            figures[key] = numbers.get(OURS)
+            figures[f"best_peer_{key}"] = max(others, default=None)
     return figures
 
 
@@ -207,9 +217,9 @@ def run_benchmark(load: Load, peers: Sequence[Peer], console: Console) -> dict[s
     data = Path(".demo")
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
-    for workload in load.workloads:
+    for workload, kind in product(load.workloads, load.kinds):
         photos = make_photos(data / "peers", count=min(workload.num_samples, 100))
-        found, facts = Accelerators(workload, load, peers, data, console).rows(photos)
+        found, facts = Accelerators(workload, kind, load, peers, data, console).rows(photos)
         rows += found
     workloads = [asdict(workload) for workload in load.workloads]
     facts |= {"note": NOTE, "latency_ms": load.latency_ms, "rounds": load.num_rounds, "workloads": workloads}
@@ -223,9 +233,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     able = [peer.name for peer in PEERS if peer.place != "local"]
     parser.add_argument("--workload", action="append", choices=names, help=f"default: {', '.join(_DEFAULT)}")
     parser.add_argument("--peer", action="append", choices=able, help="only this one; may be repeated")
-    parser.add_argument("--kind", choices=("raw", "decoded"), default="raw", help="default raw")
+    parser.add_argument("--kind", action="append", choices=FULL.kinds, help="of batches; default both")
     options = parser.parse_args(arguments)
-    load = replace(QUICK if options.quick else FULL, kind=options.kind)
+    load = QUICK if options.quick else FULL
+    if options.kind:
+        load = replace(load, kinds=tuple(options.kind))
     if options.workload:
         load = replace(load, workloads=tuple(one for one in WORKLOADS if one.name in options.workload))
     peers = [find(name) for name in options.peer or able]
