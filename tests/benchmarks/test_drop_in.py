@@ -44,5 +44,19 @@ def test_every_kind_gives_batches_on_both_sides(tmp_path, monkeypatch):
 
 
 def test_an_epoch_without_cpu_time_has_no_quotient() -> None:
-    assert drop_in._quotient([(0.02, 0.01), (0.03, 0.01)]) == 2.5
-    assert drop_in._quotient([(0.01, 0.0), (0.02, 0.01)]) is None
+    assert drop_in._quotient([[(0.02, 0.01), (0.03, 0.01)]]) == 2.5
+    assert drop_in._quotient([[(0.01, 0.0), (0.02, 0.01)]]) is None
+
+
+@pytest.mark.parametrize(("pace", "processes"), [(1.0, 1), (0.9, 7)])
+def test_a_cell_that_looks_slower_is_measured_in_more_processes(monkeypatch, pace, processes) -> None:
+    paces = iter([pace, 1.0, 1.1, 0.9, 1.0, 1.0, 1.2])
+
+    def measure(function, arguments, **options):
+        ours_s = 1 / next(paces)
+        return {"torch": [(1.0, 1.0)] * 3, "ours": [(ours_s, ours_s)] * 3, "torch_again": [(1.0, 1.0)] * 3}
+
+    monkeypatch.setattr(drop_in, "in_fresh_process", measure)
+    row = drop_in._local_row("in memory", 2, FULL, "")
+    assert (row["ratio"], row["cpu_ratio"], row["to_itself"], row["num_processes"]) == (1.0, 1.0, 1.0, processes)
+    assert len(row["ours_s"]) == 3 * processes
