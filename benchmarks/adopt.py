@@ -5,10 +5,11 @@
 Photographs (19,200 JPEGs, 1.07 GB, delivered as bytes) from one MinIO behind a first byte of 30 ms ± 10 ms and 90 MB/s
 per connection. Each rival (`benchmarks.peers.catalog`) writes them in its format and reads them with its loader. Then
 `concurrent_loader.storage.adopt.adopt` scans the same bytes, and `ShardDataset` reads them in place. *Native* is the
-same loader over shards of this project. Each epoch is a fresh process, and everything that it delivers is checked.
-Sides take turns; a ratio is the median over the rounds of the ratio within a round. *Cold* is without a cache, *warm*
-with the cache that the cold epoch before left. An epoch that did not end in a minute counts for no figure. A rival
-whose first epoch, out of turn, does not end gives way to the same loader with smaller shards, where there is one.
+same loader over shards of this project, which have the columns of the tar files: an image, and its key as a text. Each
+epoch is a fresh process, and everything that it delivers is checked. Sides take turns; a ratio is the median over the
+rounds of the ratio within a round. *Cold* is without a cache, *warm* with the cache that the cold epoch before left. An
+epoch that did not end in a minute counts for no figure. A rival whose first epoch, out of turn, does not end gives way
+to the same loader with smaller shards, where there is one.
 
 JSON: ``tar_vs_native``, ``warm_vs_native``: images per second in place, from tar files, against native, cold and warm.
 ``tar_vs_webdataset, mds_vs_streaming, litdata_vs_litdata, parquet_vs_hf``: cold, against the rival on the same bytes;
@@ -68,8 +69,9 @@ class Contest:
     columns: tuple[str, str] = ("image", "number")  # of the image and of its number in the adopted dataset
 
 
+_TAR_COLUMNS = ("jpg", "__key__")
 CONTESTS = (
-    Contest("webdataset", ("webdataset",), "tar_vs_webdataset", ("jpg", "__key__")),
+    Contest("webdataset", ("webdataset",), "tar_vs_webdataset", _TAR_COLUMNS),
     Contest("mds", ("mosaicml", "mosaicml_8mb"), "mds_vs_streaming"),
     Contest("litdata", ("litdata",), "litdata_vs_litdata"),
     Contest("parquet", ("hf_datasets",), "parquet_vs_hf"),
@@ -119,7 +121,8 @@ class _Measuring:
         self._digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(found)]
         self._order = random.Random(0).sample(range(len(found)), len(found))
         self._native = Job(
-            peer="ours", photos=str(photos.root), prefix="native", options={"layout": "shards"},
+            peer="ours", photos=str(photos.root), prefix="native",
+            options={"layout": "shards", "columns": _TAR_COLUMNS, "number_type": "str"},
             batch_size=load.batch_size, num_workers=load.num_workers,
             resident_bytes=photos.num_bytes * 11 // 10 if load.resident else 0,
         )  # fmt: skip

@@ -13,11 +13,13 @@ from concurrent_loader.storage import ShardWriter
 
 def write(job: Job) -> None:
     """Writes shards of the default size, in the bucket or, with ``local``, in a folder."""
-    columns = {"image": "jpeg", "number": "int64"}
+    image, number_column = _columns(job)
+    number_type = job.options.get("number_type", "int64")
+    columns = {image: "jpeg", number_column: number_type}
     url, options = _place(job)
     with ShardWriter(url, columns=columns, overwrite=True, storage_options=options) as writer:
         for number, data in written(job):
-            writer.write({"image": data, "number": number})
+            writer.write({image: data, number_column: f"{number:07d}" if number_type == "str" else number})
 
 
 def open_loader(job: Job) -> StatefulLoader:
@@ -28,8 +30,7 @@ def open_loader(job: Job) -> StatefulLoader:
 class _Loader(StatefulLoader):
     def __init__(self, job: Job) -> None:
         self._objects = job.options["layout"] == "objects"
-        # An adopted dataset has the names of the format, and numbers may be texts there.
-        self._image, self._number = job.options.get("columns", ("image", "number"))
+        self._image, self._number = _columns(job)
         url, storage_options = _place(job)
         options: dict[str, Any] = {"storage_options": storage_options, "cache_dir": job.cache_dir}
         self._dataset = (
@@ -65,6 +66,12 @@ class _Loader(StatefulLoader):
 
     def close(self) -> None:
         self._dataset.close()
+
+
+def _columns(job: Job) -> tuple[str, str]:
+    """Returns the columns of images and of their numbers, which are texts in some formats that are adopted."""
+    image, number = job.options.get("columns", ("image", "number"))
+    return image, number
 
 
 def _place(job: Job) -> tuple[str, dict[str, Any]]:
