@@ -55,7 +55,6 @@ _WORST = {
 }
 _PRELOAD = ("benchmarks.drop_in",)
 _CLEAR_RATIO = 0.98
-_MORE_PROCESSES = 6
 _UNITS = {"s": "", "cpu_s": "cpu_"}  # of the times, and what their ratios are called
 _EPOCH_S = 300.0  # an epoch that takes longer has hung
 Epochs = Sequence[Mapping[str, float]]
@@ -83,6 +82,7 @@ class Load:
     kinds: tuple[str, ...] = tuple(KINDS)  # of local items
     workers: tuple[int, ...] = (0, 2, 4)  # for each of these kinds
     num_local_rounds: int = 21
+    num_more_processes: int = 6  # for a cell that looks slower
     local_scale: float = 1.0  # multiplies the number of local items
 
 
@@ -96,7 +96,8 @@ _CASES = (
 FULL = Load(_CASES, num_rounds=5, vanilla_batches=8, ours_batches=120)
 QUICK = Load(
     (_CASES[0], _CASES[-1]), 1, vanilla_batches=1, ours_batches=4,
-    kinds=("in memory", "NumPy augmentation", HUGGING_FACE), workers=(0, 1), num_local_rounds=1, local_scale=0.02,
+    kinds=("in memory", "NumPy augmentation", HUGGING_FACE), workers=(0, 1), num_local_rounds=1, num_more_processes=0,
+    local_scale=0.02,
 )  # fmt: skip
 
 
@@ -137,7 +138,7 @@ def _local_row(kind: str, num_workers: int, load: Load, folder: str) -> dict[str
     # The least of 24 medians is mostly noise, so a cell that looks slower is measured again. The first process is a
     # fork of a server; the others are new interpreters, whose memory lies elsewhere.
     num_rounds = load.num_local_rounds
-    for preload, count in ((_PRELOAD, num_rounds), *[((), -(-num_rounds // 3))] * _MORE_PROCESSES):
+    for preload, count in ((_PRELOAD, num_rounds), *[((), -(-num_rounds // 3))] * load.num_more_processes):
         arguments = (kind, num_workers, count, load.local_scale, folder)
         what = f"{kind}, {num_workers} workers"
         processes.append(in_fresh_process(epoch_times, arguments, what=what, preload=preload, timeout_s=3 * _EPOCH_S))
