@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.bucket import BANDWIDTH_MB_S, far_away, put_all
 from benchmarks.command import bar, program, rounds
-from benchmarks.figures import medians
+from benchmarks.figures import four_digits, medians, with_spread
 from benchmarks.fresh_process import cpu_of_fresh_processes_s, cpu_s, in_fresh_process
 from benchmarks.local_items import BATCH_SIZE, HUGGING_FACE, KINDS, SIDES, epoch_times, is_installed
 from benchmarks.machine import Bystanders, describe_machine
@@ -145,11 +145,11 @@ def _local_row(kind: str, num_workers: int, load: Load, folder: str) -> dict[str
         if len(processes) == 1 and _ratios(processes)["ratio"] >= _CLEAR_RATIO:
             break
     times = {
-        f"{side}_{unit}": [round(epoch[number], 5) for taken in processes for epoch in taken[side]]
+        f"{side}_{unit}": [epoch[number] for taken in processes for epoch in taken[side]]
         for number, unit in enumerate(_UNITS)
         for side in SIDES
     }
-    return {**row, **_ratios(processes), **times, "num_processes": len(processes)}
+    return {**row, **_ratios(processes), **with_spread(times, four_digits), "num_processes": len(processes)}
 
 
 def _ratios(processes: Sequence[Taken]) -> dict[str, Any]:
