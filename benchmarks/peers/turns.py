@@ -51,13 +51,20 @@ def empty_folder(folder: Path) -> Iterator[str]:
 
 
 def take_turns(
-    sides: Sequence[AnySide], num_rounds: int, cache: Path, run: Callable[[AnySide, Job, str, int], Outcome | None]
+    sides: Sequence[AnySide],
+    num_rounds: int,
+    cache: Path,
+    run: Callable[[AnySide, Job, str, int], Outcome | None],
+    *,
+    first: int = 0,
 ) -> None:
     """Gives every side a turn in every round: a cold epoch and, where it has a cache and ended, a warm one.
 
-    ``run`` gets the side, its job, the kind of epoch and the round; None is an epoch that does not count.
+    ``run`` gets the side, its job, the kind of epoch and the round; None is an epoch that does not count. Rounds are
+    numbered from ``first`` on.
     """
-    for number, side in in_turns(sides, num_rounds):
+    for at, side in in_turns(sides, num_rounds):
+        number = first + at
         with empty_folder(cache) as folder:
             for epoch in side.epochs:
                 job = structs.replace(side.job, cache_dir=folder) if side.caches else side.job
