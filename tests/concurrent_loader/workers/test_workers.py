@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -414,6 +415,10 @@ def test_a_worker_says_what_it_is_at(dataset: ShardDataset, tmp_path: Path) -> N
         batches.take(0.5)
     assert batches.pipeline_status().num_busy_threads > 0  # reported without a batch
     os.kill(worker.pid or 0, signal.SIGSTOP)
+    state = Path(f"/proc/{worker.pid}/stat")
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)  # the signal returns before the process has stopped
+    batches.batch_status()  # takes an answer that was under way
     assert "does not reply" in batches.batch_status().what
     os.kill(worker.pid or 0, signal.SIGCONT)
     with pytest.raises(TimeoutError):
