@@ -121,7 +121,7 @@ def largest(utilisation: Callable[[int], float], least: float, guess: int, most:
 
 
 class Accelerators(Measuring):
-    """One run of one workload."""
+    """One run of one workload, with one kind of batches."""
 
     def __init__(
         self, workload: Workload, kind: str, load: Load, peers: Sequence[Peer], data: Path, console: Console
@@ -198,7 +198,7 @@ def headline(workloads: Collection[Workload], rows: Sequence[dict[str, Any]]) ->
     """Returns the figures by workload; None where nobody was measured."""
     figures = {}
     for workload in workloads:
-        for kind, epoch in product(("raw", "decoded"), ("cold", "warm")):
+        for kind, epoch in product(FULL.kinds, ("cold", "warm")):
             where = (workload.name, kind, epoch)
             numbers = {
                 row["peer"]: row["accelerators"]

@@ -97,16 +97,9 @@ class Load:
 
 FULL = Load()
 QUICK = Load(
-    60,
-    1,
-    latency_ms=5,
-    num_rounds=1,
-    num_more_rounds=0,
-    batch_size=16,
-    num_workers=1,
-    tar_bytes=1 << 20,
+    60, 1, latency_ms=5, num_rounds=1, num_more_rounds=0, batch_size=16, num_workers=1, tar_bytes=1 << 20,
     resident=False,
-)
+)  # fmt: skip
 
 
 @dataclass(slots=True)
