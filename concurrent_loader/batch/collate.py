@@ -166,7 +166,7 @@ def _collate_column(
         return values
     if isinstance(values, np.ndarray):
         return _from_array(name, values)
-    if any(isinstance(value, torch.Tensor | np.ndarray) for value in values):
+    if any(issubclass(kind, torch.Tensor | np.ndarray) for kind in set(map(type, values))):
         return _collate_values(name, values, rules)
     return list(values)  # a JSON column stays a list, even in a batch where all of its values are numbers
 

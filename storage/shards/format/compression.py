@@ -18,7 +18,7 @@ import zstandard
 from concurrent_loader.storage.errors import FormatError
 from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["MAX_DICTIONARY_BYTES", "CompressedValues", "Decompressor", "compress_values"]
+__all__ = ["MAX_DICTIONARY_BYTES", "CompressedValues", "Decompressor", "are_simple", "compress_values"]
 
 MAX_DICTIONARY_BYTES = 1 << 20
 
@@ -129,31 +129,36 @@ class Decompressor:
             raise FormatError("a column's dictionary is not a zstd dictionary") from error
 
     def decompress_many(
-        self, data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], raw_bytes: npt.NDArray[Any]
+        self,
+        data: memoryview,
+        starts: npt.NDArray[np.int64],
+        ends: npt.NDArray[np.int64],
+        raw_bytes: npt.NDArray[Any],
+        *,
+        simple: bool,
     ) -> Sequence[bytes | memoryview]:
-        """Returns many values with one call of the library: 0.4 instead of 2 microseconds for a value of 118 bytes.
+        """Returns many values, simple ones with one call of the library: 0.4, not 2 microseconds for one of 118 bytes.
 
         Args:
             data: Memory of the frames.
             starts: (n,) int64, first byte of each frame.
             ends: (n,) int64, one past the last byte of each frame.
             raw_bytes: (n,) integers, the sizes recorded in the index, as for `decompress`.
+            simple: Whether `are_simple` holds for these frames, and none is empty.
 
         Raises:
             FormatError: As for `decompress`.
         """
-        if len(starts) >= _MIN_MANY and hasattr(self._context, "multi_decompress_to_buffer"):
-            lengths = ends - starts
-            if _are_simple(np.frombuffer(data, np.uint8), starts, lengths, raw_bytes):
-                places = np.stack([starts, lengths], axis=1).astype(np.uint64, order="C")
-                frames = zstandard.BufferWithSegments(data, places.data)
-                try:
-                    values = self._context.multi_decompress_to_buffer(
-                        frames, decompressed_sizes=raw_bytes.astype(np.uint64).data, threads=1
-                    )
-                except zstandard.ZstdError as error:
-                    raise FormatError("a compressed value does not decompress") from error
-                return cast("Sequence[bytes | memoryview]", values)  # segments of one buffer
+        if simple and len(starts) >= _MIN_MANY and hasattr(self._context, "multi_decompress_to_buffer"):
+            places = np.stack([starts, ends - starts], axis=1).astype(np.uint64, order="C")
+            frames = zstandard.BufferWithSegments(data, places.data)
+            try:
+                values = self._context.multi_decompress_to_buffer(
+                    frames, decompressed_sizes=raw_bytes.astype(np.uint64).data, threads=1
+                )
+            except zstandard.ZstdError as error:
+                raise FormatError("a compressed value does not decompress") from error
+            return cast("Sequence[bytes | memoryview]", values)  # segments of one buffer
         each = zip(starts.tolist(), ends.tolist(), raw_bytes.tolist(), strict=True)
         return [self.decompress(data[start:end], raw_bytes=size) for start, end, size in each]
 
@@ -190,17 +195,40 @@ _HEAD_BYTES = 15  # of a frame without window and dictionary id: magic number, d
 _SIZE_BYTES = np.array([1, 2, 4, 8])  # of the content size, by the descriptor's upper two bits
 
 
-def _are_simple(
+_CHECKED_TOGETHER = 16_384  # frames, so that what is computed of them stays in the processor's cache
+
+
+def are_simple(data: memoryview, starts: npt.NDArray[Any], ends: npt.NDArray[Any], raw_bytes: npt.NDArray[Any]) -> bool:
+    """Returns whether all frames are as this project's writer makes them, and so pass the checks of `decompress`.
+
+    Such a frame (RFC 8878, 3.1.1) is a single segment, which has its content as window, and declares its size. It has
+    neither a checksum nor a dictionary id, and a single block, which ends where the frame ends.
+
+    Args:
+        data: Memory of the frames.
+        starts: (n,) integers, first byte of each frame.
+        ends: (n,) integers, one past the last byte of each frame. Values without bytes do not count.
+        raw_bytes: (n,) integers, the sizes recorded in the index.
+    """
+    octets = np.frombuffer(data, np.uint8)
+    for at in range(0, len(starts), _CHECKED_TOGETHER):
+        part = slice(at, at + _CHECKED_TOGETHER)
+        first, sizes = starts[part].astype(np.int64), raw_bytes[part]
+        lengths = ends[part].astype(np.int64) - first
+        if not lengths.all():
+            filled = lengths > 0
+            first, lengths, sizes = first[filled], lengths[filled], sizes[filled]
+        if len(first) and not _all_simple(octets, first, lengths, sizes):
+            return False
+    return True
+
+
+def _all_simple(
     data: npt.NDArray[np.uint8],
     starts: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
     raw_bytes: npt.NDArray[Any],
 ) -> bool:
-    """Returns whether all frames are as this project's writer makes them, and so pass the checks of `decompress`.
-
-    Such a frame (RFC 8878, 3.1.1) is a single segment, which has its content as window, and declares its size. It has
-    neither a checksum nor a dictionary id, and a single block, which ends where the frame ends.
-    """
     if int(lengths.min()) < 9:  # magic number, descriptor, size of one byte, header of a block
         return False
     # A frame at the end of the data may be shorter than this; what is read of its last bytes is then not its head's.

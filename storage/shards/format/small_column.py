@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from concurrent_loader.storage.errors import FormatError
-from concurrent_loader.storage.shards.format.compression import Decompressor, compress_values
+from concurrent_loader.storage.shards.format.compression import Decompressor, are_simple, compress_values
 from concurrent_loader.storage.shards.format.layout import MAX_SMALL_COLUMN_BYTES
 from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.format.value_codecs import MAX_SMALL_VALUE_BYTES
@@ -105,6 +105,7 @@ class SmallColumn:
             raise FormatError("a small column's offsets do not fit its data", got=len(self._data))
         self._raw_lengths: npt.NDArray[Any] | None = None
         self._decompressor: Decompressor | None = None
+        self._simple: bool | None = None  # whether all frames are; checked when many values are first asked for
         self._lock = Lock()
         if codec == "zstd":
             self._raw_lengths = np.frombuffer(data, _U32, num_samples, lengths_start) if num_samples else stored_lengths
@@ -165,7 +166,10 @@ class SmallColumn:
                 raise FormatError("a compressed value has no bytes")
             starts, ends, sizes = starts[filled], ends[filled], sizes[filled]
         with self._lock:  # zstd contexts have state, and zstandard releases the GIL
-            found = self._decompressor.decompress_many(self._data, starts, ends, sizes)
+            if self._simple is None:  # once for the column: checking the rows of each batch takes three times as long
+                self._simple = are_simple(self._data, self._offsets[:-1], self._offsets[1:], self._raw_lengths)
+            simple = self._simple or are_simple(self._data, starts, ends, sizes)
+            found = self._decompressor.decompress_many(self._data, starts, ends, sizes, simple=simple)
         if len(filled) == len(rows):
             return found
         values: list[bytes | memoryview] = [b""] * len(rows)

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concurrent_loader.storage.errors import FormatError
-from concurrent_loader.storage.shards.format.compression import MAX_DICTIONARY_BYTES, Decompressor, compress_values
+from concurrent_loader.storage.shards.format.compression import (
+    MAX_DICTIONARY_BYTES,
+    Decompressor,
+    are_simple,
+    compress_values,
+)
 
 
 def captions(count: int) -> list[bytes]:
@@ -167,10 +172,9 @@ def test_damaged_frames_give_typed_errors_or_bytes_of_the_recorded_size(noise: b
 
 
 def _decompressed(frames: list[bytes], raw: list[int], dictionary: bytes | None = None) -> list[bytes]:
-    ends = np.cumsum([0, *map(len, frames)])
-    found = Decompressor(dictionary).decompress_many(
-        memoryview(b"".join(frames)), ends[:-1], ends[1:], np.array(raw, np.uint32)
-    )
+    ends, data = np.cumsum([0, *map(len, frames)]), memoryview(b"".join(frames))
+    places = data, ends[:-1], ends[1:], np.array(raw, np.uint32)
+    found = Decompressor(dictionary).decompress_many(*places, simple=all(frames) and are_simple(*places))
     return [bytes(value) for value in found]
 
 
@@ -188,6 +192,15 @@ def test_many_values_are_those_of_one_by_one() -> None:
         assert _decompressed(frames[whole_blocks] * 2, list(map(len, values[whole_blocks])) * 2, each) == (
             values[whole_blocks] * 2
         )
+
+
+def test_frames_that_the_writer_makes_are_simple_however_many_there_are() -> None:
+    frame, several_blocks = plain_frame(b"a photograph"), plain_frame(bytes(range(256)) * 1024)
+    for count, odd, expected in ((40_000, frame, True), (40_000, b"", True), (40_000, several_blocks, False)):
+        frames = [frame] * count + [odd]
+        ends = np.cumsum([0, *map(len, frames)], dtype=np.uint32)
+        raw = np.array([*[12] * count, {frame: 12, b"": 0}.get(odd, 1 << 18)], np.uint32)
+        assert are_simple(memoryview(b"".join(frames)), ends[:-1], ends[1:], raw) is expected
 
 
 def test_one_bad_frame_of_many_is_found() -> None:
