@@ -195,6 +195,8 @@ class SourceFiles:
 
 def is_hidden(key: str) -> bool:
     """Returns whether a segment of a key begins with a dot."""
+    if not key.startswith(".") and "/." not in key:
+        return False
     return any(segment.startswith(".") and segment not in (".", "..") for segment in key.split("/"))
 
 

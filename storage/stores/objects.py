@@ -70,6 +70,8 @@ def check_key(key: str, *, url: str | None = None) -> str:
         ConfigurationError: The key is empty, longer than 1,024 bytes or not encodable as UTF-8. Or it has a leading or
             trailing slash, an empty, ``.`` or ``..`` segment, or a control character.
     """
+    if _is_plain(key):
+        return key
     try:
         size = len(key.encode())
     except UnicodeEncodeError as error:
@@ -81,6 +83,19 @@ def check_key(key: str, *, url: str | None = None) -> str:
     if re.search(r"[\x00-\x1f\x7f]", key):
         raise ConfigurationError("a key must have no control characters", url=url, key=key)
     return key
+
+
+def _is_plain(key: str) -> bool:
+    """Returns whether a key is plainly valid, as nearly all are, which spares the full check."""
+    return (
+        key.isascii()
+        and key.isprintable()
+        and 0 < len(key) <= _MAX_KEY_BYTES
+        and not key.startswith(("/", "."))
+        and not key.endswith("/")
+        and "//" not in key
+        and "/." not in key
+    )
 
 
 def check_etag(meta: ObjectMeta, if_match: str | None, *, url: str) -> None:

@@ -9,10 +9,11 @@ import os
 import stat
 import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from concurrent_loader.storage.errors import (
     AccessDenied,
@@ -179,7 +180,8 @@ class LocalStore(Store):
         try:
             status = path.stat()
             with os.scandir(path) as entries:
-                found = sorted(_Entry.of(entry) for entry in entries if not entry.name.startswith(UNFINISHED))
+                found = [_Entry.of(entry) for entry in entries if not entry.name.startswith(UNFINISHED)]
+            found.sort(key=_PLACE)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
@@ -200,7 +202,11 @@ class LocalStore(Store):
                     continue
                 if f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
                     yield from self._walk_folder(key, prefix, after, (*above, identity))
-            elif key.startswith(prefix) and os.fsencode(key) > after and (listed := self._listed(key)) is not None:
+            elif (
+                key.startswith(prefix)
+                and (not after or os.fsencode(key) > after)
+                and (listed := self._listed(key)) is not None
+            ):
                 yield listed
 
     def _listed(self, key: str) -> ObjectMeta | StorageError | None:
@@ -287,8 +293,7 @@ def _write_all(file: int, data: memoryview) -> None:
         data = data[os.write(file, data) :]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Entry:
+class _Entry(NamedTuple):
     """An entry of a folder. ``"a/"`` sorts behind ``"a.txt"``, and so do the keys in it."""
 
     place: bytes
@@ -305,6 +310,9 @@ class _Entry:
             is_dir = False
         place = os.fsencode(entry.name)
         return _Entry(place + b"/" if is_dir else place, entry.name, is_dir)
+
+
+_PLACE = attrgetter("place")
 
 
 def _translate(error: OSError, *, writing: bool) -> StorageError:
