@@ -86,6 +86,8 @@ FORMATS: dict[str, ImageFormat] = {
     )
 }  # fmt: skip
 
+_ROWS = tuple(FORMATS.values())
+
 IMAGE_SUFFIXES = tuple(suffix for row in FORMATS.values() for suffix in row.suffixes)
 
 _FILE_FORMATS = tuple(row.name for row in FORMATS.values() if row.suffixes)
@@ -100,8 +102,11 @@ COLUMN_FORMATS: dict[str, tuple[str, ...]] = {
 
 def find_format(data: Buffer) -> ImageFormat | None:
     """Recognizes the format of an image by its first 12 bytes; returns None for an unknown format."""
-    start = bytes(memoryview(data).cast("B")[:_MAGIC_BYTES])
-    return next((row for row in FORMATS.values() if row.matches(start)), None)
+    start = data[:_MAGIC_BYTES] if isinstance(data, bytes) else bytes(memoryview(data).cast("B")[:_MAGIC_BYTES])
+    for row in _ROWS:
+        if row.matches(start):
+            return row
+    return None
 
 
 def parse_header(data: Buffer) -> ImageHeader:
@@ -111,7 +116,7 @@ def parse_header(data: Buffer) -> ImageHeader:
         FormatError: The format is unknown, the file ends within the header, or the header is invalid.
     """
     view = memoryview(data).cast("B")
-    image_format = find_format(view)
+    image_format = find_format(data)
     if image_format is None:
         raise FormatError(
             "the format of the image is unknown", expected="|".join(FORMATS), got=bytes(view[:_MAGIC_BYTES])

@@ -24,6 +24,8 @@ IMAGE_FAULTS = (OSError, RuntimeError, SyntaxError, ValueError, TypeError, EOFEr
            OverflowError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError, Warning)  # fmt: skip
 
 _PILLOW_FORMATS = tuple(row.pillow_name.upper() for row in FORMATS.values() if row.pillow_name)
+_SEGMENT = struct.Struct(">HH")  # marker and length of a JPEG segment
+_SOS = 0xFFDA
 # Manifests keep the reasons, so they must not contain addresses.
 _BUFFER = re.compile(r"<_io\.BytesIO object at 0x[0-9a-f]+>")
 
@@ -83,12 +85,14 @@ def image_fault(data: bytes, *, column: Column, verify: Verification) -> str | N
 
 def _has_scan(data: bytes) -> bool:
     """Returns whether the segments of a JPEG lead to compressed data. Pillow gives the reason if they do not."""
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] not in (0x00, 0xFF):
-        length = int.from_bytes(data[at + 2 : at + 4])
-        if data[at + 1] == 0xDA:
-            return at + 2 + length < len(data)
-        at += 2 + max(2, length)
+    at, last = 2, len(data) - 4
+    while at <= last:
+        marker, length = _SEGMENT.unpack_from(data, at)
+        if marker == _SOS:
+            return at + 2 + int(length) < len(data)
+        if not 0xFF00 < marker < 0xFFFF:
+            return False
+        at += 2 + length if length > 2 else 4
     return False
 
 
