@@ -17,6 +17,7 @@ __all__ = ["ShardSplitter", "parse_shard_size"]
 
 _MIN_SHARD_BYTES = 4 << 10
 _MAX_SHARD_BYTES = 1 << 30
+_BYTES = (bytes, bytearray)
 _ARRAY_HEADER_BYTES = 272  # upper bound of the bytes before a ragged array's values
 
 
@@ -132,7 +133,7 @@ class ShardSplitter:
 
 
 def _num_bytes(value: object) -> int:
-    if isinstance(value, bytes | bytearray):
+    if isinstance(value, _BYTES):
         return len(value)
     if isinstance(value, str):
         return len(value.encode(errors="surrogatepass"))
