@@ -50,7 +50,7 @@ def run_share(
         as_json: Whether to print one JSON object.
         **options: Options of `plan_parts`, and ``uploads_in_flight``.
     """
-    from concurrent_loader.storage.importers.part_processes import PartTarget, write_in_processes
+    from concurrent_loader.storage.importers.part_processes import PartTarget, write_in_processes, write_in_turn
     from concurrent_loader.storage.importers.parts import plan_parts
     from concurrent_loader.storage.sizes import format_count, format_size
 
@@ -65,7 +65,7 @@ def run_share(
         written = (
             write_in_processes(mine, target, num_workers=workers)
             if workers > 1
-            else (target.write(part) for part in mine)
+            else write_in_turn(mine, target, lambda _: None)
         )
         for done in written:
             num_samples += done.num_samples

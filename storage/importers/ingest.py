@@ -21,7 +21,8 @@ from concurrent_loader.storage.importers.ingest_plan import (
     save_plan,
 )
 from concurrent_loader.storage.importers.item_run import IngestProgress, ItemRun, OnError, import_metadata
-from concurrent_loader.storage.importers.part_processes import PartTarget, write_in_processes
+from concurrent_loader.storage.importers.made_part import progress_of
+from concurrent_loader.storage.importers.part_processes import PartTarget, write_in_processes, write_in_turn
 from concurrent_loader.storage.importers.parts import ImportOptions, ScannedImport, scan_import
 from concurrent_loader.storage.importers.parts_commit import PartsCommit
 from concurrent_loader.storage.importers.protocol import Importer, SampleSource
@@ -211,35 +212,24 @@ class _PartsProgress:
     def __init__(self, num_total: int | None, on_progress: OnProgress | None) -> None:
         self._on_progress = on_progress
         self._began = time.monotonic()
+        self._num_reported = 0
         self._sum = IngestProgress(num_done=0, num_total=num_total, num_skipped=0, num_bytes=0)
 
     def add(self, part: WrittenPart) -> None:
         """Adds a finished part."""
-        done = self._sum
-        self._sum = replace(
-            done,
-            num_done=done.num_done + part.num_samples + len(part.skipped),
-            num_skipped=done.num_skipped + len(part.skipped),
-            num_bytes=done.num_bytes + part.num_bytes,
-        )
+        self._sum = self._sum + progress_of(part)
         self.report()
 
     def within(self, part: IngestProgress) -> None:
-        """Reports the progress inside the part that this process writes."""
-        done = self._sum
-        self.report(
-            replace(
-                done,
-                num_done=done.num_done + part.num_done,
-                num_skipped=done.num_skipped + part.num_skipped,
-                num_bytes=done.num_bytes + part.num_bytes,
-            )
-        )
+        """Reports the progress inside the parts that this process writes."""
+        self.report(self._sum + part)
 
     def report(self, now: IngestProgress | None = None) -> None:
-        """Calls the user's function."""
-        if self._on_progress is not None:
-            self._on_progress(replace(now or self._sum, duration_s=time.monotonic() - self._began))
+        """Calls the user's function, unless it knows of later samples."""
+        now = now or self._sum
+        if self._on_progress is not None and now.num_done >= self._num_reported:
+            self._num_reported = now.num_done
+            self._on_progress(replace(now, duration_s=time.monotonic() - self._began))
 
 
 WriteParts = Callable[[Iterable[IngestPart], OnProgress], Generator[WrittenPart, None, None]]
@@ -254,7 +244,7 @@ def _writer_of_parts(workers: int | None, engine: str, address: str | None, targ
     if workers is not None and workers > 1:
         num_workers = workers
         return lambda parts, _: write_in_processes(parts, target, num_workers=num_workers)
-    return lambda parts, report: (target.write(part, on_progress=report) for part in parts)
+    return lambda parts, report: write_in_turn(parts, target, report)
 
 
 def _scan(importer: Importer, loop: LoopThread, target: PartTarget, options: ImportOptions) -> ScannedImport:

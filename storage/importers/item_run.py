@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
 from concurrent_loader.storage.errors import CorruptData, SchemaError
@@ -39,6 +39,15 @@ class IngestProgress:
     num_skipped: int
     num_bytes: int
     duration_s: float = 0.0
+
+    def __add__(self, other: IngestProgress) -> IngestProgress:
+        """Returns the counters of both; total and duration are those of this object."""
+        return replace(
+            self,
+            num_done=self.num_done + other.num_done,
+            num_skipped=self.num_skipped + other.num_skipped,
+            num_bytes=self.num_bytes + other.num_bytes,
+        )
 
 
 class SampleWriter(Protocol):
@@ -134,17 +143,20 @@ class ItemRun:
             f"{error.column}=TYPE; in Python columns={{{error.column!r}: type}})"
         )
 
+    @property
+    def progress(self) -> IngestProgress:
+        """Counters so far."""
+        return IngestProgress(
+            num_done=self._writer.num_samples + len(self.skipped),
+            num_total=self._num_total,
+            num_skipped=len(self.skipped),
+            num_bytes=self.num_bytes,
+            duration_s=time.monotonic() - self._began,
+        )
+
     def _report(self) -> None:
         if self._on_progress is not None:
-            self._on_progress(
-                IngestProgress(
-                    num_done=self._writer.num_samples + len(self.skipped),
-                    num_total=self._num_total,
-                    num_skipped=len(self.skipped),
-                    num_bytes=self.num_bytes,
-                    duration_s=time.monotonic() - self._began,
-                )
-            )
+            self._on_progress(self.progress)
 
 
 class _Source:

@@ -20,11 +20,11 @@ from typing import Any
 from concurrent_loader.storage.errors import StorageError
 from concurrent_loader.storage.importers.ingest_plan import IngestPart, WrittenPart
 from concurrent_loader.storage.importers.item_run import IngestProgress
-from concurrent_loader.storage.importers.parts import write_part_within
+from concurrent_loader.storage.importers.made_part import MadePart, make_part
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.store import Store
 
-__all__ = ["PartTarget", "write_in_processes"]
+__all__ = ["PartTarget", "write_in_processes", "write_in_turn"]
 
 _ALWAYS = nullcontext()
 _AHEAD = 4  # runs of parts per process that wait or run, so that a slow one does not stop the others
@@ -61,10 +61,20 @@ class PartTarget:
         *,
         making: AbstractContextManager[object] = _ALWAYS,
     ) -> WrittenPart:
-        """Writes a part in this process, unless it is written already; see `write_part_within`."""
-        return write_part_within(
-            making, part, self.url, uploads_in_flight=self.uploads_in_flight, client=self.client,
-            storage_options=self.storage_options, resume=self.resume, on_progress=on_progress,
+        """Writes a part in this process, unless it is written already; see `write_part`."""
+        return self.make(part, on_progress, making=making).finish()
+
+    def make(
+        self,
+        part: IngestPart,
+        on_progress: Callable[[IngestProgress], None] | None = None,
+        *,
+        making: AbstractContextManager[object] = _ALWAYS,
+    ) -> MadePart:
+        """Makes the samples of a part in this process; see `make_part`."""
+        return make_part(
+            part, self.url, uploads_in_flight=self.uploads_in_flight, client=self.client,
+            storage_options=self.storage_options, resume=self.resume, on_progress=on_progress, making=making,
         )  # fmt: skip
 
     def write_run(self, parts: Sequence[IngestPart]) -> list[WrittenPart]:
@@ -72,6 +82,55 @@ class PartTarget:
         making = threading.Lock()
         with ThreadPoolExecutor(min(2, len(parts)), "import-part") as threads:
             return list(threads.map(partial(self.write, making=making), parts))
+
+
+def write_in_turn(
+    parts: Iterable[IngestPart], target: PartTarget, on_progress: Callable[[IngestProgress], None]
+) -> Generator[WrittenPart, None, None]:
+    """Writes parts in this process, and yields their results in order.
+
+    While the last uploads of a part end, the samples of the next are made on the calling thread. Closing the generator
+    cancels the uploads.
+
+    Args:
+        parts: Parts to write.
+        target: Where the parts go.
+        on_progress: Callback for progress since the last result, called on the calling thread.
+
+    Raises:
+        CorruptData: A file cannot be imported (``on_error="fail"``).
+        StorageError: The store failed. The error of the earliest part is raised.
+    """
+    ending: deque[tuple[MadePart, Future[WrittenPart]]] = deque()
+
+    def report(now: IngestProgress) -> None:
+        for made, _ in ending:
+            now = now + made.progress
+        on_progress(now)
+
+    with ThreadPoolExecutor(1, "import-part") as threads:
+        try:
+            for part in parts:
+                try:
+                    made = target.make(part, report)
+                except Exception:
+                    for _, end in ending:
+                        end.result()
+                    raise
+                ending.append((made, threads.submit(made.finish)))
+                while len(ending) > 1:
+                    yield _oldest(ending)
+            while ending:
+                yield _oldest(ending)
+        finally:
+            for made, _ in ending:
+                made.cancel()
+
+
+def _oldest(ending: deque[tuple[MadePart, Future[WrittenPart]]]) -> WrittenPart:
+    written = ending[0][1].result()
+    ending.popleft()  # after the wait, because an interrupted wait cancels what is in the queue
+    return written
 
 
 def write_in_processes(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,25 +15,19 @@ from concurrent_loader.storage.importers.ingest_plan import (
     IngestPart,
     PartPlan,
     WrittenPart,
-    load_part,
     make_plan,
-    part_name,
-    save_part,
     save_plan,
     split_importer,
 )
-from concurrent_loader.storage.importers.item_run import IngestProgress, ItemRun, OnError
+from concurrent_loader.storage.importers.item_run import IngestProgress, OnError
+from concurrent_loader.storage.importers.made_part import make_part
 from concurrent_loader.storage.importers.protocol import Importer, ImportScan
 from concurrent_loader.storage.importers.sample_source import as_importer
 from concurrent_loader.storage.loop_thread import LoopThread
-from concurrent_loader.storage.shards.format.schema import Schema
 from concurrent_loader.storage.shards.manifest.commit_tokens import check_token, snapshot_of, user_metadata
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import latest_snapshot, load_manifest
-from concurrent_loader.storage.shards.writing.part_writer import PartWriter
-from concurrent_loader.storage.shards.writing.records import Records
 from concurrent_loader.storage.shards.writing.shard_sizing import parse_shard_size
-from concurrent_loader.storage.shards.writing.upload_queue import UploadQueue
 from concurrent_loader.storage.sizes import Size
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.store import Store
@@ -46,7 +39,6 @@ __all__ = [
     "plan_parts",
     "scan_import",
     "write_part",
-    "write_part_within",
 ]
 
 
@@ -285,64 +277,10 @@ def write_part(
         >>> write_part(part, "a-part").num_samples
         6
     """
-    return write_part_within(
-        nullcontext(), part, url, uploads_in_flight=uploads_in_flight, resume=resume, client=client,
-        storage_options=storage_options, on_progress=on_progress,
-    )  # fmt: skip
-
-
-@hides_secrets
-def write_part_within(
-    making: AbstractContextManager[object],
-    part: IngestPart,
-    url: str | os.PathLike[str] | Store,
-    *,
-    uploads_in_flight: int,
-    resume: bool,
-    client: str,
-    storage_options: Mapping[str, Any] | None,
-    on_progress: Callable[[IngestProgress], None] | None,
-) -> WrittenPart:
-    """Does what `write_part` does; makes the samples within a context, and waits for the last uploads outside of it."""
-    store = url if isinstance(url, Store) else open_store(url, client=client, **dict(storage_options or {}))
-    queue = UploadQueue(store, in_flight=uploads_in_flight, keep_store=isinstance(url, Store))
-    try:
-        records = Records(FetchEngine(store), part.plan)
-        if resume:
-            records.expect(part_name(part.number))
-            known = queue.run(load_part(records, part.number))
-            if known is not None:
-                return known
-        written = _write(part, queue, on_progress, making)
-        queue.run(save_part(records, written))
-    finally:
-        queue.close()
-    return written
-
-
-def _write(
-    part: IngestPart,
-    queue: UploadQueue,
-    on_progress: Callable[[IngestProgress], None] | None,
-    making: AbstractContextManager[object],
-) -> WrittenPart:
-    writer = PartWriter(Schema.parse(part.columns), shard_bytes=part.shard_bytes, queue=queue)
-    importer = copy.deepcopy(part.source)  # a part can be written again, so its own stores stay unused
-    with making, LoopThread("storage-ingest") as loop:
-        try:
-            run = ItemRun(writer, importer.url, part.on_error, derived=part.derived, on_progress=on_progress)
-            run.drain(loop, importer)
-        finally:
-            loop.run(importer.close())
-    shards = writer.finish()
-    return WrittenPart(
-        number=part.number,
-        num_samples=writer.num_samples,
-        num_bytes=run.num_bytes,
-        skipped=tuple(run.skipped),
-        shards=shards,
-        encoded=run.encoded,
-    )
+    return make_part(
+        part, url, uploads_in_flight=uploads_in_flight, resume=resume, client=client, storage_options=storage_options,
+        on_progress=on_progress, making=nullcontext(),
+    ).finish()  # fmt: skip
 
 
 @contextmanager

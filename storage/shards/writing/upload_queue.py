@@ -72,6 +72,10 @@ class UploadQueue:
         self._raise_error()
         self._loop.run(self._uploader.confirm_replaced())
 
+    def cancel(self) -> None:
+        """Cancels the uploads from any thread, so that a waiting `flush` raises an error; `close` follows."""
+        self._loop.close()
+
     def close(self) -> None:
         """Cancels running uploads, waits for them to end, and releases connections. Idempotent."""
         if self._closed:
