@@ -125,7 +125,7 @@ class ShardBuilder:
         Raises:
             SchemaError: A value is unsuitable; the error names the column, the expected type and the value.
         """
-        if not isinstance(sample, Mapping) or sample.keys() != self._keys:
+        if not (type(sample) is dict or isinstance(sample, Mapping)) or sample.keys() != self._keys:
             self._schema.check_sample_keys(sample)
         encoded = [(name, kind, encode(sample[name])) for name, kind, encode in self._encoders]
         if self._small:

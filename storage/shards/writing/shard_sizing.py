@@ -67,7 +67,7 @@ class ShardSplitter:
         """
         full = (
             self._builder.num_samples > 0
-            and isinstance(sample, Mapping)
+            and (type(sample) is dict or isinstance(sample, Mapping))
             and (self._builder.estimated_bytes + self._estimate(sample) > self._shard_bytes)
         )
         if not full:
@@ -126,7 +126,10 @@ class ShardSplitter:
             num_rows *= 4
 
     def _estimate(self, sample: Mapping[str, object]) -> int:
-        return self._row_bytes + sum(num_bytes(sample.get(name)) for name, num_bytes in self._variable)
+        estimate = self._row_bytes
+        for name, num_bytes in self._variable:
+            estimate += num_bytes(sample.get(name))
+        return estimate
 
 
 # Upper estimates of the bytes of a value. An unsuitable value counts as zero, because the builder rejects it.

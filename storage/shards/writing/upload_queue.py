@@ -41,6 +41,7 @@ class UploadQueue:
         self._keep_store = keep_store
         self._loop = LoopThread("storage-upload")
         self._running: dict[Future[None], tuple[str, Buffer]] = {}
+        self._ended: list[Future[None]] = []  # since the last `check`
         self._failed: list[tuple[str, Buffer]] = []
         self._error: BaseException | None = None
         self._closed = False
@@ -56,10 +57,12 @@ class UploadQueue:
 
     def check(self) -> None:
         """Raises the error of an upload that failed since the last call; the call after that sends it again."""
-        if self._running:
+        if self._ended:  # otherwise nothing has changed, as before nearly every sample
+            self._ended.clear()
             self._collect({future for future in self._running if future.done()})
         self._raise_error()
-        self._restart_failed()
+        if self._failed:
+            self._restart_failed()
 
     def flush(self) -> None:
         """Waits until every object is in the store.
@@ -100,7 +103,9 @@ class UploadQueue:
             self._collect(wait(self._running, return_when=FIRST_COMPLETED).done)
 
     def _start(self, key: str, data: Buffer) -> None:
-        self._running[self._loop.submit(self._uploader.put_content_addressed(key, data))] = (key, data)
+        future = self._loop.submit(self._uploader.put_content_addressed(key, data))
+        self._running[future] = (key, data)
+        future.add_done_callback(self._ended.append)  # `append` takes no lock that the loop could wait for
 
     def _collect(self, done: set[Future[None]]) -> None:
         for future in done:
