@@ -12,30 +12,24 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import ssl
 import time
-import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import obstore
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+import urllib3
 from rich.console import Console
+from werkzeug.serving import make_ssl_devcert
 
 from benchmarks.bucket import at_once, obstore_client, put_all
-from benchmarks.command import bar, program
+from benchmarks.command import bar, in_turns, program
 from concurrent_loader.storage.stores import Store, open_store
 from concurrent_loader.storage.testing import local_s3
-from concurrent_loader.storage.testing.servers.errors import ServerFailed
 from concurrent_loader.storage.testing.servers.local_s3 import new_credentials
 from concurrent_loader.storage.testing.servers.processes import SupervisedProcess
 from concurrent_loader.storage.testing.servers.programs import find_program
@@ -72,14 +66,16 @@ FULL = Load(num_keys=500, num_small=2000, num_ranges=64, num_rounds=5)
 QUICK = Load(num_keys=3, num_small=6, num_ranges=2, num_rounds=1)
 
 
-def summarise(small: Sequence[Cost], ranges: Sequence[Cost], load: Load) -> dict[str, float]:
+def summarise(costs: Sequence[tuple[Cost, Cost]], load: Load) -> dict[str, float]:
     """Returns medians over the rounds, per request and per GB."""
     num_gb = load.num_ranges * RANGE_BYTES / 1e9
+    small_s, ranges_s = (median(wall_s for wall_s, _ in each) for each in zip(*costs, strict=True))
+    small_cpu_s, ranges_cpu_s = (median(cpu_s for _, cpu_s in each) for each in zip(*costs, strict=True))
     return {
-        "small_per_s": load.num_small / median(wall_s for wall_s, _ in small),
-        "small_cpu_ms": 1000 * median(cpu_s for _, cpu_s in small) / load.num_small,
-        "ranges_gb_per_s": num_gb / median(wall_s for wall_s, _ in ranges),
-        "ranges_cpu_s_per_gb": median(cpu_s for _, cpu_s in ranges) / num_gb,
+        "small_per_s": load.num_small / small_s,
+        "small_cpu_ms": 1000 * small_cpu_s / load.num_small,
+        "ranges_gb_per_s": num_gb / ranges_s,
+        "ranges_cpu_s_per_gb": ranges_cpu_s / num_gb,
     }
 
 
@@ -87,13 +83,11 @@ async def measure(
     url: str,
     options: Mapping[str, Any],
     load: Load,
-    clients: Sequence[str] = tuple(CLIENTS),
-    *,
-    on_round: Callable[[], object] = lambda: None,
+    on_round: Callable[[], object],
+    clients: Sequence[str] = (*CLIENTS,),
 ) -> dict[str, dict[str, float]]:
     """Lets every client read a filled bucket in turn, and sums up."""
-    small: dict[str, list[Cost]] = {name: [] for name in clients}
-    ranges: dict[str, list[Cost]] = {name: [] for name in clients}
+    costs: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in clients}
     async with AsyncExitStack() as stack:
         readers = {
             name: _obstore_readers(url, options)
@@ -101,15 +95,11 @@ async def measure(
             else _readers(await stack.enter_async_context(open_store(url, client=client, **options)))
             for name in clients
         }
-        for number in range(load.num_rounds + 1):
-            first = number % len(clients)
-            for name in (*clients[first:], *clients[:first]):
-                small_cost, range_cost = await _read(readers[name], load)
-                if number:  # the first round makes clients and connections
-                    small[name].append(small_cost)
-                    ranges[name].append(range_cost)
-                on_round()
-    return {name: summarise(small[name], ranges[name], load) for name in clients}
+        for _, name in in_turns(clients, load.num_rounds + 1):
+            costs[name].append(await _read(readers[name], load))
+            on_round()
+    # The first round makes clients and connections.
+    return {name: summarise(found[1:], load) for name, found in costs.items()}
 
 
 async def _read(readers: Readers, load: Load) -> tuple[Cost, Cost]:
@@ -155,49 +145,24 @@ async def _timed(read: Callable[[int], Awaitable[int]], num_requests: int, in_fl
 @contextmanager
 def _https_server(data_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
     """Starts MinIO over TLS on the data of another one that has ended; yields the options of a store."""
-    keys = new_credentials()
-    _write_certificate(folder / "certs")
+    keys, certificates = new_credentials(), folder / "certs"
+    certificates.mkdir(parents=True)
+    certificate, key = make_ssl_devcert(str(certificates / "server"), host="127.0.0.1")
+    Path(certificate).rename(certificates / "public.crt")
+    Path(key).rename(certificates / "private.key")
     options = {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key}
     program = find_program(("minio",), data_dir=data_dir, home=folder, build=True, progress=None, **options)
     port = free_port()
     command, log = program.command(port), folder / "server.log"
     process = SupervisedProcess(command, environment=program.environment, log=log, remove=folder)
     try:
-        deadline_s = time.monotonic() + 30
-        while not _accepts(port):
-            if process.wait(0.05) or time.monotonic() > deadline_s:
-                raise ServerFailed(f"the server over https:// did not start: {process.log_text()}")
+        urllib3.disable_warnings()  # of a certificate that nobody has signed
+        until_ready = urllib3.Retry(30, backoff_factor=0.05, backoff_max=1.0, status_forcelist=[503])
+        with urllib3.HTTPSConnectionPool("127.0.0.1", port, cert_reqs="CERT_NONE", retries=until_ready) as pool:
+            pool.request("GET", "/minio/health/ready")
         yield {"endpoint_url": f"https://127.0.0.1:{port}", "region": "us-east-1", **options}
     finally:
         process.stop()
-
-
-def _accepts(port: int) -> bool:
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    ready = f"https://127.0.0.1:{port}/minio/health/ready"
-    try:
-        with urllib.request.urlopen(ready, context=context, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def _write_certificate(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "benchmark")])
-    now = datetime.now(UTC)
-    signed = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    (folder / "private.key").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-    (folder / "public.crt").write_bytes(signed.public_bytes(pem))
 
 
 def fill(url: str, options: Mapping[str, str], load: Load) -> None:
@@ -215,11 +180,11 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
         with local_s3(kinds=("minio",), data_dir=data_dir) as server:
             url, options = server.make_bucket(name), server.storage_options()
             fill(url, options, load)
-            over_http = asyncio.run(measure(url, options, load, on_round=progress.advance))
+            over_http = asyncio.run(measure(url, options, load, progress.advance))
         with _https_server(data_dir, Path(folder) / "https") as tls_options:
             tls: dict[str, Any] = {**tls_options, "verify_tls": False}
             ranges = replace(load, num_small=1)
-            over_https = asyncio.run(measure(url, tls, ranges, HTTPS_CLIENTS, on_round=progress.advance))
+            over_https = asyncio.run(measure(url, tls, ranges, progress.advance, HTTPS_CLIENTS))
     figures = {
         name: {**row, **{f"https_{key}": over_https.get(name, {}).get(f"ranges_{key}") for key in _RANGE_KEYS}}
         for name, row in over_http.items()
