@@ -12,7 +12,7 @@ order, and rows within each), LitData, MDS, and Grain's ArrayRecord, in the envi
 
 from __future__ import annotations
 
-import json
+import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -24,7 +24,7 @@ from rich.console import Console
 
 from benchmarks.command import bar, in_turns, program
 from benchmarks.figures import medians, rounded
-from benchmarks.harness import CommandError, converse
+from benchmarks.harness import CommandError, ask
 from benchmarks.peers.processes import EnvironmentFailed, python_of
 
 _OURS = {
@@ -58,9 +58,7 @@ def _measure(load: Load, side: str, folder: str) -> dict[str, float]:
         job |= {"side": "ours", "kind": kind, "shard_size": _OURS[side]}
         if kind == "fixed":
             job |= {"num_rows": load.num_fixed_rows, "batch_size": 8 * load.batch_size}
-    command = [python, "-m", "benchmarks.small_side"]
-    (line,) = converse(command, json.dumps(job).encode(), what=side, deadline_s=_TIMEOUT_S)
-    return dict(json.loads(line))
+    return ask(python, "small_side", job, timeout_s=_TIMEOUT_S)
 
 
 def measure(load: Load, console: Console) -> dict[str, Any]:
@@ -73,7 +71,7 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
             if side not in errors:
                 try:
                     found[side].append(_measure(load, side, folder))
-                except (CommandError, EnvironmentFailed, ValueError) as error:
+                except (CommandError, EnvironmentFailed, subprocess.TimeoutExpired) as error:
                     if side in _OURS:
                         raise
                     errors[side] = str(error)[-400:]

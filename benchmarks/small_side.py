@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from operator import getitem
 from pathlib import Path
 from time import process_time
 from typing import Any
-
-from benchmarks.harness import take_task
 
 Epoch = Callable[[int], Iterator[int]]  # seed of the order (0: in order) → number of rows of each batch
 
@@ -66,7 +67,8 @@ def _parquet(folder: Path, rows: list[str], batch_size: int) -> Epoch:
 def _litdata(folder: Path, rows: list[str], batch_size: int) -> Epoch:
     import litdata
 
-    litdata.optimize(_Text(rows), list(range(len(rows))), str(folder), chunk_bytes="8MB", num_workers=1, verbose=False)
+    text, numbers = partial(getitem, rows), list(range(len(rows)))
+    litdata.optimize(text, numbers, str(folder), chunk_bytes="8MB", num_workers=1, verbose=False)
 
     def epoch(seed: int) -> Iterator[int]:
         dataset = litdata.StreamingDataset(str(folder), shuffle=seed > 0, seed=seed)
@@ -74,14 +76,6 @@ def _litdata(folder: Path, rows: list[str], batch_size: int) -> Epoch:
             yield len(batch)
 
     return epoch
-
-
-class _Text:
-    def __init__(self, rows: list[str]) -> None:
-        self._rows = rows
-
-    def __call__(self, number: int) -> str:
-        return self._rows[number]
 
 
 def _mds(folder: Path, rows: list[str], batch_size: int) -> Epoch:
@@ -190,11 +184,5 @@ def measure(job: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    """Takes a job from standard input, and writes the figures."""
-    line, results = take_task()
-    results.write(json.dumps(measure(json.loads(line))).encode() + b"\n")
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure(json.load(sys.stdin))))
