@@ -1,6 +1,6 @@
 """Data of other formats, read in place: against the format's own loader, and against native shards.
 
-    python -m benchmarks.adopt [--json FILE] [--format NAME …] [--rounds N] [--without-rivals] [--quick]
+    python -m benchmarks.adopt [--json FILE] [--formats NAME,…] [--num-rounds N] [--without-rivals] [--quick]
 
 Photographs (19,200 JPEGs, 1.07 GB, delivered as bytes) from one MinIO behind a first byte of 30 ms ± 10 ms and 90 MB/s
 per connection. Each rival (`benchmarks.peers.catalog`) writes them in its format and reads them with its loader. Then
@@ -23,31 +23,27 @@ rival's. ``errors``: what failed.
 
 from __future__ import annotations
 
-import io
 import random
 import subprocess
 import sys
-import tarfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from itertools import chain
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+import obstore
 from msgspec import structs
 from rich.console import Console
 
-from benchmarks.bucket import far_away
-from benchmarks.command import command_line, publish
-from benchmarks.figures import four_digits, with_spread
+from benchmarks.bucket import far_away, obstore_client
+from benchmarks.command import program
+from benchmarks.figures import four_digits, medians, with_spread
 from benchmarks.harness import CommandError, ask
 from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.bucket import BUCKET, led_to, put_files, signed_urls
 from benchmarks.peers.catalog import find
 from benchmarks.peers.figures import check, image_digest, without_paths
-from benchmarks.peers.job import Job, Outcome, paths, written
+from benchmarks.peers.job import Job, Outcome, paths
 from benchmarks.peers.processes import EnvironmentFailed, python_of, run_job
 from benchmarks.peers.turns import Side, empty_folder, median_ratio, take_turns
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
@@ -93,13 +89,12 @@ class Load:
     num_workers: int = 2  # processes, or threads of ours
     tar_bytes: int = 64_000_000
     resident: bool = True  # whether real memory is put behind the page cache before each epoch
+    formats: str = ",".join(contest.format for contest in CONTESTS)
+    without_rivals: bool = False  # tar files only, in place and native
 
 
 FULL = Load()
-QUICK = Load(
-    60, 1, latency_ms=5, num_rounds=1, num_more_rounds=0, batch_size=16, num_workers=1, tar_bytes=1 << 20,
-    resident=False,
-)  # fmt: skip
+QUICK = Load(60, 1, 5, num_rounds=1, num_more_rounds=0, batch_size=16, num_workers=1, tar_bytes=1 << 20, resident=False)
 
 
 @dataclass(slots=True)
@@ -136,8 +131,9 @@ class _Measuring:
         self.errors: dict[str, str] = {}
         self._write(sys.executable, self._native)
 
-    def enter(self, contest: Contest, *, with_rivals: bool) -> None:
+    def enter(self, contest: Contest) -> None:
         """Has the rival write its format, and adopts that."""
+        with_rivals = not self._load.without_rivals
         for name in contest.rivals:
             peer, options = find(name), dict(find(name).options)
             if contest.format == "webdataset":
@@ -145,14 +141,15 @@ class _Measuring:
             job = structs.replace(self._native, peer=peer.program, prefix=name, options=options)
             self._console.print(f"{contest.format}: {peer.title} writes, a scan follows", style="dim")
             try:
-                python = python_of(peer.environment, _ENVIRONMENTS) if with_rivals else None
+                # Our own environment has the writer of tar files as well.
+                python = python_of(peer.environment if with_rivals else None, _ENVIRONMENTS)
                 keys = self._write(python, job)
             except (CommandError, EnvironmentFailed, subprocess.TimeoutExpired, OSError) as error:
                 self._fail(name, error)
                 continue
             told: dict[str, Any] = {"format": contest.format, "place": name, "loader": f"{peer.title}, {peer.layout}"}
-            rival = _Side("rival", python, job, peer.caches, **told, keys=keys) if python else None
-            if rival is not None and name != contest.rivals[-1] and not self._ends(rival):
+            rival = _Side("rival", python, job, peer.caches, **told, keys=keys)
+            if with_rivals and name != contest.rivals[-1] and not self._ends(rival):
                 failed = self.errors.pop(contest.format, f"its epoch did not end in {self._load.limit_s:g} s")
                 self._fail(name, CommandError(failed))
                 continue
@@ -160,18 +157,14 @@ class _Measuring:
             columns = {"layout": "shards", "columns": contest.columns}
             ours = structs.replace(self._native, prefix=f"{name}-index-0", options=columns)
             self.sides.append(_Side("in_place", sys.executable, ours, True, format=contest.format, place=name))
-            self.sides += [] if rival is None else [rival]
+            self.sides += [rival] * with_rivals
             return
 
-    def _write(self, python: str | None, job: Job) -> list[str]:
-        """Writes a format, tar files by tarfile without an interpreter of the rival; returns the keys of its files."""
+    def _write(self, python: str, job: Job) -> list[str]:
+        """Writes a format; returns the keys of its files."""
         with empty_folder(self._folder / "write") as folder:
             job = led_to(job, self._server.storage_options())
-            job = structs.replace(job, task="write", folder=folder, order=self._order)
-            if python is None:
-                _write_tars(job)
-            else:
-                run_job(python, job, deadline_s=_WRITE_S)
+            run_job(python, structs.replace(job, task="write", folder=folder, order=self._order), deadline_s=_WRITE_S)
             return put_files(self._server, job.prefix, Path(folder))
 
     def _ends(self, side: _Side) -> bool:
@@ -182,12 +175,22 @@ class _Measuring:
     def _scan(self, format_name: str, place: str) -> dict[str, float]:
         """Adopts a format several times, each in a process that imports nothing else; returns medians."""
         scans: list[dict[str, float]] = []
-        task = {"format": format_name, "source": f"s3://{BUCKET}/{place}", "options": self._server.storage_options()}
+        options = self._server.storage_options()
+        task = {"writer": "scan", "format": format_name, "source": f"s3://{BUCKET}/{place}", "options": options}
         for number in range(self._load.num_rounds):
             read_into_page_cache(self._folder / "s3" / BUCKET / place)
-            indexed = {**task, "index": f"s3://{BUCKET}/{place}-index-{number}"}
-            scans.append(ask(sys.executable, "adopt_scan", indexed, timeout_s=_WRITE_S))
-        return {name: median(scan[name] for scan in scans) for name in scans[0]}
+            index = f"{place}-index-{number}"
+            found = ask(sys.executable, "ingest_side", {**task, "index": f"s3://{BUCKET}/{index}"}, timeout_s=_WRITE_S)
+            pages = obstore.list(obstore_client(BUCKET, options), prefix=f"{index}/")
+            index_bytes = sum(each["size"] for page in pages for each in page)
+            num_values = found["samples"] * found["columns"]
+            scans.append({
+                "mb": round(found["mb"], 1), "samples": found["samples"], "columns": found["columns"],
+                "scan_mb_s": round(found["mb"] / found["cpu_s"], 1),
+                "scan_wall_mb_s": round(found["mb"] / found["wall_s"], 1),
+                "scan_rss_mb": round(found["rss_mb"], 1), "index_bytes_per_sample": round(index_bytes / num_values, 2),
+            })  # fmt: skip
+        return medians(scans)
 
     def take_turns(self) -> None:
         """Gives every side its turns, and one more cold epoch to see its memory."""
@@ -268,25 +271,9 @@ def row(side: _Side, epoch: str) -> dict[str, Any]:
     }
 
 
-def _write_tars(job: Job) -> None:
-    """Writes tar files as WebDataset's writer does."""
-    files: list[tuple[int, bytes]] = []
-    num_bytes = num_tars = 0
-    for number, data in chain(written(job), [(-1, b"")]):
-        if files and (number < 0 or num_bytes + len(data) > job.options["tar_bytes"]):
-            with tarfile.open(Path(job.folder) / f"{num_tars:06d}.tar", "w") as tar:
-                for each, image in files:
-                    info = tarfile.TarInfo(f"{each:07d}.jpg")
-                    info.size = len(image)
-                    tar.addfile(info, io.BytesIO(image))
-            files.clear()
-            num_bytes, num_tars = 0, num_tars + 1
-        files.append((number, data))
-        num_bytes += len(data)
-
-
-def run_benchmark(load: Load, contests: Sequence[Contest], console: Console, *, with_rivals: bool) -> dict[str, Any]:
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Writes all formats, scans them, and lets all sides read."""
+    chosen = ["webdataset"] if load.without_rivals else load.formats.split(",")
     data = Path(".demo/adopt").resolve()
     data.mkdir(parents=True, exist_ok=True)
     photos = replicate_photos(make_photos(data, count=load.num_photos), min_bytes=load.raw_bytes)
@@ -297,31 +284,16 @@ def run_benchmark(load: Load, contests: Sequence[Contest], console: Console, *, 
     ):
         server.make_bucket(BUCKET)
         measuring = _Measuring(load, photos, Path(folder), server, far, console)
-        for contest in contests:
-            measuring.enter(contest, with_rivals=with_rivals)
+        for contest in CONTESTS:
+            if contest.format in chosen:
+                measuring.enter(contest)
         measuring.take_turns()
     tar_scan, scans, errors = measuring.scans.get("webdataset", {}), measuring.scans, measuring.errors
     facts = {"scans": scans, "errors": errors, "first_byte_ms": first_byte_ms, "load": asdict(load)}
     return {**figures_of(measuring.sides), **{name: tar_scan.get(name) for name in _SCANNED}, **facts}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    parser = command_line("adopt", __doc__)
-    names = [contest.format for contest in CONTESTS]
-    parser.add_argument("--format", action="append", choices=names, help="only this one; may be repeated")
-    parser.add_argument("--rounds", type=int, help=f"of all sides (default {FULL.num_rounds})")
-    parser.add_argument("--without-rivals", action="store_true", help="tar files only, in place and native")
-    options = parser.parse_args(arguments)
-    load = QUICK if options.quick else FULL
-    if options.rounds is not None:
-        load = replace(load, num_rounds=options.rounds)
-    chosen = ["webdataset"] if options.without_rivals else options.format or names
-    contests = [contest for contest in CONTESTS if contest.format in chosen]
-
-    measure = partial(run_benchmark, load, contests, with_rivals=not options.without_rivals)
-    return publish("adopt", measure, options.json)
-
+main = program("adopt", __doc__, run_benchmark, FULL, QUICK, "formats", "num_rounds", "without_rivals")
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -48,14 +48,15 @@ def program(
 ) -> Callable[..., int]:
     """Makes the main function of a benchmark that has two sizes; it returns the exit status.
 
-    ``options`` are those fields of the sizes, numbers and texts, that the command line may set.
+    ``options`` are those fields of the sizes, numbers, texts and switches, that the command line may set.
     """  # fmt: skip
 
     def main(arguments: Sequence[str] | None = None) -> int:
         parser = command_line(name, description)
         for option in options:
             default = getattr(full, option)
-            parser.add_argument(f"--{option.replace('_', '-')}", type=type(default), help=f"default {default}")
+            how: Any = {"action": "store_true"} if isinstance(default, bool) else {"type": type(default)}
+            parser.add_argument(f"--{option.replace('_', '-')}", default=None, help=f"default {default}", **how)
         parsed = vars(parser.parse_args(arguments))
         given = {option: parsed[option] for option in options if parsed[option] is not None}
         if any(not isinstance(value, str) and value <= 0 for value in given.values()):

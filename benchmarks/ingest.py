@@ -1,6 +1,6 @@
 """How fast images become a dataset: one process and two, three checks, Ray, and the writers of other formats.
 
-    python -m benchmarks.ingest [--json FILE] [--data DIR] [--without-rivals] [--quick]
+    python -m benchmarks.ingest [--json FILE] [--data DIR] [--sides NAME,…] [--num-rounds N] [--quick]
 
 The same JPEG photographs, as files on the local drive and in the page cache, become a dataset on the same drive. Each
 turn is a fresh process whose clock starts after its imports; sides alternate over the rounds. Rivals write their own
@@ -17,11 +17,9 @@ bytes by which the peak grows per file of an image folder. ``plan``: `at_scale`.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,12 +27,15 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.access import PRICES, PRICES_AS_OF
-from benchmarks.command import bar, command_line, in_turns, publish
+from benchmarks.command import bar, in_turns, program
 from benchmarks.figures import four_digits, with_spread
 from benchmarks.harness import ask
 from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.catalog import find
+from benchmarks.peers.figures import without_paths
+from benchmarks.peers.job import paths
 from benchmarks.peers.processes import EnvironmentFailed, python_of
+from benchmarks.peers.turns import empty_folder
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
 from benchmarks.program import ROOT
 
@@ -42,21 +43,6 @@ _TIMEOUT_S = 600
 _MACHINES = (1, 16, 64)
 _CORES = 16  # of each machine of the extrapolation
 _TERABYTES = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How much is measured."""
-
-    num_photos: int = 3200
-    raw_bytes: int = 1_000_000_000
-    num_rounds: int = 5
-    num_tiny: int = 1_000_000
-    num_files: int = 100_000
-
-
-FULL = Load()
-QUICK = Load(num_photos=8, raw_bytes=1, num_rounds=1, num_tiny=2000, num_files=200)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +56,7 @@ class Side:
     processes: int = 2
     ray: bool = False
     peer: str | None = None  # rival whose environment it runs in
-    share: int = 1  # imports one in so many images
-
-    @property
-    def reported(self) -> dict[str, Any]:
-        """Its facts in the JSON."""
-        return {"side": self.name, "title": self.title, "verify": self.verify, "processes": self.processes}
+    quarter: bool = False  # imports one in four images
 
 
 _OURS = "concurrent-loader"
@@ -87,9 +68,8 @@ OURS = (
     Side("none_1", _OURS, processes=1),
     Side("none_2", _OURS),
     Side("ray_2", f"{_OURS}, Ray", verify="decode", ray=True),
-    Side("quarter", f"{_OURS}, a quarter", verify="header", processes=1, share=4),
+    Side("quarter", f"{_OURS}, a quarter", verify="header", processes=1, quarter=True),
 )
-_QUICK_SIDES = ("decode_1", "decode_2", "header_1", "none_2", "quarter")
 RIVALS = (
     Side("litdata", "LitData optimize", "litdata", peer="litdata"),
     Side("mosaicml", "MosaicML MDSWriter", "mosaicml", peer="mosaicml"),
@@ -98,87 +78,87 @@ RIVALS = (
 )
 
 
-class _Measuring:
-    def __init__(self, load: Load, data: Path, sides: Sequence[Side], console: Console) -> None:
-        self._load = load
-        self._data = data.resolve()
-        self._sides = list(sides)
-        self._console = console
-        self._found: dict[str, dict[int, dict[str, Any]]] = {side.name: {} for side in sides}
-        self._errors: dict[str, str] = {}
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is measured."""
 
-    def run(self) -> dict[str, Any]:
-        made = make_photos(self._data, count=self._load.num_photos)
-        photos = replicate_photos(made, min_bytes=self._load.raw_bytes)
-        read_into_page_cache(photos.root)
-        quarter = self._linked(photos, 4)
-        try:
-            with bar(self._console, "imports", self._load.num_rounds * len(self._sides)) as progress:
-                for number, side in in_turns(self._sides, self._load.num_rounds):
-                    self._turn(number, side, quarter if side.share > 1 else photos.root)
-                    progress.advance()
-            memory = self._memory(photos)
-        finally:
-            for folder in (quarter, self._data / "ingest-run", self._data / "ingest-tiny"):
-                shutil.rmtree(folder, ignore_errors=True)
-        rows = [self._row(side, photos.count) for side in self._sides]
-        return figures(rows, self._found, photos, memory) | {"load": asdict(self._load)}
+    num_photos: int = 3200
+    raw_bytes: int = 1_000_000_000
+    num_rounds: int = 5
+    num_tiny: int = 1_000_000
+    num_files: int = 100_000
+    data: str = ".demo"  # folder for all that is made
+    sides: str = ",".join(side.name for side in (*OURS, *RIVALS))
 
-    def _linked(self, photos: PhotoFolder, share: int) -> Path:
-        """Makes a folder of hard links to one in so many photographs."""
-        folder = self._data / "ingest-quarter"
-        shutil.rmtree(folder, ignore_errors=True)
-        for path in photos.paths()[::share]:
-            target = folder / path.relative_to(photos.root)
-            target.parent.mkdir(parents=True, exist_ok=True)
+
+FULL = Load()
+QUICK = Load(8, 1, 1, num_tiny=2000, num_files=200, sides="decode_1,decode_2,header_1,none_2,quarter")
+
+
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
+    """Lets the sides take turns, and measures memory."""
+    data = Path(load.data).resolve()
+    photos = replicate_photos(make_photos(data, count=load.num_photos), min_bytes=load.raw_bytes)
+    read_into_page_cache(photos.root)
+    sides = [side for side in (*OURS, *RIVALS) if side.name in load.sides.split(",")]
+    found: dict[str, dict[int, dict[str, Any]]] = {side.name: {} for side in sides}
+    errors: dict[str, str] = {}
+    with (
+        empty_folder(data / "ingest-quarter") as quarter,
+        bar(console, "imports", load.num_rounds * len(sides)) as progress,
+    ):
+        for path in photos.paths()[::4]:
+            target = Path(quarter) / path.relative_to(photos.root)
+            target.parent.mkdir(exist_ok=True)
             target.hardlink_to(path)
-        return folder
+        for number, side in in_turns(sides, load.num_rounds):
+            folder = quarter if side.quarter else str(photos.root)
+            task = {**asdict(side), "photos": folder, "count": len(paths(folder))}
+            try:
+                found[side.name][number] = _import(data, task, side.peer) | {"count": task["count"]}
+            except (EnvironmentFailed, subprocess.SubprocessError, OSError, RuntimeError) as error:
+                if side.peer is None:
+                    raise
+                errors[side.name] = without_paths(str(error), str(data), str(ROOT))[-500:]
+                console.print(f"{side.title} fails:\n{error}", markup=False, style="red")
+            progress.advance()
+    rows = [_row(side, list(found[side.name].values()), errors.get(side.name)) for side in sides]
+    return figures(rows, found, photos, _memory(load, data, photos)) | {"load": asdict(load)}
 
-    def _turn(self, number: int, side: Side, photos: Path) -> None:
-        count = sum(1 for _ in photos.glob("*/*.jpg"))
-        task = {**asdict(side), "photos": str(photos), "count": count}
-        try:
-            python = sys.executable
-            if side.peer is not None:
-                python = python_of(find(side.peer).environment, self._data / "peers" / "environments")
-            self._found[side.name][number] = {**self._ask(python, task), "count": count}
-        except (EnvironmentFailed, subprocess.SubprocessError, OSError, RuntimeError) as error:
-            if side.peer is None:
-                raise
-            self._errors[side.name] = str(error).replace(str(self._data), "…").replace(str(ROOT), "…")[-500:]
-            self._console.print(f"{side.title} fails:\n{error}", markup=False, style="red")
 
-    def _ask(self, python: str, task: Mapping[str, Any]) -> dict[str, Any]:
-        folder = self._data / "ingest-run"
-        shutil.rmtree(folder, ignore_errors=True)
-        return ask(python, "ingest_side", {**task, "folder": str(folder)}, timeout_s=_TIMEOUT_S)
+def _import(data: Path, task: Mapping[str, Any], peer: str | None = None) -> dict[str, Any]:
+    """Does a task in a fresh process, of the environment of a peer if there is one."""
+    environment = find(peer).environment if peer else None
+    with empty_folder(data / "ingest-run") as folder:
+        task = {**task, "folder": f"{folder}/made"}
+        return ask(python_of(environment, data / "peers" / "environments"), "ingest_side", task, timeout_s=_TIMEOUT_S)
 
-    def _memory(self, photos: PhotoFolder) -> dict[str, float]:
-        """Measures the peak memory of many tiny samples, and of many tiny files."""
-        many, few = (
-            self._ask(sys.executable, {"writer": "tiny", "count": count})["rss_mb"]
-            for count in (self._load.num_tiny, self._load.num_tiny // 10)
-        )
-        data, folder = photos.paths()[0].read_bytes()[:600], self._data / "ingest-tiny"
-        peaks = []
-        for start, stop in ((0, self._load.num_files // 10), (self._load.num_files // 10, self._load.num_files)):
+
+def _memory(load: Load, data: Path, photos: PhotoFolder) -> dict[str, float]:
+    """Measures the peak memory of many tiny samples, and of many tiny files."""
+    counts = (load.num_tiny, load.num_tiny // 10)
+    many, few = (_import(data, {"writer": "tiny", "count": count})["rss_mb"] for count in counts)
+    first, tenth, peaks = photos.paths()[0].read_bytes()[:600], load.num_files // 10, []
+    with empty_folder(data / "ingest-tiny") as folder:
+        for start, stop in ((0, tenth), (tenth, load.num_files)):
             for number in range(start, stop):
-                path = folder / f"class{number % 100:03}" / f"{number:08}.jpg"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
-            task = {"writer": "ours", "photos": str(folder), "verify": "none", "processes": 1, "count": stop}
-            peaks.append(self._ask(sys.executable, task)["rss_mb"])
-        grown = (peaks[1] - peaks[0]) * 1e6 / (self._load.num_files - self._load.num_files // 10)
-        return {"rss_mb": round(many, 1), "rss_mb_tenth": round(few, 1), "rss_per_file": four_digits(max(0.0, grown))}
+                path = Path(folder, f"class{number % 100:03}", f"{number:08}.jpg")
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(first)
+            task = {"writer": "ours", "photos": folder, "verify": "none", "processes": 1, "count": stop}
+            peaks.append(_import(data, task)["rss_mb"])
+    grown = (peaks[1] - peaks[0]) * 1e6 / (load.num_files - tenth)
+    return {"rss_mb": round(many, 1), "rss_mb_tenth": round(few, 1), "rss_per_file": four_digits(max(0.0, grown))}
 
-    def _row(self, side: Side, count: int) -> dict[str, Any]:
-        turns = list(self._found[side.name].values())
-        values = {
-            "img_s": [turn["count"] / turn["wall_s"] for turn in turns],
-            "cpu_s_per_1000": [1000 * turn["cpu_s"] / turn["count"] for turn in turns],
-        }
-        measured = with_spread(values) if turns else {**dict.fromkeys(values), "spread": {}}
-        return {**side.reported, "rounds": len(turns), **measured, "error": self._errors.get(side.name)}
+
+def _row(side: Side, turns: Sequence[Mapping[str, Any]], error: str | None) -> dict[str, Any]:
+    values = {
+        "img_s": [turn["count"] / turn["wall_s"] for turn in turns],
+        "cpu_s_per_1000": [1000 * turn["cpu_s"] / turn["count"] for turn in turns],
+    }
+    measured = with_spread(values) if turns else {**dict.fromkeys(values), "spread": {}}
+    facts = {"side": side.name, "title": side.title, "verify": side.verify, "processes": side.processes}
+    return {**facts, "rounds": len(turns), **measured, "error": error}
 
 
 Turns = Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -246,23 +226,7 @@ def at_scale(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark from the command line; returns the exit status."""
-    parser = command_line("ingest", __doc__)
-    parser.add_argument("--data", type=Path, default=Path(".demo"), help="folder for all that is made (default .demo)")
-    parser.add_argument("--without-rivals", action="store_true", help="ours only")
-    parser.add_argument("--rounds", type=int, help=f"of all sides (default {FULL.num_rounds})")
-    parsed = parser.parse_args(arguments)
-    load = QUICK if parsed.quick else FULL
-    if parsed.rounds is not None:
-        load = replace(load, num_rounds=parsed.rounds)
-    sides: tuple[Side, ...] = OURS
-    if parsed.quick:
-        sides = tuple(side for side in OURS if side.name in _QUICK_SIDES)
-    elif not parsed.without_rivals:
-        sides += RIVALS
-    return publish("ingest", lambda console: _Measuring(load, parsed.data, sides, console).run(), parsed.json)
-
+main = program("ingest", __doc__, run_benchmark, FULL, QUICK, "data", "sides", "num_rounds")
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,6 +1,6 @@
 """One side of `benchmarks.ingest`: writes images in one format, in a fresh process of its own environment.
 
-    python -m benchmarks.ingest_side
+`benchmarks.adopt` has its scans done here as well.
 
 The task is a line of JSON on standard input, the figures one on standard output. The clock starts after the imports.
 Rivals follow their documentation, with as many processes as the task says: ``litdata.optimize``, one ``MDSWriter`` or
@@ -63,6 +63,17 @@ def tiny(task: Task) -> Callable[[], dict[str, Any]]:
             return ({"label": number % 1000, "text": f"sample {number}"} for number in range(task["count"]))
 
     return lambda: {"num_shards": len(ingest(Numbers(), task["folder"]).manifest.shards)}
+
+
+def scan(task: Task) -> Callable[[], dict[str, Any]]:
+    """Adopts a dataset of another format."""
+    from concurrent_loader.storage.adopt import adopt
+
+    def run() -> dict[str, Any]:
+        report = adopt(task["format"], task["source"], task["index"], storage_options=task["options"])
+        return {"mb": report.plan.num_bytes / 1e6, "samples": report.num_samples, "columns": len(report.plan.columns)}
+
+    return run
 
 
 def litdata(task: Task) -> Callable[[], dict[str, Any]]:
@@ -139,19 +150,15 @@ def _in_processes(write: Callable[[str, list[str]], None], task: Task) -> dict[s
     return {}
 
 
-def main() -> int:
-    """Does the task; returns the exit status."""
-    task = json.loads(sys.stdin.readline())
+def main() -> None:
+    """Does the task."""
+    task = json.load(sys.stdin)
     run = globals()[task["writer"]](task)
     cpu_s, began = cpu_of_tree_s(), perf_counter()
     facts = run()
-    wall_s = perf_counter() - began
-    peak_mb = peak_rss_bytes() / 1e6
-    sys.stdout.write(
-        json.dumps({**facts, "wall_s": wall_s, "cpu_s": cpu_of_tree_s() - cpu_s, "rss_mb": peak_mb}) + "\n"
-    )
-    return 0
+    wall_s, peak_mb = perf_counter() - began, peak_rss_bytes() / 1e6
+    print(json.dumps({**facts, "wall_s": wall_s, "cpu_s": cpu_of_tree_s() - cpu_s, "rss_mb": peak_mb}))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
-import pytest
 from msgspec import structs
 
-from benchmarks.adopt import CONTESTS, _Side, _write_tars, figures_of, row
+from benchmarks.adopt import CONTESTS, _Side, figures_of, row
 from benchmarks.peers.catalog import find
 from benchmarks.peers.job import Job, Outcome
 from benchmarks.peers.turns import median_ratio, take_turns
@@ -85,21 +83,3 @@ def test_the_report_says_why_a_rival_did_not_finish() -> None:
 
 def test_each_rival_takes_part_in_the_peers_benchmark() -> None:
     assert all(find(name).environment for contest in CONTESTS for name in contest.rivals)
-
-
-@pytest.mark.parametrize(("size", "num_tars"), [(1, 3), (8, 2), (100, 1)])
-def test_tar_files_of_a_size(tmp_path: Path, size: int, num_tars: int) -> None:
-    photos = tmp_path / "photos" / "cat"
-    photos.mkdir(parents=True)
-    for number in range(3):
-        (photos / f"{number}.jpg").write_bytes(b"%d" % number * 4)
-    folder = tmp_path / "tars"
-    folder.mkdir()
-    job = Job(peer="ours", photos=str(tmp_path / "photos"), order=[2, 0, 1], folder=str(folder))
-    _write_tars(structs.replace(job, options={"tar_bytes": size}))
-    names = []
-    for path in sorted(folder.iterdir()):
-        with tarfile.open(path) as tar:
-            names.append(tar.getnames())
-    assert [name for each in names for name in each] == ["0000002.jpg", "0000000.jpg", "0000001.jpg"]
-    assert len(names) == num_tars
