@@ -13,10 +13,10 @@ import importlib.util
 import io
 import random
 import statistics
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as v2
 
 from benchmarks.command import bar, in_turns_by_item, program
-from benchmarks.photos import CLASSES, open_photograph
+from benchmarks.photos import CLASSES, cut, open_photograph, saved
 from concurrent_loader.augment import RandomResizedCrop, uniforms
 from concurrent_loader.decode import Decoder, available_backends, has_native_crop, make_crop_decoder, make_decoder
 from concurrent_loader.decode.crop import Box, CropDecoder
@@ -72,34 +72,19 @@ def make_sets(load: Load) -> list[PhotoSet]:
         ("35kb", 500, 375, 35_000, load.num_images),
         ("large", 2000, 1500, None, load.num_large),
     ):
-        cuts = [_cut(number, width, height) for number in range(count)]
-        jpegs = [_encoded(cut, 90) if num_bytes is None else _encoded_near(cut, num_bytes) for cut in cuts]
+        photographs = [open_photograph(CLASSES[number % len(CLASSES)]) for number in range(count)]
+        cuts = [cut(each, random.Random(number), width, height, 0.6) for number, each in enumerate(photographs)]
+        jpegs = [_encoded_near(each, num_bytes) if num_bytes else saved(each, "JPEG", quality=90) for each in cuts]
         draws = uniforms(0, 0, np.arange(count), crop.num_draws).tolist()
         made.append(PhotoSet(name, jpegs, [crop.box(height, width, row) for row in draws]))
     return made
 
 
-def _cut(number: int, width: int, height: int) -> Image.Image:
-    """Returns a part of a photograph of the wanted shape, resized to the wanted size."""
-    rng = random.Random(number)
-    photograph = open_photograph(CLASSES[number % len(CLASSES)])
-    scale = rng.uniform(0.6, 1.0) * min(photograph.width / width, photograph.height / height)
-    part_width, part_height = scale * width, scale * height
-    left, top = rng.uniform(0, photograph.width - part_width), rng.uniform(0, photograph.height - part_height)
-    part = (left, top, left + part_width, top + part_height)
-    return photograph.resize((width, height), Image.Resampling.LANCZOS, box=part)
-
-
-def _encoded(image: Image.Image, quality: int) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=quality)
-    return file.getvalue()
-
-
 def _encoded_near(image: Image.Image, num_bytes: int) -> bytes:
     """Encodes at the lowest quality that gives at least a length."""
     qualities = range(20, 98)
-    return _encoded(image, 20 + bisect_left(qualities, num_bytes, key=lambda quality: len(_encoded(image, quality))))
+    least = bisect_left(qualities, num_bytes, key=lambda quality: len(saved(image, "JPEG", quality=quality)))
+    return saved(image, "JPEG", quality=20 + least)
 
 
 # -- recipes -----------------------------------------------------------------------------------------------------------
@@ -136,8 +121,8 @@ def _with(crop: CropDecoder) -> Recipe:
     return ours
 
 
-def training_recipes() -> dict[str, Recipe]:
-    """Returns the recipes to decode, crop, resize and flip that can be used here, by name."""
+def usable_recipes() -> dict[str, Recipe]:
+    """Returns by name what can be used here to decode, crop, resize and flip, and what only decodes the whole image."""
     found: dict[str, Recipe] = {
         "PIL + v2": _pil,
         "torchvision.io + v2": _torchvision,
@@ -145,9 +130,11 @@ def training_recipes() -> dict[str, Recipe]:
     }
     if has_native_crop():
         found["ours, native"] = _with(make_crop_decoder("jpeg", native=True))
-    if importlib.util.find_spec("simplejpeg") and importlib.util.find_spec("cv2"):
+    if "simplejpeg + cv2" not in missing_recipes():
         found["simplejpeg + cv2"] = _simplejpeg()
-    return found
+    return found | {
+        f"decode: {name}": _whole(make_decoder("rgb", "jpeg", backend=name)) for name in available_backends()
+    }
 
 
 def _simplejpeg() -> Recipe:
@@ -169,11 +156,6 @@ def _simplejpeg() -> Recipe:
         return np.ascontiguousarray(flipped.transpose(2, 0, 1))
 
     return simplejpeg_and_cv2
-
-
-def decoding_recipes() -> dict[str, Recipe]:
-    """Returns the recipes that only decode the whole image."""
-    return {f"decode: {name}": _whole(make_decoder("rgb", "jpeg", backend=name)) for name in available_backends()}
 
 
 def missing_recipes() -> list[str]:
@@ -201,20 +183,17 @@ def measure(
 
 def scaling(photos: PhotoSet, num_rounds: int) -> float:
     """Divides the images per second of two threads by those of one, by our fastest recipe; median of the turns."""
-    native = has_native_crop()
 
     def work() -> None:
-        crop = _with(make_crop_decoder("jpeg", native=native))
+        crop = _with(make_crop_decoder("jpeg"))
         for jpeg, box in zip(photos.jpegs * 4, photos.boxes * 4, strict=True):
             crop(jpeg, box)
 
     def seconds(num_threads: int) -> float:
-        threads = [threading.Thread(target=work) for _ in range(num_threads)]
         began = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(work) for _ in range(num_threads)]:
+                done.result()
         return time.perf_counter() - began
 
     return statistics.median(2 * seconds(1) / seconds(2) for _ in range(num_rounds))
@@ -234,35 +213,26 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
     """Runs all recipes over all sets."""
     torch.set_num_threads(1)
     sets = make_sets(load)
-    recipes = {**training_recipes(), **decoding_recipes()}
+    recipes = usable_recipes()
     rows: list[dict[str, object]] = []
     ratios: dict[str, float] = {}
     best = "ours, native" if has_native_crop() else "ours, library"
     with bar(console, "Rounds", len(sets) * (load.num_rounds + 1)) as progress:
         for photos in sets:
             cpu_s = measure(photos, recipes, load.num_rounds, progress.advance)
-            ratios[photos.name] = cpu_s["torchvision.io + v2"] / cpu_s[best]
+            ratios[f"ratio_{photos.name}"] = round(cpu_s["torchvision.io + v2"] / cpu_s[best], 3)
+            rates: dict[str, Any] = {name: (round(1 / s, 1), round(1000 * s, 4)) for name, s in cpu_s.items()}
+            rates |= dict.fromkeys(missing_recipes(), (None, None))
             rows += [
-                {
-                    "set": photos.name,
-                    "recipe": name,
-                    "images_s_core": round(1 / seconds, 1),
-                    "cpu_s_per_1000": round(1000 * seconds, 4),
-                }
-                for name, seconds in cpu_s.items()
-            ]
-            rows += [
-                {"set": photos.name, "recipe": name, "images_s_core": None, "cpu_s_per_1000": None}
-                for name in missing_recipes()
+                {"set": photos.name, "recipe": name, "images_s_core": images_s, "cpu_s_per_1000": per_1000_s}
+                for name, (images_s, per_1000_s) in rates.items()
             ]
     return {
         "native": has_native_crop(),
         "mean_bytes": {photos.name: round(photos.mean_bytes) for photos in sets},
         "rounds": load.num_rounds,
         "rows": rows,
-        "ratio_110kb": round(ratios["110kb"], 3),
-        "ratio_35kb": round(ratios["35kb"], 3),
-        "ratio_large": round(ratios["large"], 3),
+        **ratios,
         "two_thread_scaling": round(scaling(sets[0], load.num_rounds), 3),
         "mean_error": round(max(mean_error(photos) for photos in sets), 3),
     }

@@ -37,7 +37,7 @@ from benchmarks.bucket import open_bucket, photos_in, write_shards
 from benchmarks.command import program, rounds
 from benchmarks.machine import cpu_of_tree_s, num_cores
 from benchmarks.peers.job import Job, Treat
-from benchmarks.photos import CLASSES, PhotoFolder, replicate_photos
+from benchmarks.photos import CLASSES, PhotoFolder, replicate_photos, saved
 from benchmarks.training import MEAN, STD
 from concurrent_loader import Batch, ConcurrentDataLoader, RandomResizedCrop, ShardDataset
 from concurrent_loader.device import DeferredDecoder, DeviceBackend, DeviceStage, open_backend, resolve_device
@@ -193,10 +193,8 @@ def _call_s(call: Callable[[], None], num_calls: int) -> float:
 
 
 def _as_progressive(data: bytes) -> bytes:
-    buffer = io.BytesIO()
     with Image.open(io.BytesIO(data)) as image:
-        image.save(buffer, "JPEG", quality="keep", progressive=True)
-    return buffer.getvalue()
+        return saved(image, "JPEG", quality="keep", progressive=True)
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -295,7 +293,6 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
             "device": torch.cuda.get_device_name(device),
             "versions": {"cuda": torch.version.cuda},
             "mean_bytes": round(photos.mean_bytes),
-            "backend_selectable": False,
             "decode": decoding,
             "training": measure_training(epoch, load, device, console),
         }

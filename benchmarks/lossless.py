@@ -14,18 +14,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torchvision.io  # noqa: F401 - registers the operators
 import zstandard
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.command import bar, in_turns_by_item, program
+from benchmarks.command import bar, in_turns_by_item, program, rounds
 from benchmarks.l3_scheme import decode_l3, encode_l3
-from benchmarks.photos import CLASSES, open_photograph
+from benchmarks.photos import CLASSES, open_photograph, saved
 from concurrent_loader.decode import make_decoder
 from concurrent_loader.lossless import decode_batch
 from concurrent_loader.storage.lossless import decode, encode, has_native_lossless
@@ -33,7 +35,7 @@ from concurrent_loader.storage.lossless import decode, encode, has_native_lossle
 Pixels = npt.NDArray[np.uint8]
 Facts = dict[str, dict[str, float]]  # codec → figure → value
 CROP = 512
-GPU_KEYS = ("gpu_decode_mpix_s", "gpu_prepare_vs_png", "gpu_train_vs_png")
+GPU_KEYS = ("gpu_decode_mpix_s", "gpu_prepare_vs_png")
 _BATCH = 16  # images on a GPU
 
 
@@ -66,64 +68,42 @@ class Codec(NamedTuple):
 def make_images(load: Load) -> dict[str, list[Pixels]]:
     """Returns (H, W, 3) images of two sets: photographs, and mosaics of parts of them."""
     photographs = [np.asarray(open_photograph(name).convert("RGB")) for name in load.photographs]
-    mosaics = [_mosaic(load.mosaic, photographs, number) for number in range(load.num_mosaics)]
+    mosaics = [_mosaic(load.mosaic, photographs, number * 8) for number in range(load.num_mosaics)]
     return {"photographs": photographs, "mosaics": mosaics}
 
 
-def _mosaic(size: tuple[int, int], photographs: list[Pixels], number: int) -> Pixels:
-    """Fields of up to 512 by 512, each a photograph from its middle on; what it lacks is mirrored."""
+def _mosaic(size: tuple[int, int], photographs: list[Pixels], first: int) -> Pixels:
+    """Fields of up to 512 by 512, each another photograph; what it lacks is mirrored."""
     out = np.empty((*size, 3), np.uint8)
-    which = number * 8
-    for top in range(0, size[0], 512):
-        for left in range(0, size[1], 512):
-            photograph = photographs[which % len(photographs)]
-            which += 1
-            field = out[top : top + 512, left : left + 512]
-            lacking = [max(0, want - have) for want, have in zip(field.shape, photograph.shape, strict=True)]
-            padded = np.pad(photograph, ((0, lacking[0]), (0, lacking[1]), (0, 0)), mode="symmetric")
-            field[:] = padded[: field.shape[0], : field.shape[1]]
+    for number, (top, left) in enumerate(product(range(0, size[0], 512), range(0, size[1], 512)), first):
+        photograph = photographs[number % len(photographs)]
+        field = out[top : top + 512, left : left + 512]
+        lacking = [max(0, want - have) for want, have in zip(field.shape, photograph.shape, strict=True)]
+        padded = np.pad(photograph, ((0, lacking[0]), (0, lacking[1]), (0, 0)), mode="symmetric")
+        field[:] = padded[: field.shape[0], : field.shape[1]]
     return out
 
 
 # -- codecs ------------------------------------------------------------------------------------------------------------
 
 
-def _save(pixels: Pixels, *, kind: str, **options: Any) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind, **options)
-    return file.getvalue()
-
-
 def _ours(pixels: Pixels, **options: Any) -> bytes:
     return encode(np.ascontiguousarray(pixels.transpose(2, 0, 1)), **options)
 
 
-def _torchvision_png() -> Callable[[bytes], object]:
-    importlib.import_module("torchvision.io")  # registers the operators
+def _by_pillow(kind: str, **options: Any) -> Callable[[Pixels], bytes]:
+    return lambda pixels: saved(Image.fromarray(pixels), kind, **options)
+
+
+def _torchvision_png(file: bytes) -> object:
     # The operator under torchvision.io.decode_png, which warns of its end in every call.
-    return lambda file: torch.ops.image.decode_png(torch.frombuffer(bytearray(file), dtype=torch.uint8), 3, False)
+    return torch.ops.image.decode_png(torch.frombuffer(bytearray(file), dtype=torch.uint8), 3, False)
 
 
-def _opencv() -> Callable[[bytes], object]:
+def _opencv_png() -> Callable[[bytes], object]:
     cv2: Any = importlib.import_module("cv2")
     cv2.setNumThreads(1)
     return lambda file: cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR)
-
-
-def _decoder(module: str, function: str) -> Callable[[], Callable[[bytes], object]]:
-    def load() -> Callable[[bytes], object]:
-        call = getattr(importlib.import_module(module), function)
-        return lambda file: call(bytes(file))
-
-    return load
-
-
-def _encoder(function: str, **options: Any) -> Callable[[], Callable[[Pixels], bytes]]:
-    def load() -> Callable[[Pixels], bytes]:
-        call = getattr(importlib.import_module("imagecodecs"), function)
-        return lambda pixels: bytes(call(pixels, **options))
-
-    return load
 
 
 def make_codecs() -> tuple[list[Codec], list[str]]:
@@ -133,13 +113,12 @@ def make_codecs() -> tuple[list[Codec], list[str]]:
     def opened(file: bytes) -> object:
         return np.asarray(Image.open(io.BytesIO(file)))
 
-    webp = partial(_save, kind="WEBP", lossless=True, method=4)
     codecs = [
-        Codec("PNG level 6, Pillow", "png", opened, partial(_save, kind="PNG", compress_level=6)),
+        Codec("PNG level 6, Pillow", "png", opened, _by_pillow("PNG", compress_level=6)),
         Codec("ours", "lossless", decode, _ours),
         Codec("ours, pack", "lossless-pack", decode, partial(_ours, compress=False)),
         Codec("ours, numpy", "lossless", partial(decode, native=False)),
-        Codec("WebP lossless, Pillow", "webp", opened, webp),
+        Codec("WebP lossless, Pillow", "webp", opened, _by_pillow("WEBP", lossless=True, method=4)),
         Codec(
             "zstd raw", "zstd", lambda file: np.frombuffer(decompressor.decompress(file), np.uint8),
             lambda pixels: compressor.compress(pixels.tobytes()),
@@ -148,23 +127,29 @@ def make_codecs() -> tuple[list[Codec], list[str]]:
             "L3's scheme, our numpy", "l3", decode_l3, lambda pixels: encode_l3(pixels.transpose(2, 0, 1)),
             lambda image: int(image.num_bytes),
         ),
+        Codec("PNG, torchvision", "png", _torchvision_png),
     ]  # fmt: skip
-    jxl = _encoder("jpegxl_encode", lossless=True, effort=3, numthreads=1)
-    optional: list[tuple[str, str, Callable[[], Any], Callable[[], Any] | None]] = [
-        ("PNG, torchvision", "png", _torchvision_png, None),
-        ("PNG, torchcodec", "png", partial(make_decoder, "rgb", "png", backend="torchcodec"), None),
-        ("PNG, OpenCV", "png", _opencv, None),
-        ("PNG, libspng (pyspng)", "png", _decoder("pyspng", "load"), None),
-        ("PNG, libspng (imagecodecs)", "png", _decoder("imagecodecs", "spng_decode"), None),
-        ("PNG, fpng", "png", _decoder("fpng_py", "fpng_decode_memory"), None),
-        ("QOI (imagecodecs)", "qoi", _decoder("imagecodecs", "qoi_decode"), _encoder("qoi_encode")),
-        ("JPEG XL lossless (imagecodecs)", "jxl", _decoder("imagecodecs", "jpegxl_decode"), jxl),
-    ]
+
+    def of_imagecodecs(name: str, **options: Any) -> Callable[[Any], Any]:
+        return partial(getattr(importlib.import_module("imagecodecs"), name), **options)
+
+    optional: dict[str, Callable[[str], Codec]] = {
+        "PNG, torchcodec": lambda name: Codec(name, "png", make_decoder("rgb", "png", backend="torchcodec")),
+        "PNG, OpenCV": lambda name: Codec(name, "png", _opencv_png()),
+        "PNG, libspng (imagecodecs)": lambda name: Codec(name, "png", of_imagecodecs("spng_decode")),
+        "QOI (imagecodecs)": lambda name: Codec(
+            name, "qoi", of_imagecodecs("qoi_decode"), of_imagecodecs("qoi_encode")
+        ),
+        "JPEG XL lossless (imagecodecs)": lambda name: Codec(
+            name, "jxl", of_imagecodecs("jpegxl_decode"),
+            of_imagecodecs("jpegxl_encode", lossless=True, effort=3, numthreads=1),
+        ),
+    }  # fmt: skip
     missing = []
-    for name, kind, load, load_encoder in optional:
+    for name, make in optional.items():
         try:
-            codecs.append(Codec(name, kind, load(), load_encoder() if load_encoder else None))
-        except (ImportError, AttributeError, RuntimeError, OSError, ValueError):
+            codecs.append(make(name))
+        except (ImportError, RuntimeError, OSError, ValueError):
             missing.append(name)
     return codecs, missing
 
@@ -230,14 +215,13 @@ def check(images: list[Pixels]) -> None:
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
 
 
-def measure_on_gpu(images: list[Pixels], num_rounds: int) -> dict[str, float]:
+def measure_on_gpu(images: list[Pixels], num_rounds: int, console: Console) -> dict[str, float]:
     """Measures on the current CUDA device, against PNG that torchcodec decodes on every core; wall time, medians."""
     batch = [images[at % len(images)] for at in range(_BATCH)]
     files = [_ours(each, compress=False) for each in batch]
-    pngs = [_save(each, kind="PNG", compress_level=6) for each in batch]
+    pngs = [_by_pillow("PNG", compress_level=6)(each) for each in batch]
     mpix = sum(each.shape[0] * each.shape[1] for each in batch) / 1e6
     decoder = make_decoder("rgb", "png")
-    step = _training_step()
     with ThreadPoolExecutor() as threads:
 
         def by_png() -> torch.Tensor:
@@ -247,46 +231,18 @@ def measure_on_gpu(images: list[Pixels], num_rounds: int) -> dict[str, float]:
         def by_ours() -> torch.Tensor:
             return torch.stack(decode_batch(files, device="cuda"))
 
-        if not torch.equal(by_png(), by_ours()):
-            raise RuntimeError("the pixels differ")
-        png_s, ours_s = _in_turns((by_png, by_ours), num_rounds)
-        train = _in_turns((lambda: step(by_png()), lambda: step(by_ours())), num_rounds)
-    figures = (round(mpix / ours_s, 1), round(png_s / ours_s, 3), round(train[0] / train[1], 3))
-    return dict(zip(GPU_KEYS, figures, strict=True))
-
-
-def _training_step() -> Callable[[torch.Tensor], object]:
-    """Returns a few convolutions, a label for each pixel."""
-    layers = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 32, 3, stride=2, padding=1), torch.nn.ReLU(),
-        torch.nn.Conv2d(32, 64, 3, stride=2, padding=1), torch.nn.ReLU(),
-        torch.nn.Conv2d(64, 19, 1), torch.nn.Upsample(scale_factor=4),
-    ).cuda()  # fmt: skip
-    optimizer = torch.optim.SGD(layers.parameters(), lr=0.01)
-
-    def step(pixels: torch.Tensor) -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            scores = layers(pixels.half() / 255)
-            loss = torch.nn.functional.cross_entropy(scores.float(), pixels[:, 0].long() % 19)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
-
-
-def _in_turns(sides: tuple[Callable[[], object], ...], num_rounds: int) -> list[float]:
-    """Returns the median seconds of each, after a first turn that is not counted."""
-    took: list[list[float]] = [[] for _ in sides]
-    for turn in range(num_rounds + 1):
-        for at, side in enumerate(sides):
+        def seconds(side: Callable[[], torch.Tensor]) -> float:
             torch.cuda.synchronize()
             began = time.perf_counter()
             side()
             torch.cuda.synchronize()
-            if turn:
-                took[at].append(time.perf_counter() - began)
-    return [statistics.median(each) for each in took]
+            return time.perf_counter() - began
+
+        if not torch.equal(by_png(), by_ours()):
+            raise RuntimeError("the pixels differ")
+        took = rounds(console, "GPU", (by_png, by_ours), num_rounds + 1, seconds)
+    png_s, ours_s = (statistics.median(took[side][1:]) for side in (by_png, by_ours))  # the first turn warms up
+    return {"gpu_decode_mpix_s": round(mpix / ours_s, 1), "gpu_prepare_vs_png": round(png_s / ours_s, 3)}
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
@@ -321,7 +277,8 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
         "decode_pack_vs_png": round(rate("ours, pack"), 3),
         "crop_vs_full": round(crop_share(sets["mosaics"][0], load.num_rounds), 4),
         "encode_mpix_s": round(min(facts[name]["ours"]["encode_mpix_s"] for name in sets), 2),
-        **(measure_on_gpu(sets["mosaics"], load.num_rounds) if torch.cuda.is_available() else dict.fromkeys(GPU_KEYS)),
+        **dict.fromkeys(GPU_KEYS),
+        **(measure_on_gpu(sets["mosaics"], load.num_rounds, console) if torch.cuda.is_available() else {}),
     }
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -131,31 +132,31 @@ def open_photograph(name: str) -> Image.Image:
 
 
 def _draw(index: int) -> bytes:
-    """Cuts, scales and compresses one image; draws again until its size is that of a usual photograph."""
-    rng = random.Random(f"{_RECIPE_VERSION}-0-{index}")
-    photograph = open_photograph(CLASSES[index % len(CLASSES)])
+    """Cuts an image of about 500×375, sometimes upright; draws again until its size is that of a usual photograph."""
+    name, rng = CLASSES[index % len(CLASSES)], random.Random(f"{_RECIPE_VERSION}-0-{index}")
     for _ in range(_MAX_DRAWS):
-        data = _cut(photograph, rng)
+        long_side = round(500 * rng.uniform(0.9, 1.15))
+        short_side = round(long_side * rng.uniform(0.68, 0.8))
+        width, height = (long_side, short_side) if rng.random() < 0.8 else (short_side, long_side)
+        data = saved(cut(open_photograph(name), rng, width, height, 0.55), "JPEG", quality=rng.randint(85, 95))
         if MIN_BYTES <= len(data) <= MAX_BYTES:
             return data
-    raise RuntimeError(
-        f"no cut of {CLASSES[index % len(CLASSES)]} had {MIN_BYTES} to {MAX_BYTES} bytes in {_MAX_DRAWS} draws"
-    )
+    raise RuntimeError(f"no cut of {name} had {MIN_BYTES} to {MAX_BYTES} bytes in {_MAX_DRAWS} draws")
 
 
-def _cut(photograph: Image.Image, rng: random.Random) -> bytes:
-    """Returns a random box of the photograph, scaled to about 500×375 (sometimes upright), as JPEG."""
-    long_side = round(500 * rng.uniform(0.9, 1.15))
-    short_side = round(long_side * rng.uniform(0.68, 0.8))
-    width, height = (long_side, short_side) if rng.random() < 0.8 else (short_side, long_side)
-    scale = min(photograph.width / width, photograph.height / height) * rng.uniform(0.55, 1.0)
+def cut(photograph: Image.Image, rng: random.Random, width: int, height: int, least: float) -> Image.Image:
+    """Returns a random box of the photograph, at least so large a part of what fits, scaled to the wanted size."""
+    scale = min(photograph.width / width, photograph.height / height) * rng.uniform(least, 1.0)
     box_width, box_height = width * scale, height * scale
     left = rng.uniform(0, photograph.width - box_width)
     top = rng.uniform(0, photograph.height - box_height)
     box = (left, top, left + box_width, top + box_height)
-    image = photograph.resize((width, height), Image.Resampling.BICUBIC, box=box)
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=rng.randint(85, 95))
+    return photograph.resize((width, height), Image.Resampling.BICUBIC, box=box)
+
+
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """Returns the image as a file."""
+    image.save(buffer := io.BytesIO(), kind, **options)
     return buffer.getvalue()
 
 
