@@ -34,7 +34,7 @@ from rich.console import Console
 
 from benchmarks.bucket import obstore_client
 from benchmarks.command import program, rounds
-from benchmarks.figures import medians
+from benchmarks.figures import extremes, medians, rounded
 from benchmarks.fresh_process import in_fresh_process
 from benchmarks.machine import peak_rss_bytes, start_peak_rss
 from benchmarks.synthetic import write_noise
@@ -71,11 +71,10 @@ def measure(
     else:
         asyncio.run(_fetch(options, objects, folder))
     took_s, after = perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
-    gb = sum(objects.values()) / 1e9
+    gb, rss_added_mb = sum(objects.values()) / 1e9, max(0, peak_rss_bytes() - before_bytes) / 1e6
     user_s, system_s = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
-    rss_added_mb = max(0, peak_rss_bytes() - before_bytes) / 1e6
-    cpu_s_gb, user_cpu_s_gb = (user_s + system_s) / gb, user_s / gb
-    return {"cpu_s_gb": cpu_s_gb, "user_cpu_s_gb": user_cpu_s_gb, "gb_s": gb / took_s, "rss_added_mb": rss_added_mb}
+    per_gb = {"cpu_s_gb": (user_s + system_s) / gb, "user_cpu_s_gb": user_s / gb}
+    return {**per_gb, "gb_s": gb / took_s, "rss_added_mb": rss_added_mb}
 
 
 def _load(options: Mapping[str, str], folder: str | None, batch_size: int) -> None:
@@ -118,10 +117,8 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     ):
         server.make_bucket(_BUCKET)
         options = server.storage_options()
-        manifest = write_noise(
-            f"s3://{_BUCKET}/data", num_samples=load.num_samples, sample_bytes=load.sample_bytes,
-            storage_options=options,
-        )  # fmt: skip
+        size = {"num_samples": load.num_samples, "sample_bytes": load.sample_bytes}
+        manifest = write_noise(f"s3://{_BUCKET}/data", **size, storage_options=options)
         objects = {entry.key: entry.size for entry in manifest.shards}
 
         def turn(side: tuple[str, str]) -> dict[str, float]:
@@ -130,22 +127,17 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
                 return in_fresh_process(measure, arguments, what=", ".join(side), timeout_s=_TURN_S)
 
         found = rounds(console, "floor", _SIDES, load.num_rounds, turn)
-    typical = {side: medians(epochs) for side, epochs in found.items()}
+    typical = {side: medians(epochs, rounded) for side, epochs in found.items()}
     cpu_s = {side: figures["cpu_s_gb"] for side, figures in typical.items()}
-    rows = [
-        {
-            "side": who,
-            "where": where,
-            **{name: round(value, 3) for name, value in figures.items()},
-            "spread": [round(edge(each["cpu_s_gb"] for each in found[who, where]), 3) for edge in (min, max)],
-        }
-        for (who, where), figures in typical.items()
-    ]
+    rows = []
+    for (who, where), figures in typical.items():
+        spread = extremes([each["cpu_s_gb"] for each in found[who, where]])
+        rows.append({"side": who, "where": where, **figures, "spread": spread})
     return {
         "rows": rows,
         **{f"cold_{at}_vs_floor": round(cpu_s["ours", at] / cpu_s["bare", at], 3) for at in ("cache", "nocache")},
-        "user_cpu_s_gb": round(typical["ours", "cache"]["user_cpu_s_gb"], 3),
-        "nocache_rss_mb": round(typical["ours", "nocache"]["rss_added_mb"], 1),
+        "user_cpu_s_gb": typical["ours", "cache"]["user_cpu_s_gb"],
+        "nocache_rss_mb": typical["ours", "nocache"]["rss_added_mb"],
         "server": server.kind,
         "load": asdict(load),
     }

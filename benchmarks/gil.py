@@ -27,7 +27,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -118,9 +118,7 @@ def _held(stacks: str, sample_s: float, seconds: float) -> Counter[str]:
     held: Counter[str] = Counter()
     for line in stacks.splitlines():
         stack, _, count = line.rpartition(" ")
-        stage = next(
-            (stage for name, stage in _STAGES.items() if f"{name} (" in stack or f".{name} (" in stack), "other"
-        )
+        stage = next((stage for name, stage in _STAGES.items() if f"{name} (" in stack), "other")
         held[stage] += int(count) * us_per_look  # type: ignore[assignment]
     return held
 
@@ -153,27 +151,25 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 
 def figures(found: dict[Side, list[dict[str, Any]]]) -> dict[str, Any]:
     """Returns the JSON: rows, stages and predictions, from what each side measured in each round."""
-    stages: dict[str, dict[str, float]] = defaultdict(dict)
-    for (kind, mode, cores), runs in found.items():
-        if (mode, cores) == ("threads", 2):
-            for stage in sorted({stage for run in runs for stage in run["gil"]}):
-                stages[kind][stage] = median(run["gil"][stage] for run in runs)
-    gil_s = {kind: max(sum(held.values()), 1e-3) / 1e6 for kind, held in stages.items()}
-    alone_s = {
-        kind: median(run["cpu_us"] for run in runs) / 1e6 for (kind, _, cores), runs in found.items() if cores == 1
+    looked_at = {kind: [run["gil"] for run in runs] for (kind, *way), runs in found.items() if way == ["threads", 2]}
+    stages = {
+        kind: {stage: median(held[stage] for held in each) for stage in sorted(set().union(*each))}
+        for kind, each in looked_at.items()
     }
+    gil_s = {kind: max(sum(held.values()), 1e-3) / 1e6 for kind, held in stages.items()}
+    cpu_s = {side: median(run["cpu_us"] for run in runs) / 1e6 for side, runs in found.items()}
+    alone_s = {kind: seconds for (kind, _, cores), seconds in cpu_s.items() if cores == 1}
     rows, errors = [], []
     for (kind, mode, cores), runs in found.items():
         rates = [run["samples_s"] for run in runs]
         row = {
             "kind": kind, "mode": mode, "cores": cores, "samples_s": four_digits(median(rates)),
-            "cpu_us": four_digits(median(run["cpu_us"] for run in runs)),
+            "cpu_us": four_digits(1e6 * cpu_s[kind, mode, cores]),
             "gil_us": four_digits(1e6 * gil_s[kind]), "predicted_s": None, "spread_s": extremes(rates),
         }  # fmt: skip
         if kind in alone_s and cores > 1:
-            row["predicted_s"] = four_digits(
-                min(cores / alone_s[kind], (2 if mode == "processes" else 1) / gil_s[kind])
-            )
+            num_processes = 2 if mode == "processes" else 1
+            row["predicted_s"] = four_digits(min(cores / alone_s[kind], num_processes / gil_s[kind]))
             errors.append(abs(row["predicted_s"] / median(rates) - 1))
         rows.append(row)
     return {

@@ -95,52 +95,48 @@ def _tensors(length: int) -> Dataset[Any]:
     return TensorDataset(torch.zeros((length, 64)), torch.zeros(length, dtype=torch.int64))
 
 
-def _python(item_s: float) -> Callable[[int], Dataset[Any]]:
+def _python(length: int, item_s: float) -> Dataset[Any]:
     began = process_time()
     spin(2_000_000)
     loops = int(item_s * 2_000_000 / (process_time() - began))
-    return lambda length: Computed(length, lambda number: spin(loops))
+    return Computed(length, lambda number: spin(loops))
 
 
-def _photos(folder: Path) -> Callable[[int], Dataset[Any]]:
+def _photos(length: int, folder: Path) -> Dataset[Any]:
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
-    photos = make_photos(folder, count=64)
     transform = v2.Compose(
         [v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     )
-    dataset = ImageFolder(str(photos.root), transform=transform)
-    return lambda length: torch.utils.data.Subset(dataset, [number % len(dataset) for number in range(length)])
+    dataset = ImageFolder(str(make_photos(folder, count=64).root), transform=transform)
+    return torch.utils.data.Subset(dataset, [number % len(dataset) for number in range(length)])
 
 
-def _hugging_face(folder: Path) -> Callable[[int], Dataset[Any]]:
+def _hugging_face(length: int) -> Dataset[Any]:
     import datasets
 
-    def make(length: int) -> Dataset[Any]:
-        columns = {"values": [[float(number)] * 64 for number in range(length)], "label": list(range(length))}
-        return datasets.Dataset.from_dict(columns).with_format("torch")  # type: ignore[no-any-return]
-
-    return make
+    columns = {"values": [[float(number)] * 64 for number in range(length)], "label": list(range(length))}
+    return datasets.Dataset.from_dict(columns).with_format("torch")  # type: ignore[no-any-return]
 
 
 class Kind(NamedTuple):
     """Items of one kind."""
 
-    make: Callable[[Path], Callable[[int], Dataset[Any]]]  # folder for files → what makes a dataset of a length
+    make: Callable[[int, Path], Dataset[Any]]  # length, folder for files
     length: int  # of an epoch in the loader's own process
     length_in_workers: int  # of an epoch with worker processes
 
 
 KINDS: dict[str, Kind] = {
-    "1 ms of Python": Kind(lambda folder: _python(0.001), 480, 960),
-    "0.2 ms of Python": Kind(lambda folder: _python(0.0002), 2400, 4800),
-    "in memory": Kind(lambda folder: MemoryItems, 40_000, 8000),
-    "one slow item of 20,000": Kind(lambda folder: lambda length: MemoryItems(length, slow=1000), 20_000, 20_000),
-    "TensorDataset": Kind(lambda folder: _tensors, 40_000, 8000),
-    "NumPy augmentation": Kind(lambda folder: _numpy, 2400, 4800),
+    "1 ms of Python": Kind(lambda length, _: _python(length, 0.001), 480, 960),
+    "0.2 ms of Python": Kind(lambda length, _: _python(length, 0.0002), 2400, 4800),
+    "in memory": Kind(lambda length, _: MemoryItems(length), 40_000, 8000),
+    "one slow item of 20,000": Kind(lambda length, _: MemoryItems(length, slow=1000), 20_000, 20_000),
+    "TensorDataset": Kind(lambda length, _: _tensors(length), 40_000, 8000),
+    "NumPy augmentation": Kind(lambda length, _: _numpy(length), 2400, 4800),
     "ImageFolder, JPEG": Kind(_photos, 64, 512),
-    HUGGING_FACE: Kind(_hugging_face, 8000, 8000),
+    HUGGING_FACE: Kind(lambda length, _: _hugging_face(length), 8000, 8000),
 }
 
 
@@ -154,7 +150,7 @@ def epoch_times(
     warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
     one = KINDS[kind]
     length = max(batch_size, round((one.length_in_workers if num_workers else one.length) * scale))
-    dataset = one.make(Path(folder))(length)
+    dataset = one.make(length, Path(folder))
     taken: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
     for number in range(-1, num_rounds):  # the first round warms caches up and does not count
         for side in SIDES:  # ours between torch's two turns, so that a drift of the machine's pace cancels out

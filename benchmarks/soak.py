@@ -9,7 +9,6 @@ still delivered exactly once. Anything else (a wrong sample, one too many, anoth
 from __future__ import annotations
 
 import faulthandler
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -70,22 +69,18 @@ class Soak:
         self._num_bytes = 0  # of all samples
         self._until = 0.0
         self._look_out: Callable[[], None] = lambda: None  # called at each batch
-        self._num_epochs = self._num_samples = 0
+        self._num_epochs = self._num_samples = self.wrong_samples = 0
         self._errors: Counter[str] = Counter()
         self._fetch: Counter[str] = Counter()
         self._cache: Counter[str] = Counter()
-        self._descriptors: list[int] = []
-        self._threads: list[int] = []
-        self._rss_mb: list[float] = []
-        self.wrong_samples = 0
+        self._ends: dict[str, list[Any]] = {"descriptors": [], "threads": [], "rss_mb": []}  # after each epoch
 
     def run(self, console: Console) -> dict[str, Any]:
         """Runs epochs in bad weather until the time is over."""
         load, began = self._load, time.monotonic()
         with ExitStack() as stack:
             stack.callback(faulthandler.cancel_dump_traceback_later)
-            folder = Path(tempfile.mkdtemp(prefix="concurrent-loader-soak-"))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True))
             mortal = stack.enter_context(mortal_s3())
             self._fill(mortal.server)
             network = stack.enter_context(toxiproxy(mortal.server, latency_ms=0, bandwidth_mb_s=None))
@@ -93,7 +88,7 @@ class Soak:
             self._measure_process()
             progress = stack.enter_context(bar(console, "Seconds", round(load.minutes * 60)))
             spells = forecast(load.seed, shortest_s=load.shortest, longest_s=load.longest)
-            cache = folder / "cache"
+            cache = Path(folder) / "cache"
             with Weather(spells, faults=faults, network=network, mortal=mortal, cache=cache) as weather:
 
                 def look_out() -> None:
@@ -116,9 +111,9 @@ class Soak:
 
     def _measure_process(self) -> None:
         process = psutil.Process()
-        self._descriptors.append(process.num_fds())
-        self._threads.append(process.num_threads())
-        self._rss_mb.append(round(process.memory_info().rss / 1e6, 1))
+        self._ends["descriptors"].append(process.num_fds())
+        self._ends["threads"].append(process.num_threads())
+        self._ends["rss_mb"].append(round(process.memory_info().rss / 1e6, 1))
 
     def _fill(self, server: LocalS3) -> None:
         """Makes the dataset."""
@@ -186,12 +181,12 @@ class Soak:
 
     def _figures(self) -> dict[str, Any]:
         # The first third warms up allocators and pools; what leaks goes on.
-        third = max(1, len(self._rss_mb) // 3)
-        drift_mb = median(self._rss_mb[-third:]) - median(self._rss_mb[third : 2 * third] or [0])
+        descriptors, threads, rss_mb = self._ends.values()
+        third = max(1, len(rss_mb) // 3)
+        drift_mb = median(rss_mb[-third:]) - median(rss_mb[third : 2 * third] or [0])
         counted = ("retries", "resumed", "hedges", "throttled", "refetched")
-        spell_s = [self._load.shortest, self._load.longest]
         return {
-            "options": {**asdict(self._load), "spell_s": spell_s},
+            "options": asdict(self._load),
             "epochs": self._num_epochs,
             "samples": self._num_samples,
             "wrong_samples": self.wrong_samples,
@@ -200,13 +195,13 @@ class Soak:
             "quarantined": self._cache["num_quarantined"],
             "fetch": dict(self._fetch),
             "cache": dict(self._cache),
-            "max_fd": max(self._descriptors),
-            "fd_before": self._descriptors[0],
-            "fd_after": self._descriptors[-1],
-            "max_threads": max(self._threads),
-            "rss_mb": self._rss_mb[-1],
+            "max_fd": max(descriptors),
+            "fd_before": descriptors[0],
+            "fd_after": descriptors[-1],
+            "max_threads": max(threads),
+            "rss_mb": rss_mb[-1],
             "rss_drift_mb": round(drift_mb, 1),
-            "ends": {"descriptors": self._descriptors, "threads": self._threads, "rss_mb": self._rss_mb},
+            "ends": self._ends,
         }
 
 

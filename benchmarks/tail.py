@@ -72,16 +72,13 @@ class _Side:
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Runs both sides in turns."""
-    rates = Rates(
-        seed=load.seed,
-        latency_s=load.latency_ms / 1000,
-        sigma=load.sigma,
-        slow=load.slow,
-        slow_factor=load.slow_factor,
-    )
+    slowness = {"sigma": load.sigma, "slow": load.slow, "slow_factor": load.slow_factor}
+    rates = Rates(seed=load.seed, latency_s=load.latency_ms / 1000, **slowness)
     with local_s3() as server:
         url = server.make_bucket(f"tail-{secrets.token_hex(4)}")
-        values = {_key(number): number.to_bytes(4, "little") * (_OBJECT_BYTES // 4) for number in range(_NUM_OBJECTS)}
+        values = {
+            f"{number:08x}": number.to_bytes(4, "little") * (_OBJECT_BYTES // 4) for number in range(_NUM_OBJECTS)
+        }
         put_all(url, server.storage_options(), values)
         with http_faults_process(server, rates) as proxy:
             far = server.through(proxy)
@@ -106,38 +103,26 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 
 async def _run(url: str, far: LocalS3, load: Load, progress: Bar) -> list[_Side]:
     async with open_store(url, **far.storage_options()) as store:
-        in_flight = _BATCH * _BATCHES_IN_FLIGHT
+        options: dict[str, Any] = {"in_flight": _BATCH * _BATCHES_IN_FLIGHT, "retry": _PATIENT}
         policies = {"off": None, "on": HedgePolicy()}
-        sides = [
-            _Side(name, FetchEngine(store, in_flight=in_flight, retry=_PATIENT, hedge=hedge))
-            for name, hedge in policies.items()
-        ]
+        sides = [_Side(name, FetchEngine(store, hedge=hedge, **options)) for name, hedge in policies.items()]
         for number, side in in_turns(sides, -(-load.num_batches // _ROUND)):
-            await _take_turn(side, range(load.num_batches)[number * _ROUND : (number + 1) * _ROUND], progress)
+
+            async def take(batch: int, side: _Side = side) -> None:
+                began = perf_counter()
+                async with asyncio.TaskGroup() as group:
+                    for item in range(batch * _BATCH, (batch + 1) * _BATCH):
+                        group.create_task(_fetch(side.engine, item % _NUM_OBJECTS))
+                side.batch_s.append(perf_counter() - began)
+                progress.advance()
+
+            await at_once(take, range(load.num_batches)[number * _ROUND : (number + 1) * _ROUND], _BATCHES_IN_FLIGHT)
     return sides
 
 
-def _key(number: int) -> str:
-    return f"{number % _NUM_OBJECTS:08x}"
-
-
-async def _take_turn(side: _Side, batches: range, progress: Bar) -> None:
-    """Fetches some batches, as many at once as there are workers."""
-
-    async def take(batch: int) -> None:
-        began = perf_counter()
-        async with asyncio.TaskGroup() as group:
-            for number in range(batch * _BATCH, (batch + 1) * _BATCH):
-                group.create_task(_fetch(side.engine, number))
-        side.batch_s.append(perf_counter() - began)
-        progress.advance()
-
-    await at_once(take, batches, _BATCHES_IN_FLIGHT)
-
-
 async def _fetch(engine: FetchEngine, number: int) -> None:
-    result = await engine.fetch(_key(number), 0, _OBJECT_BYTES, object_size=_OBJECT_BYTES)
-    if int.from_bytes(result.data[:4], "little") != number % _NUM_OBJECTS:
+    result = await engine.fetch(f"{number:08x}", 0, _OBJECT_BYTES, object_size=_OBJECT_BYTES)
+    if int.from_bytes(result.data[:4], "little") != number:
         raise AssertionError(f"object {number} has the wrong bytes")
 
 

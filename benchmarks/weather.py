@@ -104,28 +104,23 @@ class Weather:
         kind = spell.kind
         if kind in _RATES:
             self._faults.set_rates(replace(_RATES[kind], seed=spell.seed))
-            yield
-            self._faults.set_rates(Rates())
         elif kind in _TOXICS:
-            name, toxicity, attributes = _TOXICS[kind]
-            self._change(lambda: _poison(self._network, name, toxicity, attributes))
-            yield
-            self._change(lambda: _cleanse(self._network))
+            self._change(lambda: _poison(self._network, *_TOXICS[kind]))
         elif kind == "network_away":
             self._change(lambda: self._over.wait(_FREEZE_S))
-            yield
         elif kind == "server_frozen":
             self._mortal.freeze()
             self._over.wait(_FREEZE_S)
             self._mortal.thaw()
-            yield
         elif kind == "server_killed":
             self._mortal.restart()
-            yield
-        else:
-            if kind != "calm":
-                _spoil(self._cache, kind, random.Random(spell.seed))
-            yield
+        elif kind != "calm":
+            _spoil(self._cache, kind, random.Random(spell.seed))
+        yield
+        if kind in _RATES:
+            self._faults.set_rates(Rates())
+        elif kind in _TOXICS:
+            self._change(lambda: _cleanse(self._network))
 
     def _change(self, change: Callable[[], object]) -> None:
         """Changes the network while no connection is open: toxiproxy may wait for a stalled one for ever."""
