@@ -1,6 +1,6 @@
 """Accelerators that a loader keeps busy, emulated as MLPerf Storage does. Unofficial, not MLPerf results.
 
-    python -m benchmarks.accelerators [--json FILE] [--quick] [--workload NAME …] [--peer NAME …] [--kind KIND …]
+    python -m benchmarks.accelerators [--json FILE] [--quick] [--workloads NAME,…] [--peers NAME,…] [--kinds KIND,…]
 
 A workload of MLPerf Storage (https://github.com/mlcommons/storage, ``configs/dlio/workload``) says how many bytes a
 sample has, how many samples a batch, and how long an accelerator computes on it. Computing is sleeping. All emulated
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -36,7 +35,7 @@ from msgspec import structs
 from rich.console import Console
 
 from benchmarks.bucket import far_away
-from benchmarks.command import command_line, publish
+from benchmarks.command import program
 from benchmarks.figures import four_digits
 from benchmarks.harness import CommandError
 from benchmarks.peers.bucket import BUCKET
@@ -80,16 +79,17 @@ WORKLOADS = (
     Workload("resnet50_h100", 400, 114_660, 0.224, 0.90, 12_000),
     Workload("retinanet_b200", 24, 322_957, 0.04755, 0.85, 4_800),
     Workload("unet3d_h100", 7, 146_600_628, 0.323, 0.90, 21),
+    Workload("tiny", 4, 50_000, 0.02, 0.90, 32),  # of no use but to see that the program runs
 )
-_DEFAULT = ("resnet50_h100", "retinanet_b200")  # one accelerator of the third takes 3.2 GB/s: too much for two cores
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """How much is measured."""
 
-    workloads: tuple[Workload, ...]
-    kinds: tuple[str, ...] = ("raw", "decoded")
+    workloads: str = "resnet50_h100,retinanet_b200"  # unet3d takes 3.2 GB/s an accelerator: too much for two cores
+    peers: str = ",".join(peer.name for peer in PEERS if peer.place != "local")
+    kinds: str = "raw,decoded"
     num_rounds: int = 3  # for each number of accelerators
     latency_ms: int = 30
     most: int = 64  # accelerators
@@ -97,9 +97,7 @@ class Load:
     resident: bool = True
 
 
-FULL = Load(tuple(workload for workload in WORKLOADS if workload.name in _DEFAULT))
-_TINY = replace(WORKLOADS[0], batch_size=4, sample_bytes=50_000, computation_s=0.02, num_samples=32)
-QUICK = Load((_TINY,), num_rounds=1, latency_ms=5, most=1, limit_s=10.0, resident=False)
+FULL, QUICK = Load(), Load("tiny", num_rounds=1, latency_ms=5, most=1, limit_s=10.0, resident=False)
 
 
 def largest(utilisation: Callable[[int], float], least: float, guess: int, most: int) -> tuple[int, dict[int, float]]:
@@ -197,52 +195,33 @@ class Accelerators(Measuring):
 def headline(workloads: Collection[Workload], rows: Sequence[dict[str, Any]]) -> dict[str, int | None]:
     """Returns the figures by workload; None where nobody was measured."""
     figures = {}
-    for workload in workloads:
-        for kind, epoch in product(FULL.kinds, ("cold", "warm")):
-            where = (workload.name, kind, epoch)
-            numbers = {
-                row["peer"]: row["accelerators"]
-                for row in rows
-                if (row["workload"], row["kind"], row["epoch"]) == where and row["accelerators"] is not None
-            }
-            others = [number for peer, number in numbers.items() if not find(peer).is_ours]
-            key = f"{workload.key}{'_decoded' * (kind == 'decoded')}{'_warm' * (epoch == 'warm')}"
-            figures[key] = numbers.get(OURS)
-            figures[f"best_peer_{key}"] = max(others, default=None)
+    for workload, kind, epoch in product(workloads, FULL.kinds.split(","), ("cold", "warm")):
+        where = (workload.name, kind, epoch)
+        measured = [row for row in rows if (row["workload"], row["kind"], row["epoch"]) == where]
+        numbers = {row["peer"]: row["accelerators"] for row in measured if row["accelerators"] is not None}
+        key = f"{workload.key}{'_decoded' * (kind == 'decoded')}{'_warm' * (epoch == 'warm')}"
+        figures[key] = numbers.get(OURS)
+        others = [number for peer, number in numbers.items() if not find(peer).is_ours]
+        figures[f"best_peer_{key}"] = max(others, default=None)
     return figures
 
 
-def run_benchmark(load: Load, peers: Sequence[Peer], console: Console) -> dict[str, Any]:
+def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Measures all workloads."""
-    data = Path(".demo")
+    data, peers = Path(".demo"), [find(name) for name in load.peers.split(",")]
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
-    for workload, kind in product(load.workloads, load.kinds):
+    workloads = [one for one in WORKLOADS if one.name in load.workloads.split(",")]
+    for workload, kind in product(workloads, load.kinds.split(",")):
         photos = make_photos(data / "peers", count=min(workload.num_samples, 100))
         found, facts = Accelerators(workload, kind, load, peers, data, console).rows(photos)
         rows += found
-    workloads = [asdict(workload) for workload in load.workloads]
-    facts |= {"note": NOTE, "latency_ms": load.latency_ms, "rounds": load.num_rounds, "workloads": workloads}
-    return {**headline([*FULL.workloads, *load.workloads], rows), "rows": rows, **facts}
+    facts |= {"note": NOTE, "latency_ms": load.latency_ms, "rounds": load.num_rounds}
+    named = [one for one in WORKLOADS if one in workloads or one.name in FULL.workloads]
+    return {**headline(named, rows), "rows": rows, **facts, "workloads": [asdict(each) for each in workloads]}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    parser = command_line("accelerators", __doc__)
-    names = [workload.name for workload in WORKLOADS]
-    able = [peer.name for peer in PEERS if peer.place != "local"]
-    parser.add_argument("--workload", action="append", choices=names, help=f"default: {', '.join(_DEFAULT)}")
-    parser.add_argument("--peer", action="append", choices=able, help="only this one; may be repeated")
-    parser.add_argument("--kind", action="append", choices=FULL.kinds, help="of batches; default both")
-    options = parser.parse_args(arguments)
-    load = QUICK if options.quick else FULL
-    if options.kind:
-        load = replace(load, kinds=tuple(options.kind))
-    if options.workload:
-        load = replace(load, workloads=tuple(one for one in WORKLOADS if one.name in options.workload))
-    peers = [find(name) for name in options.peer or able]
-    return publish("accelerators", lambda console: run_benchmark(load, peers, console), options.json)
-
+main = program("accelerators", __doc__, run_benchmark, FULL, QUICK, "workloads", "peers", "kinds")
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -66,18 +66,16 @@ def open_bucket(data_dir: Path, *, latency_ms: int) -> Iterator[Bucket]:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(local_s3(data_dir=data_dir))
         server.make_bucket(_NAME)
-        far, applied, measured_ms = server, f"no latency applied (--latency {latency_ms})", 0.0
+        far, applied = server, f"no latency applied (--latency {latency_ms})"
         if latency_ms:
             try:
-                far, measured_ms = stack.enter_context(far_away(server, latency_ms))
+                far, _ = stack.enter_context(far_away(server, latency_ms))
+                jitter_ms = latency_ms // _JITTER_PART
+                applied = f"{latency_ms} ± {jitter_ms} ms and {BANDWIDTH_MB_S} MB/s a connection by toxiproxy"
             except ToolUnavailable as error:
                 _LOG.warning("toxiproxy is not available: %s", error)
                 applied = "no latency applied (toxiproxy is not available)"
-            else:
-                jitter_ms = latency_ms // _JITTER_PART
-                applied = f"{latency_ms} ± {jitter_ms} ms and {BANDWIDTH_MB_S} MB/s a connection by toxiproxy"
-        if far is server:
-            measured_ms = round(measure_latency(server.endpoint_url, num_requests=_NUM_PROBES), 2)
+        measured_ms = round(measure_latency(far.endpoint_url, num_requests=_NUM_PROBES), 2)
         names = {"minio": "MinIO", "moto": "moto (slow: figures mean nothing)", "external": "the user's own server"}
         yield Bucket(
             name=_NAME,
@@ -110,19 +108,17 @@ def put_all(url: str, options: Mapping[str, str], values: Mapping[str, bytes] | 
     async def run() -> None:
         async with open_store(url, **options) as store:
             present = {meta.key: meta.size async for meta in store.list("")}
-            missing = {key: value for key, value in values.items() if present.get(key) != _size(value)}
 
             async def put(key: str) -> None:
-                value = missing[key]
-                await store.put(key, value if isinstance(value, bytes) else await asyncio.to_thread(value.read_bytes))
+                value = values[key]
+                size = len(value) if isinstance(value, bytes) else value.stat().st_size
+                if present.get(key) != size:
+                    data = value if isinstance(value, bytes) else await asyncio.to_thread(value.read_bytes)
+                    await store.put(key, data)
 
-            await at_once(put, missing, _PUTS_IN_FLIGHT)
+            await at_once(put, values, _PUTS_IN_FLIGHT)
 
     asyncio.run(run())
-
-
-def _size(value: bytes | Path) -> int:
-    return len(value) if isinstance(value, bytes) else value.stat().st_size
 
 
 def botocore_client(options: Mapping[str, str], **config: Any) -> Any:

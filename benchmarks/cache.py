@@ -20,7 +20,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.command import bar, program
+from benchmarks.synthetic import write_noise
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
-from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.cache import DiskShardCache, UseSchedule
 
 BUDGETS = (0.10, 0.25, 0.50, 1.00)
@@ -65,23 +65,18 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
         tempfile.TemporaryDirectory(prefix="cache-benchmark-") as folder,
         bar(console, "cache", len(BUDGETS) * len(POLICIES)) as progress,
     ):
-        url = str(Path(folder) / "data")
-        _write(load, url)
-        for budget in BUDGETS:
-            for policy in POLICIES:
-                cache_dir = Path(folder) / f"{policy}-{budget}"
-                rates = _simulated(load, url, budget) if policy == "optimum" else _read(load, url, cache_dir, budget)
-                rows.append({"budget": budget, "policy": policy, "hit_rate": rates[0], "bytes_ratio": rates[1]})
-                progress.advance()
+        url = f"{folder}/data"
+        num_samples, shard_bytes = (
+            load.num_shards * load.samples_per_shard,
+            load.samples_per_shard * (load.sample_bytes + 24),
+        )
+        write_noise(url, num_samples=num_samples, sample_bytes=load.sample_bytes, shard_bytes=shard_bytes)
+        for budget, policy in product(BUDGETS, POLICIES):
+            cache_dir = Path(folder) / f"{policy}-{budget}"
+            rates = _simulated(load, url, budget) if policy == "optimum" else _read(load, url, cache_dir, budget)
+            rows.append({"budget": budget, "policy": policy, "hit_rate": rates[0], "bytes_ratio": rates[1]})
+            progress.advance()
     return {"rows": rows, "load": asdict(load)}
-
-
-def _write(load: Load, url: str) -> None:
-    draw = np.random.default_rng(0)
-    shard_size = load.samples_per_shard * (load.sample_bytes + 16)
-    with ShardWriter(url, columns={"data": "bytes"}, shard_size=shard_size) as writer:
-        for _ in range(load.num_shards * load.samples_per_shard):
-            writer.write({"data": draw.bytes(load.sample_bytes)})
 
 
 def _loader(load: Load, dataset: ShardDataset) -> ConcurrentDataLoader:
@@ -99,14 +94,12 @@ def _read(load: Load, url: str, cache_dir: Path, budget: float) -> tuple[float, 
         cache = kind(dataset.reader.engine, cache_dir, budget_bytes=int(budget * total_bytes))
         dataset.reader.cache = cache
         loader = _loader(load, dataset)
-        before = first = cache.stats
-        before_bytes = dataset.fetch_stats.num_bytes
-        for epoch in range(load.num_epochs):
+        stats, before_bytes = [cache.stats], dataset.fetch_stats.num_bytes
+        for _ in range(load.num_epochs):
             for _ in loader:
                 pass
-            if epoch == 0:
-                first = cache.stats
-        last = cache.stats
+            stats.append(cache.stats)
+        before, first, *_, last = stats
         fetched_bytes = dataset.fetch_stats.num_bytes - before_bytes
         assert first.num_hits == before.num_hits, "the first epoch began with a warm cache"
         num_hits, num_misses = last.num_hits - first.num_hits, last.num_misses - first.num_misses

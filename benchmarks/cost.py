@@ -27,23 +27,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.access import (
-    CHUNK_SIZES,
-    PRICES,
-    PRICES_AS_OF,
-    Access,
-    Measured,
-    Requests,
-    Workload,
-    computed,
-    peer_accesses,
-    scaled,
-)
+from benchmarks import access
 from benchmarks.bucket import put_all
 from benchmarks.command import bar, program
 from benchmarks.synthetic import noise, write_noise
@@ -53,11 +43,11 @@ from concurrent_loader.storage.sizes import parse_size
 from concurrent_loader.storage.testing import HttpFaults, LocalS3, http_faults, local_s3
 
 _BATCH = 64
-_SYSTEMS = tuple((layout, cache) for layout in ("shards", "objects") for cache in ("no cache", "cache"))
 _OPENERS: dict[str, Callable[..., ShardDataset | ObjectDataset]] = {
     "shards": ShardDataset,
     "objects": partial(ObjectDataset, column="data", column_type="bytes"),
 }
+_SYSTEMS = tuple(product(_OPENERS, ("no cache", "cache")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +69,7 @@ QUICK = Load(num_shards=2, most_samples=1_000, num_objects=32)
 
 def measure(
     load: Load, sample_bytes: int, server: LocalS3, folder: Path, *, on_side: Callable[[], object]
-) -> list[Measured]:
+) -> list[access.Measured]:
     """Reads in every way from a server with nothing in it yet, and counts on the wire."""
     bucket, options = server.make_bucket("cost"), server.storage_options()
     # A whole number of samples that fill a shard scales without a remainder.
@@ -87,8 +77,8 @@ def measure(
     per_shard = one.shards[0].num_samples
     num_samples = per_shard * max(1, min(load.num_shards, load.most_samples // per_shard))
     write_noise(f"{bucket}/shards", num_samples=num_samples, sample_bytes=sample_bytes, storage_options=options)
-    objects = {f"{number:08d}": noise(number, sample_bytes) for number in range(load.num_objects)}
-    put_all(f"{bucket}/objects", options, objects)
+    values = {f"{number:08d}": noise(number, sample_bytes) for number in range(load.num_objects)}
+    put_all(f"{bucket}/objects", options, values)
     found = []
     for layout, cache in _SYSTEMS:
         with http_faults(server) as proxy:
@@ -101,9 +91,9 @@ def measure(
     return found
 
 
-def _count(system: str, proxy: HttpFaults, make: Callable[[], ShardDataset | ObjectDataset]) -> Measured:
-    def counted() -> Requests:
-        requests = Requests.on_the_wire(proxy.exchanges)
+def _count(system: str, proxy: HttpFaults, make: Callable[[], ShardDataset | ObjectDataset]) -> access.Measured:
+    def counted() -> access.Requests:
+        requests = access.Requests.on_the_wire(proxy.exchanges)
         proxy.forget()
         return requests
 
@@ -116,22 +106,24 @@ def _count(system: str, proxy: HttpFaults, make: Callable[[], ShardDataset | Obj
             if num_samples != len(dataset):
                 raise AssertionError("an epoch did not deliver every sample once")
             epochs.append(counted())
-        return Measured(system, len(dataset), opening, *epochs)
+        return access.Measured(system, len(dataset), opening, *epochs)
 
 
-def priced(access: Access, num_epochs: int) -> dict[str, Any]:
+def priced(system: access.Access, num_epochs: int) -> dict[str, Any]:
     """Returns a row of the JSON file."""
-    first, run = access.opening + access.first_epoch, access.run(num_epochs)
-    parts = {"first_epoch": first, "later_epoch": access.later_epoch, "run": run}
-    usd = {price.store: {name: round(price.dollars(part), 6) for name, part in parts.items()} for price in PRICES}
-    return {**asdict(access), "run": asdict(run), "usd": usd}
+    first, run = system.opening + system.first_epoch, system.run(num_epochs)
+    parts = {"first_epoch": first, "later_epoch": system.later_epoch, "run": run}
+    usd = {
+        price.store: {name: round(price.dollars(part), 6) for name, part in parts.items()} for price in access.PRICES
+    }
+    return {**asdict(system), "run": asdict(run), "usd": usd}
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Measures ours, and prices all systems."""
-    workload = Workload(load.samples, parse_size(load.sample_bytes, name="--sample-bytes"), load.epochs)
+    workload = access.Workload(load.samples, parse_size(load.sample_bytes, name="--sample-bytes"), load.epochs)
     peers = Path(load.peers)
-    seen = peer_accesses(json.loads(peers.read_text(encoding="utf-8")), workload) if peers.is_file() else []
+    seen = access.peer_accesses(json.loads(peers.read_text(encoding="utf-8")), workload) if peers.is_file() else []
     if load.peers and not peers.is_file():
         console.print(f"no figures of peers: there is no file {peers}", highlight=False)
     with (
@@ -140,14 +132,14 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
         bar(console, "cost", len(_SYSTEMS)) as progress,
     ):
         measured = measure(load, workload.sample_bytes, server, Path(folder), on_side=progress.advance)
-    ours = [scaled(one, workload, per_object="object" in one.system) for one in measured]
+    ours = [access.scaled(one, workload, per_object="object" in one.system) for one in measured]
     return {
         "workload": asdict(workload),
         "measured": [asdict(one) for one in measured],
-        "rows": [priced(access, workload.num_epochs) for access in (*ours, *seen, *computed(workload))],
-        "prices_as_of": PRICES_AS_OF,
-        "prices": [asdict(price) for price in PRICES],
-        "chunk_sizes": CHUNK_SIZES,
+        "rows": [priced(each, workload.num_epochs) for each in (*ours, *seen, *access.computed(workload))],
+        "prices_as_of": access.PRICES_AS_OF,
+        "prices": [asdict(price) for price in access.PRICES],
+        "chunk_sizes": access.CHUNK_SIZES,
         "server": server.kind,
     }
 

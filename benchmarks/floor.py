@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import os
 import resource
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -146,4 +145,4 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 main = program("floor", __doc__, run_benchmark, FULL, QUICK, "num_samples")
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -108,8 +109,8 @@ def time_steps(
 def figures_of(runs: dict[str, list[Run]]) -> dict[str, Any]:
     """Returns medians over the rounds of ``synthetic``, ``bucket`` and ``torch``, and ratios within a round."""
     median = statistics.median
-    rows = [
-        {
+    rows = {
+        side: {
             "side": side,
             "images_s": round(median(run.num_samples / run.wall_s for run in made), 1),
             "gpu_wait_share": round(median(run.gpu_wait_s / run.wall_s for run in made), 4),
@@ -117,14 +118,14 @@ def figures_of(runs: dict[str, list[Run]]) -> dict[str, Any]:
             "first_batch_s": round(median(run.first_batch_s for run in made), 4),
         }
         for side, made in runs.items()
-    ]
-    pairs = list(zip(runs["bucket"], runs["synthetic"], runs["torch"], strict=True))
-    of_synthetic = median((a.num_samples / a.wall_s) / (b.num_samples / b.wall_s) for a, b, _ in pairs)
+    }
+    turns = list(zip(runs["bucket"], runs["synthetic"], runs["torch"], strict=True))
+    of_synthetic = median((a.num_samples / a.wall_s) / (b.num_samples / b.wall_s) for a, b, _ in turns)
     # What decoding and loading cost beside the training step itself, which all sides make.
-    cpu = median(_beside(a, b) / max(1e-9, _beside(c, b)) for a, b, c in pairs)
+    cpu = median(_beside(a, b) / max(1e-9, _beside(c, b)) for a, b, c in turns)
     return {
-        "rows": rows,
-        "gpu_wait_share": next(row["gpu_wait_share"] for row in rows if row["side"] == "bucket"),
+        "rows": list(rows.values()),
+        "gpu_wait_share": rows["bucket"]["gpu_wait_share"],
         "ratio_to_synthetic": round(of_synthetic, 4),
         "cpu_ratio_to_torch": round(cpu, 4),
         "targets": {"gpu_wait_share": 0.03, "ratio_to_synthetic": 0.95, "cpu_ratio_to_torch": 0.2},
@@ -303,11 +304,10 @@ _measure = program("gpu", __doc__, run_benchmark, FULL, QUICK)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
-    if not torch.cuda.is_available():
-        told = "benchmarks.gpu: no CUDA device can be used here; nothing was measured"
-        Console(stderr=True).print(told, soft_wrap=True)
-        return NO_GPU
-    return _measure(arguments)
+    if torch.cuda.is_available():
+        return _measure(arguments)
+    print("benchmarks.gpu: no CUDA device can be used here; nothing was measured", file=sys.stderr)
+    return NO_GPU
 
 
 if __name__ == "__main__":

@@ -60,12 +60,11 @@ def flac(number: int) -> bytes:
     samples = (8000 * np.sin(2 * np.pi * (200 + number) * time) + noise).astype(np.int16)
     with av.open(file := io.BytesIO(), "w", format="flac") as container:
         stream = container.add_stream("flac", rate=44100, layout="stereo")
-        for start in range(0, len(time), 4096):
-            part = np.ascontiguousarray(samples[:, start : start + 4096].T.reshape(1, -1))
-            frame = av.AudioFrame.from_ndarray(part, format="s16", layout="stereo")
-            frame.sample_rate, frame.pts = 44100, start
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
+        interleaved = np.ascontiguousarray(samples.T.reshape(1, -1))
+        frame = av.AudioFrame.from_ndarray(interleaved, format="s16", layout="stereo")
+        frame.sample_rate = 44100
+        for each in (frame, None):
+            container.mux(stream.encode(each))
     return file.getvalue()
 
 

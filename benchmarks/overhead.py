@@ -10,8 +10,6 @@ Prometheus and a file. ``recorder``: the flight recorder. ``trace``: a trace, an
 
 from __future__ import annotations
 
-import random
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +24,7 @@ from unittest.mock import patch
 from rich.console import Console
 
 from benchmarks.command import program, rounds
+from benchmarks.synthetic import write_noise
 from concurrent_loader import (
     ConcurrentDataLoader,
     JsonLinesMetrics,
@@ -37,7 +36,6 @@ from concurrent_loader import (
 from concurrent_loader.metrics.live_socket import ask_all
 from concurrent_loader.metrics.running import Iterations
 from concurrent_loader.recorder import FlightRecorder
-from concurrent_loader.storage import ShardWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +96,8 @@ def trace(loader: ConcurrentDataLoader, folder: Path) -> Iterator[None]:
 
 
 # Another kind of observation is another row. Except `metrics`, they hide iterations, too.
-VARIANTS: dict[str, Callable[[ConcurrentDataLoader, Path], AbstractContextManager[None]]] = {
-    "plain": plain,
-    "metrics": metrics,
-    "recorder": recorder,
-    "trace": trace,
-}
+Variant = Callable[[ConcurrentDataLoader, Path], AbstractContextManager[None]]
+VARIANTS: dict[str, Variant] = {"plain": plain, "metrics": metrics, "recorder": recorder, "trace": trace}
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
@@ -113,7 +107,8 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary, patch.dict("os.environ", {"XDG_RUNTIME_DIR": temporary}):
         for samples, (num_samples, size) in datasets.items():
             folder = Path(temporary) / samples
-            _write(str(folder / "data"), num_samples, size)
+            shard_bytes = max(150 * size, 64_000)
+            write_noise(str(folder / "data"), num_samples=num_samples, sample_bytes=size, shard_bytes=shard_bytes)
             cpu_s, num_batches = _measure(load, folder, console), -(-num_samples // load.batch_size)
             for name in list(VARIANTS)[1:]:
                 ratios = [with_s / without_s for with_s, without_s in zip(cpu_s[name], cpu_s["plain"], strict=True)]
@@ -129,13 +124,6 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
         "rows": rows,
         **{f"{row['variant']}_cpu_share": row["cpu_share"] for row in rows if row["samples"] == "images"},
     }
-
-
-def _write(url: str, num_samples: int, size: int) -> None:
-    rng = random.Random(0)
-    with ShardWriter(url, columns={"data": "bytes", "label": "int64"}, shard_size=max(150 * size, 64_000)) as writer:
-        for number in range(num_samples):
-            writer.write({"data": rng.randbytes(size), "label": number})
 
 
 def _measure(load: Load, folder: Path, console: Console) -> dict[str, list[float]]:
@@ -157,4 +145,4 @@ def _measure(load: Load, folder: Path, console: Console) -> dict[str, list[float
 main = program("overhead", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

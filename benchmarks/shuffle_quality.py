@@ -106,11 +106,8 @@ def class_distances(batches: Batches, classes: npt.NDArray[np.int64], num_classe
 
 def _same_shard(batches: Batches, per_shard: int) -> float:
     """Returns the share of a batch's pairs that come from one shard."""
-    shares = []
-    for batch in batches:
-        counts = np.bincount(batch // per_shard)
-        shares.append((counts * (counts - 1)).sum() / (len(batch) * (len(batch) - 1)))
-    return float(np.mean(shares))
+    counts = [np.bincount(batch // per_shard) for batch in batches]
+    return float(np.mean([(each * (each - 1)).sum() / (each.sum() * (each.sum() - 1)) for each in counts]))
 
 
 def _next_in_batch(batches: Batches) -> float:

@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.command import bar, in_turns, program
-from benchmarks.figures import medians, rounded
+from benchmarks.figures import extremes, medians, rounded
 from benchmarks.harness import CommandError, ask
 from benchmarks.peers.processes import EnvironmentFailed, python_of
 
@@ -81,7 +81,7 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
             "side": side if side in _PEERS else "ours",
             "rows": "text" if side in _PEERS else side,
             **medians(rounds, rounded),
-            "extremes": [rounded(choose(each["shuffled"] for each in rounds)) for choose in (min, max)],
+            "extremes": extremes([each["shuffled"] for each in rounds]),
         }
         for side, rounds in found.items()
         if rounds
@@ -107,4 +107,4 @@ _QUICK = Load(num_rows=3000, num_fixed_rows=3000, num_epochs=1, num_rounds=1, pe
 main = program("small", __doc__, measure, Load(), _QUICK, "peers", "num_rounds")
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -79,7 +78,6 @@ class Load:
     """How much is measured."""
 
     num_photos: int = 1600
-    num_objects: int = 1600  # the first of the photographs
     batch_size: int = 32
     hashes: int = 60  # of each decoded image
     num_rounds: int = 3
@@ -87,15 +85,12 @@ class Load:
 
 
 FULL = Load()
-QUICK = Load(
-    num_photos=48, num_objects=48, batch_size=8, hashes=1, num_rounds=1, runs=(*RECORDED, Run("shards", cores=1))
-)
+QUICK = Load(num_photos=48, batch_size=8, hashes=1, num_rounds=1, runs=(*RECORDED, Run("shards", cores=1)))
 
 
 def read(load: Load, run: Run, options: Mapping[str, str], recording: str | None) -> float:
     """Loads one epoch in this process; returns samples per second. Records it if there is a file."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: run.cores])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: run.cores])
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="whatif-cache-"))
         loader = _loader(load, run, options, cache, stack)
@@ -173,8 +168,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 def _row(run: Run, rates: list[float], trace: RunTrace, first_byte_ms: Mapping[int, float]) -> dict[str, Any]:
     more_s = (first_byte_ms[run.latency_ms] - first_byte_ms[RECORDED[0].latency_ms]) / 1000
     rate, bound_by = predicted(trace, run, max(0.0, trace.first_byte_s[0] + more_s))
-    measured = median(rates)
-    facts = asdict(run)
+    measured, facts = median(rates), asdict(run)
     return {
         "run": facts.pop("kind"),
         **facts,
@@ -197,13 +191,13 @@ def _server(load: Load, console: Console) -> Iterator[tuple[str, dict[int, dict[
         server.make_bucket(_BUCKET)
         options = server.storage_options()
         write_shards(photos, f"s3://{_BUCKET}/shards", options)
-        paths = photos_in(data, load.num_objects, console).paths()
-        put_all(f"s3://{_BUCKET}/objects", options, {f"{path.parent.name}/{path.name}": path for path in paths})
+        objects = {f"{path.parent.name}/{path.name}": path for path in photos.paths()}
+        put_all(f"s3://{_BUCKET}/objects", options, objects)
         stores, first_byte_ms = {}, {}
         for latency in sorted({run.latency_ms for run in load.runs}):
             far, _ = stack.enter_context(far_away(server, latency))
             stores[latency] = dict(far.storage_options())
-            first_byte_ms[latency] = 1000 * _first_byte_s(stores[latency], min(_PROBES, load.num_objects))
+            first_byte_ms[latency] = 1000 * _first_byte_s(stores[latency], min(_PROBES, len(objects)))
         yield server.kind, stores, first_byte_ms
 
 
@@ -222,4 +216,4 @@ def _first_byte_s(options: Mapping[str, str], num_probes: int) -> float:
 main = program("whatif", __doc__, run_benchmark, FULL, QUICK)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

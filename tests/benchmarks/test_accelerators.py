@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks.accelerators import FULL, WORKLOADS, headline, largest
+from benchmarks.accelerators import WORKLOADS, headline, largest
 from benchmarks.peers.job import Job
 from benchmarks.peers.side import _Accelerators
 from benchmarks.photos import PhotoFolder, pad_photos
@@ -70,7 +70,7 @@ def test_figures_name_the_best_peer() -> None:
             ("raw", "mosaicml", "cold", 2), ("raw", "mosaicml", "warm", None), ("decoded", "ours", "warm", 3),
         ]
     ]  # fmt: skip
-    figures = headline(FULL.workloads, rows)
+    figures = headline(WORKLOADS, rows)
     assert figures["resnet50_h100_au90"] == 4
     assert figures["best_peer_resnet50_h100_au90"] == 2
     assert figures["best_peer_resnet50_h100_au90_warm"] is None
@@ -79,4 +79,4 @@ def test_figures_name_the_best_peer() -> None:
 
 
 def test_a_busy_accelerator_takes_what_mlperf_storage_says() -> None:
-    assert [round(workload.samples_s) for workload in WORKLOADS] == [1786, 505, 22]
+    assert [round(workload.samples_s) for workload in WORKLOADS[:3]] == [1786, 505, 22]
