@@ -20,11 +20,10 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from benchmarks.command import bar, program
@@ -128,7 +127,7 @@ def optimum(trace: Sequence[Sequence[int]], sizes: Sequence[int], *, budget_byte
     ``trace`` has the shards that are used, epoch by epoch. L. A. Belady, "A study of replacement algorithms for a
     virtual-storage computer", IBM Systems Journal 5(2), 1966; optimal for equal sizes.
     """
-    flat = [shard for row in trace for shard in row]
+    flat = list(chain.from_iterable(trace))
     following = [len(flat)] * len(flat)
     seen: dict[int, int] = {}
     for at in range(len(flat) - 1, -1, -1):
@@ -145,8 +144,8 @@ def optimum(trace: Sequence[Sequence[int]], sizes: Sequence[int], *, budget_byte
             victim = max(resident, key=resident.__getitem__)
             del resident[victim]
             used_bytes -= sizes[victim]
-    ends = np.cumsum([len(row) for row in trace]).tolist()
-    return [hits[end - len(row) : end] for row, end in zip(trace, ends, strict=True)]
+    found = iter(hits)
+    return [list(islice(found, len(row))) for row in trace]
 
 
 main = program("cache", __doc__, run_benchmark, FULL, QUICK)

@@ -44,7 +44,7 @@ RANGES_IN_FLIGHT = 16
 _RANGE_KEYS = ("gb_per_s", "cpu_s_per_gb")
 
 Cost = tuple[float, float]  # of one round of one client: wall time, and CPU time of this process
-Readers = tuple[Callable[[str], Awaitable[int]], Callable[[str, int], Awaitable[int]]]
+Readers = tuple[Callable[[str], Awaitable[object]], Callable[[str, int], Awaitable[object]]]  # of a key; of a range
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,38 +105,29 @@ async def measure(
 async def _read(readers: Readers, load: Load) -> tuple[Cost, Cost]:
     read, read_range = readers
 
-    def small(number: int) -> Awaitable[int]:
+    def small(number: int) -> Awaitable[object]:
         return read(f"small/{number % load.num_keys:05d}")
 
-    def large(number: int) -> Awaitable[int]:
+    def large(number: int) -> Awaitable[object]:
         return read_range("large", number % load.num_blocks * RANGE_BYTES)
 
     return await _timed(small, load.num_small, SMALL_IN_FLIGHT), await _timed(large, load.num_ranges, RANGES_IN_FLIGHT)
 
 
 def _readers(store: Store) -> Readers:
-    async def read(key: str) -> int:
-        return len((await store.get(key)).data)
-
-    async def read_range(key: str, start: int) -> int:
-        return len((await store.get_range(key, start, start + RANGE_BYTES)).data)
-
-    return read, read_range
+    return store.get, lambda key, start: store.get_range(key, start, start + RANGE_BYTES)
 
 
 def _obstore_readers(url: str, options: Mapping[str, Any]) -> Readers:
     client = obstore_client(url.removeprefix("s3://"), options)
 
-    async def read(key: str) -> int:
-        return len(memoryview(await (await obstore.get_async(client, key)).bytes_async()))
+    async def read(key: str) -> object:
+        return await (await obstore.get_async(client, key)).bytes_async()
 
-    async def read_range(key: str, start: int) -> int:
-        return len(memoryview(await obstore.get_range_async(client, key, start=start, end=start + RANGE_BYTES)))
-
-    return read, read_range
+    return read, lambda key, start: obstore.get_range_async(client, key, start=start, end=start + RANGE_BYTES)
 
 
-async def _timed(read: Callable[[int], Awaitable[int]], num_requests: int, in_flight: int) -> Cost:
+async def _timed(read: Callable[[int], Awaitable[object]], num_requests: int, in_flight: int) -> Cost:
     wall, cpu = time.perf_counter(), time.process_time()
     await at_once(read, range(num_requests), in_flight)
     return time.perf_counter() - wall, time.process_time() - cpu

@@ -90,8 +90,10 @@ def _encoded_near(image: Image.Image, num_bytes: int) -> bytes:
 # -- recipes -----------------------------------------------------------------------------------------------------------
 
 
-def _as_tensor(jpeg: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
+def _by_torchvision(jpeg: bytes) -> torch.Tensor:
+    # The operator under torchvision.io.decode_jpeg, which warns of its end in every call.
+    image: torch.Tensor = torch.ops.image.decode_jpeg(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8), 3, False)
+    return image
 
 
 def _cropped(image: Any, box: Box) -> Any:
@@ -104,11 +106,6 @@ def _cropped(image: Any, box: Box) -> Any:
 def _pil(jpeg: bytes, box: Box) -> object:
     with Image.open(io.BytesIO(jpeg)) as image:
         return v2.pil_to_tensor(_cropped(image.convert("RGB"), box))
-
-
-def _torchvision(jpeg: bytes, box: Box) -> object:
-    # The operator under torchvision.io.decode_jpeg, which warns of its end in every call.
-    return _cropped(torch.ops.image.decode_jpeg(_as_tensor(jpeg), 3, False), box)
 
 
 def _with(crop: CropDecoder) -> Recipe:
@@ -125,7 +122,7 @@ def usable_recipes() -> dict[str, Recipe]:
     """Returns by name what can be used here to decode, crop, resize and flip, and what only decodes the whole image."""
     found: dict[str, Recipe] = {
         "PIL + v2": _pil,
-        "torchvision.io + v2": _torchvision,
+        "torchvision.io + v2": lambda jpeg, box: _cropped(_by_torchvision(jpeg), box),
         "ours, library": _with(make_crop_decoder("jpeg", native=False)),
     }
     if has_native_crop():
@@ -204,7 +201,7 @@ def mean_error(photos: PhotoSet) -> float:
     ours = _with(make_crop_decoder("jpeg"))
     errors = []
     for jpeg, box in zip(photos.jpegs, photos.boxes, strict=True):
-        wanted = _cropped(torch.ops.image.decode_jpeg(_as_tensor(jpeg), 3, False).float(), box)
+        wanted = _cropped(_by_torchvision(jpeg).float(), box)
         errors.append(float((torch.from_numpy(np.asarray(ours(jpeg, box))).float() - wanted).abs().mean()))
     return statistics.mean(errors)
 

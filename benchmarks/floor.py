@@ -23,7 +23,6 @@ import resource
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -110,10 +109,7 @@ async def _fetch(options: Mapping[str, str], objects: Mapping[str, int], folder:
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Writes the shards, and lets the sides take turns."""
-    with (
-        tempfile.TemporaryDirectory(prefix="floor-benchmark-") as folder,
-        local_s3(data_dir=Path(folder) / "s3") as server,
-    ):
+    with tempfile.TemporaryDirectory(prefix="floor-benchmark-") as folder, local_s3() as server:
         server.make_bucket(_BUCKET)
         options = server.storage_options()
         size = {"num_samples": load.num_samples, "sample_bytes": load.sample_bytes}

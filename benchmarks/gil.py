@@ -125,10 +125,7 @@ def _held(stacks: str, sample_s: float, seconds: float) -> Counter[str]:
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Writes the datasets, and lets the sides take turns."""
-    with (
-        tempfile.TemporaryDirectory(prefix="gil-benchmark-") as folder,
-        local_s3(data_dir=Path(folder) / "s3") as server,
-    ):
+    with tempfile.TemporaryDirectory(prefix="gil-benchmark-") as folder, local_s3() as server:
         server.make_bucket(_BUCKET)
         places: dict[str, dict[str, Any]] = {
             "raw": {"url": f"{folder}/raw"},

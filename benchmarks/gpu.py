@@ -18,6 +18,7 @@ import io
 import statistics
 import sys
 import tempfile
+import timeit
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -150,7 +151,8 @@ def measure_decoding(jpegs: Sequence[bytes], load: Load, backend: DeviceBackend)
             ("stage", "hardware"): _staging(jpegs, size, backend),
         }
         for (what, path), call in calls.items():
-            images_s = round(size / _call_s(call, load.num_calls), 1)
+            times = timeit.repeat(call, number=1, repeat=2 * load.num_calls)
+            images_s = round(size / statistics.median(times[load.num_calls :]), 1)
             rows.append({"what": what, "path": path, "batch_size": size, "images_s": images_s})
     return rows
 
@@ -182,15 +184,6 @@ def _staging(jpegs: Sequence[bytes], size: int, backend: DeviceBackend) -> Calla
         backend.drain()
 
     return run
-
-
-def _call_s(call: Callable[[], None], num_calls: int) -> float:
-    times = []
-    for _ in range(2 * num_calls):
-        began = perf_counter()
-        call()
-        times.append(perf_counter() - began)
-    return statistics.median(times[num_calls:])
 
 
 def _as_progressive(data: bytes) -> bytes:

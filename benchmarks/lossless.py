@@ -176,12 +176,11 @@ def measure_set(images: list[Pixels], codecs: list[Codec], num_rounds: int, tick
         turns = num_rounds if codec.format.startswith("lossless") else 1
         timed = [[_timed(codec.encode, each) for _ in range(turns)] for each in images]
         made = files[codec.format] = [each[0][1] for each in timed]
-        bits = [8 * codec.size(file) / count for file, count in zip(made, pixels, strict=True)]
-        pngs = [8 * len(file) / count for file, count in zip(files["png"], pixels, strict=True)]
+        sizes = list(map(codec.size, made))
         facts[codec.name] = {
             "encode_mpix_s": mpix / sum(statistics.median(took for took, _ in each) for each in timed),
-            "bits_per_pixel": statistics.mean(bits),
-            "vs_png": statistics.mean(own / png for own, png in zip(bits, pngs, strict=True)),
+            "bits_per_pixel": statistics.mean(8 * size / count for size, count in zip(sizes, pixels, strict=True)),
+            "vs_png": statistics.mean(size / len(png) for size, png in zip(sizes, files["png"], strict=True)),
         }
     calls = {codec.name: lambda number, codec=codec: codec.decode(files[codec.format][number]) for codec in codecs}
     took = in_turns_by_item(calls, len(images), num_rounds, tick)
@@ -192,14 +191,11 @@ def measure_set(images: list[Pixels], codecs: list[Codec], num_rounds: int, tick
 
 def crop_share(mosaic: Pixels, num_rounds: int) -> float:
     """Returns the time of a crop of 512 by 512 over that of the whole mosaic; crops lie anywhere."""
-    file = _ours(mosaic)
-    rng = np.random.default_rng(0)
-    tops = rng.integers(0, mosaic.shape[0] - CROP + 1, 4 * num_rounds).tolist()
-    lefts = rng.integers(0, mosaic.shape[1] - CROP + 1, 4 * num_rounds).tolist()
+    file, last = _ours(mosaic), np.subtract(mosaic.shape[:2], CROP)
+    corners = np.random.default_rng(0).integers(0, last, (4 * num_rounds, 2), endpoint=True).tolist()
     decode(file)
-    whole = statistics.median(_timed(decode, file)[0] for _ in tops)
-    crops = [partial(decode, file, box=(top, left, CROP, CROP)) for top, left in zip(tops, lefts, strict=True)]
-    return statistics.median(_timed(crop)[0] for crop in crops) / whole
+    whole = statistics.median(_timed(decode, file)[0] for _ in corners)
+    return statistics.median(_timed(partial(decode, file, box=(*each, CROP, CROP)))[0] for each in corners) / whole
 
 
 def check(images: list[Pixels]) -> None:

@@ -200,8 +200,7 @@ def _finished(final: Path, *, count: int) -> PhotoFolder | None:
         facts = json.loads((final / _FACTS).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    if (facts.get("version"), facts.get("count")) != (_RECIPE_VERSION, count):
-        return None
     found = PhotoFolder(final / "images", count, facts["num_bytes"], facts["digest"])
     sizes = [path.stat().st_size for path in found.paths()]
-    return found if (len(sizes), sum(sizes)) == (count, found.num_bytes) else None
+    there = (facts["version"], facts["count"], len(sizes), sum(sizes))
+    return found if there == (_RECIPE_VERSION, count, count, found.num_bytes) else None

@@ -69,14 +69,14 @@ class Soak:
         self._num_bytes = 0  # of all samples
         self._until = 0.0
         self._look_out: Callable[[], None] = lambda: None  # called at each batch
-        self._num_epochs = self._num_samples = self.wrong_samples = 0
+        self._num_epochs = self._num_samples = self._wrong_samples = 0
         self._errors: Counter[str] = Counter()
         self._fetch: Counter[str] = Counter()
         self._cache: Counter[str] = Counter()
         self._ends: dict[str, list[Any]] = {"descriptors": [], "threads": [], "rss_mb": []}  # after each epoch
 
     def run(self, console: Console) -> dict[str, Any]:
-        """Runs epochs in bad weather until the time is over."""
+        """Runs epochs in bad weather until the time is over; raises AssertionError for a wrong sample."""
         load, began = self._load, time.monotonic()
         with ExitStack() as stack:
             stack.callback(faulthandler.cancel_dump_traceback_later)
@@ -101,13 +101,11 @@ class Soak:
                 while time.monotonic() < self._until:
                     self._open_and_read(mortal.server.through(faults), cache)
             self._measure_process()
-            return {
-                "seconds": round(time.monotonic() - began),
-                "spells": dict(weather.counts),
-                "faults": faults.counts(),
-                "proxy_restarts": weather.num_restarts,
-                **self._figures(),
-            }
+            facts = {"seconds": round(time.monotonic() - began), "spells": dict(weather.counts)}
+            facts |= {"faults": faults.counts(), "proxy_restarts": weather.num_restarts, **self._figures()}
+        if self._wrong_samples:
+            raise AssertionError(f"{self._wrong_samples} wrong samples: {facts}")
+        return facts
 
     def _measure_process(self) -> None:
         process = psutil.Process()
@@ -116,7 +114,6 @@ class Soak:
         self._ends["rss_mb"].append(round(process.memory_info().rss / 1e6, 1))
 
     def _fill(self, server: LocalS3) -> None:
-        """Makes the dataset."""
         server.make_bucket("soak")
         rng = np.random.default_rng(self._load.seed)
         columns, options = {"data": "bytes", "label": "int64"}, server.storage_options()
@@ -176,7 +173,7 @@ class Soak:
         labels: list[int] = batch["label"].tolist()
         for label, data in zip(labels, batch["data"], strict=True):
             self._num_samples += 1
-            self.wrong_samples += xxhash.xxh3_64_intdigest(data) != self._truth[label]
+            self._wrong_samples += xxhash.xxh3_64_intdigest(data) != self._truth[label]
         return labels
 
     def _figures(self) -> dict[str, Any]:
@@ -189,7 +186,7 @@ class Soak:
             "options": asdict(self._load),
             "epochs": self._num_epochs,
             "samples": self._num_samples,
-            "wrong_samples": self.wrong_samples,
+            "wrong_samples": self._wrong_samples,
             "errors": dict(self._errors),
             **{name: self._fetch[f"num_{name}"] for name in counted},
             "quarantined": self._cache["num_quarantined"],
@@ -205,16 +202,7 @@ class Soak:
         }
 
 
-def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
-    """Runs the soak test; raises AssertionError for a wrong sample."""
-    soak = Soak(load)
-    figures = soak.run(console)
-    if soak.wrong_samples:
-        raise AssertionError(f"{soak.wrong_samples} wrong samples: {figures}")
-    return figures
-
-
-main = program("soak", __doc__, run_benchmark, FULL, QUICK, "minutes", "seed")
+main = program("soak", __doc__, lambda load, console: Soak(load).run(console), FULL, QUICK, "minutes", "seed")
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from mmap import mmap
 from pathlib import Path
 from typing import Self
 
@@ -152,14 +153,12 @@ def _spoil(cache: Path, kind: str, rng: random.Random) -> None:
         return
     files = [path for path in sorted(cache.rglob("*")) if path.is_file() and not path.is_symlink()]
     for path in rng.sample(files, min(len(files), 3)):
-        # Evicted meanwhile, or one that is not ours to write.
-        with contextlib.suppress(OSError), path.open("r+b") as file:
+        # Evicted meanwhile, one that is not ours to write, or an empty one.
+        with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
             size = path.stat().st_size
             if kind == "cache_truncated":
                 file.truncate(rng.randrange(size + 1))
                 continue
-            for place in (rng.randrange(size) for _ in range(min(size, 64))):
-                file.seek(place)
-                byte = file.read(1)
-                file.seek(place)
-                file.write(bytes(value ^ 0xFF for value in byte))
+            with mmap(file.fileno(), size) as data:
+                for _ in range(min(size, 64)):
+                    data[rng.randrange(size)] ^= 0xFF
