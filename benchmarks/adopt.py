@@ -275,7 +275,6 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Writes all formats, scans them, and lets all sides read."""
     chosen = ["webdataset"] if load.without_rivals else load.formats.split(",")
     data = Path(".demo/adopt").resolve()
-    data.mkdir(parents=True, exist_ok=True)
     photos = replicate_photos(make_photos(data, count=load.num_photos), min_bytes=load.raw_bytes)
     with (
         empty_folder(data / "run") as folder,

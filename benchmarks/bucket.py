@@ -19,8 +19,7 @@ from rich.console import Console
 
 from benchmarks.command import bar
 from benchmarks.photos import CLASSES, PhotoFolder, make_photos
-from concurrent_loader.storage import ShardWriter
-from concurrent_loader.storage.stores import open_store
+from concurrent_loader.storage import ShardWriter, open_store
 from concurrent_loader.storage.testing import LocalS3, ToolUnavailable, local_s3, measure_latency, toxiproxy
 
 BANDWIDTH_MB_S = 90  # of one connection to S3, as AWS's guide says

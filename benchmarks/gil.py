@@ -35,6 +35,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.bucket import write_shards
 from benchmarks.command import program, rounds
 from benchmarks.figures import extremes, four_digits
 from benchmarks.fresh_process import in_fresh_process
@@ -42,7 +43,6 @@ from benchmarks.machine import cpu_of_tree_s
 from benchmarks.photos import make_photos
 from benchmarks.synthetic import write_noise
 from concurrent_loader import ConcurrentDataLoader, RandomResizedCrop, ShardDataset
-from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.testing import local_s3
 
 _RATE_HZ = 100
@@ -129,15 +129,12 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
         server.make_bucket(_BUCKET)
         places: dict[str, dict[str, Any]] = {
             "raw": {"url": f"{folder}/raw"},
-            "crop": {"url": f"{folder}/crop"},
+            "crop": {"url": f"{folder}/crop", "columns": ("image",)},
             "cold": {"url": f"s3://{_BUCKET}/cold", "storage_options": server.storage_options()},
         }
         for kind in ("raw", "cold"):
             write_noise(**places[kind], num_samples=load.num_samples, sample_bytes=load.sample_bytes)
-        photos = make_photos(Path(folder), count=max(8, load.num_samples // 4)).paths()
-        with ShardWriter(places["crop"]["url"], columns={"image": "jpeg"}) as writer:
-            for path in photos:
-                writer.write({"image": path.read_bytes()})
+        write_shards(make_photos(Path(folder), count=max(8, load.num_samples // 4)), places["crop"]["url"])
 
         def turn(side: Side) -> dict[str, Any]:
             return in_fresh_process(measure, (side, load, places[side[0]]), what=str(side), timeout_s=_SIDE_S)

@@ -38,8 +38,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.command import bar, in_turns, program
 from benchmarks.figures import medians
-from concurrent_loader import ByLength, ConcurrentDataLoader, Packed, ShardDataset
-from concurrent_loader.storage import ShardWriter
+from concurrent_loader import ByLength, ConcurrentDataLoader, Packed, ShardDataset, ShardWriter
 
 _ROWS = 8  # per batch
 _WORKERS = 2  # of torch's DataLoader
@@ -197,17 +196,15 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
     """Measures all sides in turns."""
     sides = _sides(load.length)
     rounds: list[dict[str, dict[str, float]]] = [{} for _ in range(load.num_rounds)]
-    total = len(sides) * load.num_rounds
-    with tempfile.TemporaryDirectory() as folder, bar(console, "Epochs", total) as progress:
+    with tempfile.TemporaryDirectory() as folder, bar(console, "Epochs", len(sides) * load.num_rounds) as progress:
         _write(Path(folder), load.lengths)
         for number, side in in_turns(list(sides), load.num_rounds):
             rounds[number][side] = _timed(sides[side](Path(folder), number), load.length)
             progress.advance()
-    rows: dict[str, dict[str, Any]] = {
-        side: {"side": side, **medians([each[side] for each in rounds], lambda value: value)} for side in sides
-    }
-    for side, row in rows.items():
-        row["extremes"] = [choose(each[side]["tokens_s"] for each in rounds) for choose in (min, max)]
+    rows: dict[str, dict[str, Any]] = {}
+    for side in sides:
+        epochs, rates = [each[side] for each in rounds], sorted(each[side]["tokens_s"] for each in rounds)
+        rows[side] = {"side": side, **medians(epochs, lambda value: value), "extremes": [rates[0], rates[-1]]}
     others = [side for side in sides if not side.startswith("ours")]
     ratios = [each["ours, split"]["tokens_s"] / max(each[side]["tokens_s"] for side in others) for each in rounds]
     return {

@@ -26,10 +26,7 @@ from rich.console import Console
 
 from benchmarks.command import bar, program
 from benchmarks.weather import Weather, forecast
-from concurrent_loader import Batch, ConcurrentDataLoader, ShardDataset
-from concurrent_loader.storage import ShardWriter
-from concurrent_loader.storage.errors import StorageError
-from concurrent_loader.storage.fetch import RetryPolicy
+from concurrent_loader import Batch, ConcurrentDataLoader, RetryPolicy, ShardDataset, ShardWriter, StorageError
 from concurrent_loader.storage.testing import LocalS3, http_faults_process, mortal_s3, toxiproxy
 
 _URL = "s3://soak/data"

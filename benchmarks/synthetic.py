@@ -9,13 +9,11 @@ from functools import lru_cache
 
 import xxhash
 
-from concurrent_loader import ShardDataset
-from concurrent_loader.storage import ShardWriter
+from concurrent_loader import ShardDataset, ShardWriter, open_store
 from concurrent_loader.storage.shards.format.layout import CHUNK_BYTES, FOOTER_BYTES, HEADER_BYTES
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, ShardEntry, shard_key
 from concurrent_loader.storage.shards.manifest.manifest_file import encode
 from concurrent_loader.storage.shards.manifest.snapshots import commit
-from concurrent_loader.storage.stores import open_store
 
 _NOISE_STEP = 4096
 _INDEX_BYTES = 24  # a sample's part of the tail: offset, digest, label

@@ -18,8 +18,7 @@ from rich.console import Console
 
 from benchmarks.bucket import at_once, put_all
 from benchmarks.command import Bar, bar, in_turns, program
-from concurrent_loader.storage.fetch import FetchEngine, HedgePolicy, RetryPolicy
-from concurrent_loader.storage.stores import open_store
+from concurrent_loader.storage import FetchEngine, HedgePolicy, RetryPolicy, open_store
 from concurrent_loader.storage.testing import LocalS3, http_faults_process, local_s3, measure_latency
 from concurrent_loader.storage.testing.faults.wire_faults import Rates
 

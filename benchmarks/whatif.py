@@ -15,11 +15,11 @@ bound_by, spread``; ``recordings, first_byte_ms, server``.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -91,7 +91,7 @@ QUICK = Load(num_photos=48, batch_size=8, hashes=1, num_rounds=1, runs=(*RECORDE
 def read(load: Load, run: Run, options: Mapping[str, str], recording: str | None) -> float:
     """Loads one epoch in this process; returns samples per second. Records it if there is a file."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: run.cores])
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="whatif-cache-"))
         loader = _loader(load, run, options, cache, stack)
         if run.cached:
@@ -107,7 +107,7 @@ def read(load: Load, run: Run, options: Mapping[str, str], recording: str | None
         return num_samples / (perf_counter() - began)
 
 
-def _loader(load: Load, run: Run, options: Mapping[str, str], cache: str, stack: contextlib.ExitStack) -> Any:
+def _loader(load: Load, run: Run, options: Mapping[str, str], cache: str, stack: ExitStack) -> Any:
     url = f"s3://{_BUCKET}/{run.kind}"
     if run.kind == "objects":
         objects = stack.enter_context(ObjectDataset(url, in_flight=_IN_FLIGHT, storage_options=dict(options)))
@@ -138,7 +138,17 @@ def predicted(trace: RunTrace, run: Run, latency_s: float) -> tuple[float, str]:
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Records two runs, predicts all, and measures them."""
-    with _server(load, console) as (server, stores, first_byte_ms), tempfile.TemporaryDirectory() as folder:
+    data, stores, first_byte_ms = Path(".demo/whatif"), {}, {}
+    photos = photos_in(data, load.num_photos, console)
+    objects = {f"{path.parent.name}/{path.name}": path for path in photos.paths()}
+    with tempfile.TemporaryDirectory() as folder, local_s3(data_dir=data / "s3") as server, ExitStack() as proxies:
+        server.make_bucket(_BUCKET)
+        write_shards(photos, f"s3://{_BUCKET}/shards", server.storage_options())
+        put_all(f"s3://{_BUCKET}/objects", server.storage_options(), objects)
+        for latency in sorted({run.latency_ms for run in load.runs}):
+            far, _ = proxies.enter_context(far_away(server, latency))
+            stores[latency] = far.storage_options()
+            first_byte_ms[latency] = 1000 * _first_byte_s(stores[latency], min(_PROBES, len(objects)))
         files = {run.kind: f"{folder}/{run.kind}.rec" for run in RECORDED}
 
         def measure(run: Run, file: str | None = None) -> float:
@@ -161,7 +171,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
         "recordings": recordings,
         "first_byte_ms": {str(latency): round(value, 2) for latency, value in first_byte_ms.items()},
         "rounds": load.num_rounds,
-        "server": server,
+        "server": server.kind,
     }
 
 
@@ -180,34 +190,13 @@ def _row(run: Run, rates: list[float], trace: RunTrace, first_byte_ms: Mapping[i
     }
 
 
-@contextlib.contextmanager
-def _server(load: Load, console: Console) -> Iterator[tuple[str, dict[int, dict[str, str]], dict[int, float]]]:
-    """Starts a server with the data; yields its kind, and the store's options and first-byte times by latency."""
-    data = Path(".demo/whatif")
-    data.mkdir(parents=True, exist_ok=True)
-    photos = photos_in(data, load.num_photos, console)
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(local_s3(data_dir=data / "s3"))
-        server.make_bucket(_BUCKET)
-        options = server.storage_options()
-        write_shards(photos, f"s3://{_BUCKET}/shards", options)
-        objects = {f"{path.parent.name}/{path.name}": path for path in photos.paths()}
-        put_all(f"s3://{_BUCKET}/objects", options, objects)
-        stores, first_byte_ms = {}, {}
-        for latency in sorted({run.latency_ms for run in load.runs}):
-            far, _ = stack.enter_context(far_away(server, latency))
-            stores[latency] = dict(far.storage_options())
-            first_byte_ms[latency] = 1000 * _first_byte_s(stores[latency], min(_PROBES, len(objects)))
-        yield server.kind, stores, first_byte_ms
-
-
-def _first_byte_s(options: Mapping[str, str], num_probes: int) -> float:
+def _first_byte_s(options: dict[str, str], num_probes: int) -> float:
     """Returns the loader's own figure for single requests: of small objects, the time to the first byte has the body.
 
     The proxy draws another delay for each piece of a body, so whole objects come later than the first byte of a tiny
     one, in proportion to the latency.
     """
-    with ObjectDataset(f"s3://{_BUCKET}/objects", in_flight=1, storage_options=dict(options)) as objects:
+    with ObjectDataset(f"s3://{_BUCKET}/objects", in_flight=1, storage_options=options) as objects:
         for number in range(num_probes):
             objects[number]
         return objects.fetch_stats.first_byte_p50_s
