@@ -65,11 +65,6 @@ class Workload:
     num_samples: int  # of the dataset here
 
     @property
-    def key(self) -> str:
-        """Name of its figure in the JSON."""
-        return f"{self.name}_au{round(100 * self.utilisation)}"
-
-    @property
     def samples_s(self) -> float:
         """Samples per second of one busy accelerator."""
         return self.batch_size / self.computation_s
@@ -199,7 +194,8 @@ def headline(workloads: Collection[Workload], rows: Sequence[dict[str, Any]]) ->
         where = (workload.name, kind, epoch)
         measured = [row for row in rows if (row["workload"], row["kind"], row["epoch"]) == where]
         numbers = {row["peer"]: row["accelerators"] for row in measured if row["accelerators"] is not None}
-        key = f"{workload.key}{'_decoded' * (kind == 'decoded')}{'_warm' * (epoch == 'warm')}"
+        more = "_decoded" * (kind == "decoded") + "_warm" * (epoch == "warm")
+        key = f"{workload.name}_au{round(100 * workload.utilisation)}{more}"
         figures[key] = numbers.get(OURS)
         others = [number for peer, number in numbers.items() if not find(peer).is_ours]
         figures[f"best_peer_{key}"] = max(others, default=None)

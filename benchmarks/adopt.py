@@ -190,7 +190,7 @@ class _Measuring:
                 "scan_wall_mb_s": round(found["mb"] / found["wall_s"], 1),
                 "scan_rss_mb": round(found["rss_mb"], 1), "index_bytes_per_sample": round(index_bytes / num_values, 2),
             })  # fmt: skip
-        return medians(scans)
+        return medians(scans, lambda value: value)
 
     def take_turns(self) -> None:
         """Gives every side its turns, and one more cold epoch to see its memory."""

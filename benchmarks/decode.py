@@ -13,6 +13,7 @@ import importlib.util
 import io
 import random
 import statistics
+import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -42,11 +43,6 @@ class PhotoSet(NamedTuple):
     name: str
     jpegs: list[bytes]
     boxes: list[Box]
-
-    @property
-    def mean_bytes(self) -> float:
-        """Mean length."""
-        return statistics.mean(map(len, self.jpegs))
 
 
 class Load(NamedTuple):
@@ -226,7 +222,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, object]:
             ]
     return {
         "native": has_native_crop(),
-        "mean_bytes": {photos.name: round(photos.mean_bytes) for photos in sets},
+        "mean_bytes": {photos.name: round(statistics.mean(map(len, photos.jpegs))) for photos in sets},
         "rounds": load.num_rounds,
         "rows": rows,
         **ratios,

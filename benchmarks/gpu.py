@@ -90,16 +90,13 @@ def time_steps(
     num_samples, first_batch_s = 0, 0.0
     begins, ends = [], []
 
-    def recorded() -> Any:
-        event = make_event()  # as of `torch.cuda.Event`
-        event.record()
-        return event
-
     for images, labels in batches:
         first_batch_s = first_batch_s or perf_counter() - began
-        begins.append(recorded())
+        begins.append(make_event())  # as of `torch.cuda.Event`
+        ends.append(make_event())
+        begins[-1].record()
         step(images, labels)
-        ends.append(recorded())
+        ends[-1].record()
         num_samples += len(labels)
     finish()
     wall_s = perf_counter() - began

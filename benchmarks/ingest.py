@@ -1,6 +1,6 @@
 """How fast images become a dataset: one process and two, three checks, Ray, and the writers of other formats.
 
-    python -m benchmarks.ingest [--json FILE] [--data DIR] [--sides NAME,…] [--num-rounds N] [--quick]
+    python -m benchmarks.ingest [--json FILE] [--sides NAME,…] [--num-rounds N] [--quick]
 
 The same JPEG photographs, as files on the local drive and in the page cache, become a dataset on the same drive. Each
 turn is a fresh process whose clock starts after its imports; sides alternate over the rounds. Rivals write their own
@@ -87,7 +87,6 @@ class Load:
     num_rounds: int = 5
     num_tiny: int = 1_000_000
     num_files: int = 100_000
-    data: str = ".demo"  # folder for all that is made
     sides: str = ",".join(side.name for side in (*OURS, *RIVALS))
 
 
@@ -97,7 +96,7 @@ QUICK = Load(8, 1, 1, num_tiny=2000, num_files=200, sides="decode_1,decode_2,hea
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Lets the sides take turns, and measures memory."""
-    data = Path(load.data).resolve()
+    data = Path(".demo").resolve()
     photos = replicate_photos(make_photos(data, count=load.num_photos), min_bytes=load.raw_bytes)
     read_into_page_cache(photos.root)
     sides = [side for side in (*OURS, *RIVALS) if side.name in load.sides.split(",")]
@@ -226,7 +225,7 @@ def at_scale(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-main = program("ingest", __doc__, run_benchmark, FULL, QUICK, "data", "sides", "num_rounds")
+main = program("ingest", __doc__, run_benchmark, FULL, QUICK, "sides", "num_rounds")
 
 if __name__ == "__main__":
     raise SystemExit(main())

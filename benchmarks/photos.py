@@ -19,6 +19,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
@@ -77,12 +78,10 @@ def make_photos(parent: Path, *, count: int, on_photo: Callable[[], object] = la
 
     def drawn() -> Images:
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="photos") as pool:
-            try:
-                for index, data in enumerate(pool.map(_draw, range(count))):
+            drawing: Any = pool.map(_draw, range(count))
+            with closing(drawing):  # an interrupted run draws no more
+                for index, data in enumerate(drawing):
                     yield f"{CLASSES[index % len(CLASSES)]}/{index:06d}.jpg", data
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
 
     return _made(parent / f"photos-{count}-v{_RECIPE_VERSION}", drawn(), count, on_photo)
 
