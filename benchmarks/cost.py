@@ -82,31 +82,25 @@ def measure(
     found = []
     for layout, cache in _SYSTEMS:
         with http_faults(server) as proxy:
-            open_dataset = partial(
-                _OPENERS[layout], f"{bucket}/{layout}", storage_options=server.through(proxy).storage_options(),
-                cache_dir=folder / f"cache-{layout}" if cache == "cache" else None, hedge=None,
-            )  # fmt: skip
-            found.append(_count(f"ours, {layout}, {cache}", proxy, open_dataset))
+            far = server.through(proxy).storage_options()
+            cache_dir = folder / f"cache-{layout}" if cache == "cache" else None
+            dataset = _OPENERS[layout](f"{bucket}/{layout}", storage_options=far, cache_dir=cache_dir, hedge=None)
+            with dataset:
+                counted = [_counted(proxy)]
+                loader = ConcurrentDataLoader(dataset, _BATCH, shuffle=True)
+                for _ in range(2):
+                    if sum(len(batch["data"]) for batch in loader) != len(dataset):
+                        raise AssertionError("an epoch did not deliver every sample once")
+                    counted.append(_counted(proxy))
+                found.append(access.Measured(f"ours, {layout}, {cache}", len(dataset), *counted))
         on_side()
     return found
 
 
-def _count(system: str, proxy: HttpFaults, make: Callable[[], ShardDataset | ObjectDataset]) -> access.Measured:
-    def counted() -> access.Requests:
-        requests = access.Requests.on_the_wire(proxy.exchanges)
-        proxy.forget()
-        return requests
-
-    with make() as dataset:
-        opening = counted()
-        loader = ConcurrentDataLoader(dataset, _BATCH, shuffle=True)
-        epochs = []
-        for _ in range(2):
-            num_samples = sum(len(batch["data"]) for batch in loader)
-            if num_samples != len(dataset):
-                raise AssertionError("an epoch did not deliver every sample once")
-            epochs.append(counted())
-        return access.Measured(system, len(dataset), opening, *epochs)
+def _counted(proxy: HttpFaults) -> access.Requests:
+    requests = access.Requests.on_the_wire(proxy.exchanges)
+    proxy.forget()
+    return requests
 
 
 def priced(system: access.Access, num_epochs: int) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import importlib.util
 import io
 import random
 import statistics
-import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """How fast images become a dataset: one process and two, three checks, Ray, and the writers of other formats.
 
-    python -m benchmarks.ingest [--json FILE] [--sides NAME,…] [--num-rounds N] [--quick]
+    python -m benchmarks.ingest [--json FILE] [--peers NAME,…] [--num-rounds N] [--quick]
 
 The same JPEG photographs, as files on the local drive and in the page cache, become a dataset on the same drive. Each
 turn is a fresh process whose clock starts after its imports; sides alternate over the rounds. Rivals write their own
@@ -87,11 +87,12 @@ class Load:
     num_rounds: int = 5
     num_tiny: int = 1_000_000
     num_files: int = 100_000
-    sides: str = ",".join(side.name for side in (*OURS, *RIVALS))
+    ours: str = ",".join(side.name for side in OURS)
+    peers: str = ",".join(side.name for side in RIVALS)
 
 
 FULL = Load()
-QUICK = Load(8, 1, 1, num_tiny=2000, num_files=200, sides="decode_1,decode_2,header_1,none_2,quarter")
+QUICK = Load(8, 1, 1, num_tiny=2000, num_files=200, ours="decode_1,decode_2,header_1,none_2,quarter", peers="")
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     data = Path(".demo").resolve()
     photos = replicate_photos(make_photos(data, count=load.num_photos), min_bytes=load.raw_bytes)
     read_into_page_cache(photos.root)
-    sides = [side for side in (*OURS, *RIVALS) if side.name in load.sides.split(",")]
+    sides = [side for side in (*OURS, *RIVALS) if side.name in f"{load.ours},{load.peers}".split(",")]
     found: dict[str, dict[int, dict[str, Any]]] = {side.name: {} for side in sides}
     errors: dict[str, str] = {}
     with (
@@ -225,7 +226,7 @@ def at_scale(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-main = program("ingest", __doc__, run_benchmark, FULL, QUICK, "sides", "num_rounds")
+main = program("ingest", __doc__, run_benchmark, FULL, QUICK, "peers", "num_rounds")
 
 if __name__ == "__main__":
     raise SystemExit(main())
