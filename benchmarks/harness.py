@@ -121,7 +121,7 @@ def ask(python: str, module: str, task: Mapping[str, Any], *, timeout_s: float) 
     """
     done = subprocess.run(
         [python, "-m", f"benchmarks.{module}"], input=json.dumps(task) + "\n", capture_output=True, text=True,
-        check=False, cwd=_ROOT, timeout=timeout_s,
+        check=False, cwd=_ROOT, env={**os.environ, **ENVIRONMENT}, timeout=timeout_s,
     )  # fmt: skip
     if done.returncode:
         raise CommandError(f"{module} ended with status {done.returncode}\n{done.stderr[-2000:]}")

@@ -52,7 +52,7 @@ def _measure(load: Load, side: str, folder: str) -> dict[str, float]:
     job: dict[str, Any] = {"side": side, "folder": f"{folder}/rows", **asdict(load)}
     python = sys.executable
     if side in _PEERS:
-        python = python_of(_PEERS[side], Path(".demo", "peers", "environments"))
+        python = python_of(_PEERS[side], Path(".demo/peers/environments").resolve())
     else:
         kind = side.partition(",")[0]
         job |= {"side": "ours", "kind": kind, "shard_size": _OURS[side]}
