@@ -207,13 +207,14 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     data, peers = Path(".demo"), [find(name) for name in load.peers.split(",")]
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
-    workloads = [one for one in WORKLOADS if one.name in load.workloads.split(",")]
+    by_name = {one.name: one for one in WORKLOADS}
+    workloads = [by_name[name] for name in load.workloads.split(",")]
     for workload, kind in product(workloads, load.kinds.split(",")):
         photos = make_photos(data / "peers", count=min(workload.num_samples, 100))
         found, facts = Accelerators(workload, kind, load, peers, data, console).rows(photos)
         rows += found
     facts |= {"note": NOTE, "latency_ms": load.latency_ms, "rounds": load.num_rounds}
-    named = [one for one in WORKLOADS if one in workloads or one.name in FULL.workloads]
+    named = dict.fromkeys([by_name[name] for name in FULL.workloads.split(",")] + workloads)
     return {**headline(named, rows), "rows": rows, **facts, "workloads": [asdict(each) for each in workloads]}
 
 

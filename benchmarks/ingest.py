@@ -100,7 +100,8 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     data = Path(".demo").resolve()
     photos = replicate_photos(make_photos(data, count=load.num_photos), min_bytes=load.raw_bytes)
     read_into_page_cache(photos.root)
-    sides = [side for side in (*OURS, *RIVALS) if side.name in f"{load.ours},{load.peers}".split(",")]
+    by_name = {side.name: side for side in (*OURS, *RIVALS)}
+    sides = [by_name[name] for name in filter(None, f"{load.ours},{load.peers}".split(","))]
     found: dict[str, dict[int, dict[str, Any]]] = {side.name: {} for side in sides}
     errors: dict[str, str] = {}
     with (
