@@ -107,9 +107,7 @@ def priced(system: access.Access, num_epochs: int) -> dict[str, Any]:
     """Returns a row of the JSON file."""
     first, run = system.opening + system.first_epoch, system.run(num_epochs)
     parts = {"first_epoch": first, "later_epoch": system.later_epoch, "run": run}
-    usd = {
-        price.store: {name: round(price.dollars(part), 6) for name, part in parts.items()} for price in access.PRICES
-    }
+    usd = {each.store: {name: round(each.dollars(part), 6) for name, part in parts.items()} for each in access.PRICES}
     return {**asdict(system), "run": asdict(run), "usd": usd}
 
 

@@ -75,9 +75,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     rates = Rates(seed=load.seed, latency_s=load.latency_ms / 1000, **slowness)
     with local_s3() as server:
         url = server.make_bucket(f"tail-{secrets.token_hex(4)}")
-        values = {
-            f"{number:08x}": number.to_bytes(4, "little") * (_OBJECT_BYTES // 4) for number in range(_NUM_OBJECTS)
-        }
+        values = {f"{each:08x}": each.to_bytes(4, "little") * (_OBJECT_BYTES // 4) for each in range(_NUM_OBJECTS)}
         put_all(url, server.storage_options(), values)
         with http_faults_process(server, rates) as proxy:
             far = server.through(proxy)

@@ -88,12 +88,11 @@ FULL = Load()
 QUICK = Load(num_photos=48, batch_size=8, hashes=1, num_rounds=1, runs=(*RECORDED, Run("shards", cores=1)))
 
 
-def read(load: Load, run: Run, options: Mapping[str, str], recording: str | None) -> float:
+def read(load: Load, run: Run, options: dict[str, str], recording: str | None) -> float:
     """Loads one epoch in this process; returns samples per second. Records it if there is a file."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: run.cores])
     with ExitStack() as stack:
-        cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="whatif-cache-"))
-        loader = _loader(load, run, options, cache, stack)
+        loader = _loader(load, run, options, stack)
         if run.cached:
             for _ in loader:
                 pass
@@ -107,14 +106,14 @@ def read(load: Load, run: Run, options: Mapping[str, str], recording: str | None
         return num_samples / (perf_counter() - began)
 
 
-def _loader(load: Load, run: Run, options: Mapping[str, str], cache: str, stack: ExitStack) -> Any:
+def _loader(load: Load, run: Run, options: dict[str, str], stack: ExitStack) -> Any:
     url = f"s3://{_BUCKET}/{run.kind}"
     if run.kind == "objects":
-        objects = stack.enter_context(ObjectDataset(url, in_flight=_IN_FLIGHT, storage_options=dict(options)))
+        objects = stack.enter_context(ObjectDataset(url, in_flight=_IN_FLIGHT, storage_options=options))
         return ConcurrentDataLoader(objects, load.batch_size, shuffle=True)
-    shards = stack.enter_context(
-        ShardDataset(url, columns=("image",), cache_dir=cache if run.cached else None, storage_options=dict(options))
-    )
+    cache_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="whatif-cache-")) if run.cached else None
+    shards = ShardDataset(url, columns=("image",), cache_dir=cache_dir, storage_options=options)
+    stack.enter_context(shards)
 
     def transform(sample: dict[str, Any]) -> dict[str, Any]:
         data = memoryview(sample["image"].numpy()).cast("B")
