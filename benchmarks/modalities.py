@@ -30,6 +30,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import datasets
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -108,7 +109,7 @@ def _group_texts(length: int, batch: dict[str, list[list[int]]]) -> dict[str, li
 
 
 def _hugging_face(folder: Path, seed: int, *, length: int) -> Iterator[Any]:
-    documents = import_module("datasets").load_from_disk(str(folder / "hf")).shuffle(seed=seed)
+    documents: Any = datasets.load_from_disk(str(folder / "hf")).shuffle(seed=seed)
     grouped = documents.map(partial(_group_texts, length), batched=True, load_from_cache_file=False)
     yield None  # prepared
     for batch in DataLoader(grouped.with_format("torch"), _ROWS, num_workers=_WORKERS):
@@ -131,9 +132,8 @@ def _sides(length: int) -> dict[str, Epoch]:
         "ours, split": partial(_ours, packed=Packed("tokens", length)),
         "ours, fit": partial(_ours, packed=Packed("tokens", length, packing="fit")),
         "torch, collate": partial(_torch, length=length),
+        "datasets, group_texts": partial(_hugging_face, length=length),
     }
-    if find_spec("datasets") is not None:
-        sides["datasets, group_texts"] = partial(_hugging_face, length=length)
     if find_spec("grain") is not None:
         sides["Grain, concat then split"] = partial(_grain, length=length, fit=False)
         sides["Grain, first fit"] = partial(_grain, length=length, fit=True)
@@ -149,10 +149,8 @@ def _write(folder: Path, lengths: npt.NDArray[np.int64]) -> None:
     with ShardWriter(folder / "shards", columns={"tokens": "int32[...]"}) as writer:
         for document in documents:
             writer.write({"tokens": document})
-    if find_spec("datasets") is not None:
-        datasets = import_module("datasets")
-        datasets.disable_progress_bars()
-        datasets.Dataset.from_dict({"tokens": documents}).save_to_disk(str(folder / "hf"))
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict({"tokens": documents}).save_to_disk(str(folder / "hf"))
 
 
 def _timed(batches: Iterator[Any], length: int) -> dict[str, float]:
