@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from time import perf_counter, thread_time
-from types import FrameType
+from time import thread_time
 from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.fresh_process import cpu_of_fresh_processes_s
-from benchmarks.machine import Bystanders, describe_machine, versions
+from benchmarks.machine import Bystanders, versions
 
 Load = TypeVar("Load")
 Side = TypeVar("Side")
@@ -77,13 +75,12 @@ def publish(name: str, measure: Callable[[Console], Mapping[str, Any]], file: Pa
     def run() -> None:
         from benchmarks.report_page import section
 
-        console, machine, began, others = Console(), describe_machine(), perf_counter(), Bystanders()
+        console, others = Console(), Bystanders()
         measured = measure(console)
         figures = {
             **measured,
-            "took_s": round(perf_counter() - began, 1),
-            "other_programs_share": round(others.share(also_own_s=cpu_of_fresh_processes_s()), 3),
-            "machine": machine,
+            **others.facts(),
+            "machine": others.machine,
             "versions": {**versions(), **measured.get("versions", {})},
         }
         text = json.dumps(figures, indent=2) + "\n"
@@ -160,14 +157,10 @@ def bar(console: Console, name: str, total: int) -> Iterator[Bar]:
 
 def ends_with_one_line(run: Callable[[], object]) -> int:
     """Runs a program so that Ctrl-C and SIGTERM leave one line instead of a traceback; returns the exit status."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run()
     except KeyboardInterrupt:
         Console(stderr=True).print("\ninterrupted: what was started has been stopped")
         return _INTERRUPTED
     return 0
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -34,9 +34,9 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.bucket import BANDWIDTH_MB_S, far_away, put_all
 from benchmarks.command import bar, program, rounds
 from benchmarks.figures import four_digits, medians, with_spread
-from benchmarks.fresh_process import cpu_of_fresh_processes_s, cpu_s, in_fresh_process
+from benchmarks.fresh_process import cpu_s, in_fresh_process
 from benchmarks.local_items import BATCH_SIZE, HUGGING_FACE, KINDS, SIDES, epoch_times, is_installed
-from benchmarks.machine import Bystanders, describe_machine
+from benchmarks.machine import Bystanders
 from benchmarks.peers.bucket import led_to
 from benchmarks.peers.job import Job
 from benchmarks.peers.programs.items import SOURCES, key_of
@@ -110,22 +110,19 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 
 
 def _run_local(load: Load, console: Console) -> dict[str, Any]:
-    machine, began, others = describe_machine(), perf_counter(), Bystanders()
-    earlier_s = cpu_of_fresh_processes_s()
+    others = Bystanders()
     cells = [(kind, num_workers) for kind in load.kinds for num_workers in load.workers]
     rows = []
     with tempfile.TemporaryDirectory(prefix="drop-in-") as folder, bar(console, "Cells", len(cells)) as progress:
         for kind, num_workers in cells:
             rows.append(_local_row(kind, num_workers, load, folder))
             progress.advance()
-    own_s = cpu_of_fresh_processes_s() - earlier_s
     local = {
         "rows": rows,
         "batch_size": BATCH_SIZE,
         "num_rounds": load.num_local_rounds,
-        "took_s": round(perf_counter() - began, 1),
-        "other_programs_share": round(others.share(also_own_s=own_s), 3),
-        "machine": machine,
+        **others.facts(),
+        "machine": others.machine,
     }
     return {**_worst(rows), "local": local}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import resource
 import tempfile
 from collections.abc import Iterable
@@ -14,6 +15,8 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 import psutil
+
+from benchmarks.fresh_process import cpu_of_fresh_processes_s
 
 _PACKAGES = ("concurrent-loader", "torch", "torchvision", "torchcodec", "numpy", "obstore", "aiobotocore", "botocore")
 
@@ -26,7 +29,7 @@ def describe_machine() -> dict[str, object]:
         "num_cores": num_cores(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "system": f"{platform.system()}-{platform.release()}-{platform.machine()}-with-{libc}",
-        "load_before": load_before(),
+        "load_before": round(os.getloadavg()[0], 2),  # processes that wanted a core; above 0.5, figures are noisy
         "measured_at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
 
@@ -34,21 +37,13 @@ def describe_machine() -> dict[str, object]:
 def cpu_name() -> str:
     """Returns the name of the processor."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    names = re.findall(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE) if info.exists() else []
+    return names[0].strip() if names else platform.processor() or platform.machine()
 
 
 def num_cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def load_before() -> float:
-    """Processes that wanted a core, on average over the last minute: above 0.5, figures are noisy."""
-    return round(os.getloadavg()[0], 2)
 
 
 def versions() -> dict[str, str]:
@@ -65,17 +60,12 @@ def versions() -> dict[str, str]:
 def cpu_of_tree_s() -> float:
     """Returns the processor seconds of this process, its live descendants, and those that ended and were waited for."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    live = []
+    used_s = process_time() + ended.ru_utime + ended.ru_stime
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since: its parent's figures may have it already
-            live.append(child.cpu_times())
-    # A live process's figures have its own ended children: a fork server's workers, say.
-    return (
-        process_time()
-        + ended.ru_utime
-        + ended.ru_stime
-        + sum(times.user + times.system + times.children_user + times.children_system for times in live)
-    )
+            # A live process's figures have its own ended children: a fork server's workers, say.
+            used_s += sum(child.cpu_times()[:4])
+    return used_s
 
 
 def start_peak_rss() -> int:
@@ -127,28 +117,28 @@ def make_memory_resident(folder: Path, num_bytes: int) -> float:
 
 def read_into_page_cache(folder: Path) -> int:
     """Reads all files below a folder, so that whoever reads them next does not wait for the drive."""
-    buffer = bytearray(8 << 20)
-    num_bytes = 0
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb", buffering=0) as file:
-                while count := file.readinto(buffer):
-                    num_bytes += count
-    return num_bytes
+    return sum(len(path.read_bytes()) for path in folder.rglob("*") if path.is_file())
 
 
 class Bystanders:
     """Measures how much of the machine other programs take from now on; more than a little is noise."""
 
     def __init__(self) -> None:
-        self._wall_s = perf_counter()
-        self._busy_s = _busy_s()
-        self._own_s = cpu_of_tree_s()
+        self.machine = describe_machine()
+        self._began = perf_counter()
+        self._others_s = self._so_far_s()
 
-    def share(self, *, also_own_s: float = 0.0) -> float:
+    def _so_far_s(self) -> float:
+        return _busy_s() - cpu_of_tree_s() - cpu_of_fresh_processes_s()
+
+    def share(self) -> float:
         """Returns the others' share of all cores, 0 … 1."""
-        others_s = (_busy_s() - self._busy_s) - (cpu_of_tree_s() - self._own_s) - also_own_s
-        return max(0.0, others_s / ((perf_counter() - self._wall_s) * num_cores()))
+        others_s = self._so_far_s() - self._others_s
+        return max(0.0, round(others_s / ((perf_counter() - self._began) * num_cores()), 3))
+
+    def facts(self) -> dict[str, float]:
+        """Returns how long it took, and the others' share, as they are written to the JSON file."""
+        return {"took_s": round(perf_counter() - self._began, 1), "other_programs_share": self.share()}
 
 
 def _busy_s() -> float:

@@ -36,15 +36,6 @@ _PARTS = (  # page, its marks, the macro that makes what lies between them, the 
 # -- the committed files -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A run that failed."""
-
-    command: str  # command as it is typed
-    began: str  # time at which the run began
-    error: str  # last lines of its output
-
-
 @dataclass(frozen=True)
 class Results:
     """A folder with ``NAME.json``, and ``NAME.failed.json`` where the last run failed; any file may be absent."""
@@ -64,10 +55,9 @@ class Results:
         """Reads what a benchmark measured; None without a file."""
         return _read(self.file(name)) if self.found is None else self.found.get(name)
 
-    def failure(self, name: str) -> Failure | None:
-        """Reads how a benchmark's last run failed; None if it did not."""
-        found = _read(self.failed_file(name))
-        return None if found is None else Failure(**found)
+    def failure(self, name: str) -> dict[str, str] | None:
+        """Reads the command, the begin and the last lines (``error``) of a benchmark's last run if it failed."""
+        return _read(self.failed_file(name))
 
 
 def _read(file: Path) -> dict[str, Any] | None:
@@ -174,9 +164,8 @@ def circumstances(figures: Figures) -> list[tuple[str, str]]:
 
 
 def _command(name: str) -> str:
-    found = [benchmark for benchmark in BENCHMARKS if benchmark.name == name]
-    arguments = found[0].command(found[0].arguments) if found else ["-m", f"benchmarks.{name}"]
-    return " ".join(["python", *arguments, "--json", "FILE"])
+    benchmark = next(benchmark for benchmark in BENCHMARKS if benchmark.name == name)
+    return " ".join(["python", *benchmark.command(benchmark.arguments), "--json", "FILE"])
 
 
 def anchor(title: str) -> str:

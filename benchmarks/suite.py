@@ -12,7 +12,6 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
@@ -25,30 +24,29 @@ from benchmarks.catalogue import BENCHMARKS, Benchmark, chosen
 from benchmarks.command import ends_with_one_line
 from benchmarks.machine import Bystanders
 from benchmarks.program import ROOT, run_program
-from benchmarks.report_page import Failure, Results
+from benchmarks.report_page import Results
 
 _PATIENCE = 4.0  # times the minutes that it should take, for machines that are slower
 _LEAST_S = 600.0
 
 
-async def run_one(benchmark: Benchmark, results: Results, *, folder: Path = ROOT) -> Failure | None:
+async def run_one(benchmark: Benchmark, results: Results, *, folder: Path = ROOT) -> dict[str, str] | None:
     """Runs a benchmark, and keeps its figures or its failure among the results; returns the failure, or None."""
     command = " ".join(["python", *benchmark.command(benchmark.arguments)])
     began = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    others, began_s = Bystanders(), perf_counter()
+    others = Bystanders()
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         file = Path(temporary) / "figures.json"
         timeout_s = max(_LEAST_S, _PATIENCE * 60 * benchmark.minutes)
         arguments = benchmark.command([*benchmark.arguments, "--json", str(file)])
         ended = await run_program(arguments, folder=folder, timeout_s=timeout_s)
-        share, took_s = others.share(), perf_counter() - began_s
+        run = {"command": command, "began": began, **others.facts()}
         failed_file = results.failed_file(benchmark.name)
         if ended.failure or not file.exists():
-            failure = Failure(command=command, began=began, error=ended.failure or "it wrote no figures")
-            _write(failed_file, asdict(failure))
+            failure = {"command": command, "began": began, "error": ended.failure or "it wrote no figures"}
+            _write(failed_file, failure)
             return failure
         figures = json.loads(file.read_text(encoding="utf-8"))
-    run = {"command": command, "began": began, "took_s": round(took_s, 1), "other_programs_share": round(share, 3)}
     _write(results.file(benchmark.name), {**figures, "run": run})
     failed_file.unlink(missing_ok=True)
     return None
@@ -67,7 +65,7 @@ async def _run_all(benchmarks: Sequence[Benchmark], results: Results, console: C
         console.print(f"{benchmark.name}: about {benchmark.minutes:g} minutes …", highlight=False)
         began = perf_counter()
         failure = await run_one(benchmark, results)
-        told = "done" if failure is None else f"FAILED\n{failure.error}"
+        told = "done" if failure is None else f"FAILED\n{failure['error']}"
         console.print(f"{benchmark.name}: {told} ({perf_counter() - began:.0f} s)", markup=False, highlight=False)
         if failure is not None:
             failed.append(benchmark.name)

@@ -50,7 +50,7 @@ async def test_a_failure_is_kept_and_older_figures_stay(asked: list[str], tmp_pa
     failure = await suite.run_one(TAIL, results)
     assert failure == results.failure("tail")
     assert failure is not None
-    assert failure.error.endswith("ConnectionError: refused")
+    assert failure["error"].endswith("ConnectionError: refused")
     assert results.figures("tail") == {"old": 1}
 
 
