@@ -27,12 +27,11 @@ from benchmarks.machine import Bystanders, cpu_name, num_cores, versions
 from benchmarks.peers.bucket import led_to, put_objects
 from benchmarks.peers.figures import image_digest
 from benchmarks.peers.job import Job, Outcome, paths
-from benchmarks.peers.turns import Rounds, Side, outcome_of, ratios_of, take_turns
+from benchmarks.peers.turns import Rounds, Side, checked_outcome, ratios_of, take_turns
 from benchmarks.photos import CLASSES
-from benchmarks.remote_vs_local import TRAIN, checked, pace, sides_of, waiting_share
+from benchmarks.remote_vs_local import TRAIN, pace, sides_of, waiting_share
 
 _NOISE = 0.05  # share of the machine that others may take before figures are called noisy
-_DEADLINE_S = 600.0
 _COLUMNS = ("", "img/s", "1st batch", "waits", "GETs", "MB", "loss", "acc.")  # fit a terminal of 80 columns
 _NOTES = {
     "image folder": "torch DataLoader, 2 worker processes, files in the page cache",
@@ -70,9 +69,9 @@ def run_demo(options: Namespace, console: Console) -> None:
         with bar(console, "Epochs", 4 * options.rounds) as progress:
 
             def run(side: Side, job: Job, epoch: str, number: int) -> Outcome:
-                outcome = outcome_of(side, job, deadline_s=_DEADLINE_S)
+                outcome = checked_outcome(side, job, digests)
                 progress.advance()
-                return checked(outcome, digests, decoded=True)
+                return outcome
 
             take_turns(sides, options.rounds, options.data / "cache", run)
     epochs, share = [side.outcomes[epoch] for side in sides for epoch in side.epochs], others.share()

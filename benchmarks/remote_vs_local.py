@@ -26,13 +26,11 @@ from benchmarks.command import bar, command_line, publish
 from benchmarks.figures import with_spread
 from benchmarks.machine import Bystanders
 from benchmarks.peers.bucket import led_to
-from benchmarks.peers.figures import check, image_digest
+from benchmarks.peers.figures import image_digest
 from benchmarks.peers.job import Job, Outcome
-from benchmarks.peers.turns import Side, outcome_of, take_turns
+from benchmarks.peers.turns import Side, checked_outcome, take_turns
 from benchmarks.photos import PhotoFolder, replicate_photos
 from benchmarks.training import INPUT_SIZE, MIN_SCALE
-
-_DEADLINE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +60,23 @@ class Load:
     raw_bytes: int = 1_000_000_000  # size that the photographs are repeated to for the raw step
     num_rounds: int = 5
     latency_ms: int = 30
-    resident: bool = True  # whether real memory is put behind the page cache before each epoch
     data: Path = Path(".demo")  # folder for all that is made
 
 
 FULL, QUICK = Load(), Load(num_photos=12, raw_bytes=1_000_000, num_rounds=1)
 
 
-def sides_of(step: Step, photos: PhotoFolder, prefix: str, bucket: Bucket, *, resident: bool = True) -> list[Side]:
+def sides_of(step: Step, photos: PhotoFolder, prefix: str, bucket: Bucket) -> list[Side]:
     """Returns the image folder and the shards, with all settings that they have in common."""
     folder = Job(
         peer="torch_items", photos=str(photos.root), options={"client": "files"}, decoded=step.decoded,
         train=step.train, size=INPUT_SIZE, min_scale=MIN_SCALE, batch_size=step.batch_size,
-        num_workers=step.num_workers, resident_bytes=photos.num_bytes * 11 // 10 if resident else 0,
+        num_workers=step.num_workers, resident_bytes=photos.num_bytes * 11 // 10,
     )  # fmt: skip
     options = {"layout": "shards", "transform": True}
     shards = structs.replace(folder, peer="ours", prefix=prefix, num_workers=None, options=options)
     shards = led_to(shards, bucket.remote, bucket=bucket.name)
     return [Side("local", sys.executable, folder, False), Side("shards", sys.executable, shards, True)]
-
-
-def checked(outcome: Outcome, digests: Sequence[int], *, decoded: bool) -> Outcome:
-    """Returns an outcome; raises ValueError unless every image came once, and as it is where its bytes are known."""
-    fault = check(outcome, digests, decoded=decoded)
-    if fault:
-        raise ValueError(f"a side did not deliver the images: {fault}")
-    return outcome
 
 
 def run_benchmark(name: str, load: Load, console: Console) -> dict[str, Any]:
@@ -96,7 +85,7 @@ def run_benchmark(name: str, load: Load, console: Console) -> dict[str, Any]:
     photos = photos_in(load.data, load.num_photos, console)
     with open_bucket(load.data / "s3", latency_ms=load.latency_ms) as bucket:
         figures: dict[str, Any] = {
-            "memory_made_resident": load.resident,
+            "memory_made_resident": True,
             "server": bucket.server,
             "latency_ms": bucket.latency_ms if bucket.latency_applied else 0.0,
             "first_byte_ms": bucket.latency_ms,
@@ -117,16 +106,16 @@ def _run_rounds(step: Step, photos: PhotoFolder, bucket: Bucket, load: Load, con
 
     def run(side: Side, job: Job, epoch: str, number: int) -> Outcome:
         before_s = bucket.server_cpu_s()
-        outcome = checked(outcome_of(side, job, deadline_s=_DEADLINE_S), digests, decoded=step.decoded)
+        outcome = checked_outcome(side, job, digests)
         if side.caches and epoch == "cold":
             server_s_per_1000.append(1000 * (bucket.server_cpu_s() - before_s) / len(outcome.numbers))
         progress.advance()
         return outcome
 
-    local, shards = sides_of(step, photos, prefix, bucket, resident=load.resident)
+    local, shards = sides_of(step, photos, prefix, bucket)
     with bar(console, f"{step.name}: epochs", 3 * load.num_rounds) as progress:
         take_turns([local, shards], load.num_rounds, load.data / "benchmark-cache", run)
-    share = round(others.share(), 3)
+    share = others.share()
     epochs = (local.outcomes["cold"], shards.outcomes["cold"], shards.outcomes["warm"])
     figures = figures_of(*([made[number] for number in sorted(made)] for made in epochs))
     server_cpu_s = round(median(server_s_per_1000), 3)

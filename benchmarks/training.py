@@ -29,11 +29,10 @@ MEAN = (0.485, 0.456, 0.406)  # ImageNet's, as most recipes use them
 STD = (0.229, 0.224, 0.225)
 
 
-def augmentation() -> Callable[[Tensor], Tensor]:
-    """Returns the usual recipe for training: a random box scaled to the input size, mirrored half of the time."""
-    transform: Callable[[Tensor], Tensor] = v2.Compose(
-        [v2.RandomResizedCrop(INPUT_SIZE, scale=(MIN_SCALE, 1.0), antialias=True), v2.RandomHorizontalFlip()]
-    )
+def augmentation(size: int = INPUT_SIZE, min_scale: float = MIN_SCALE) -> Callable[[Tensor], Tensor]:
+    """Returns the usual recipe for training: a random box scaled to a size, mirrored half of the time."""
+    crop = v2.RandomResizedCrop(size, scale=(min_scale, 1.0), antialias=True)
+    transform: Callable[[Tensor], Tensor] = v2.Compose([crop, v2.RandomHorizontalFlip()])
     return transform
 
 
@@ -44,8 +43,7 @@ def decode_rgb(data: bytes) -> Tensor:
     takes 1.4 times as long: a comparison with PIL would flatter the loader, which uses torchcodec itself.
     """
     # A copy of 3 µs, because torch warns about read-only buffers.
-    encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    image: Tensor = _decode_jpeg(encoded)
+    image: Tensor = _decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     return image
 
 

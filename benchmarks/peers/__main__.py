@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from benchmarks.command import command_line, ends_with_one_line
-from benchmarks.peers.catalog import FULL, PEERS, QUICK, Cell, Load, find
+from benchmarks.peers.catalog import FULL, PEERS, QUICK, find
 from benchmarks.peers.figures import with_earlier
 from benchmarks.peers.measuring import Measuring
 from benchmarks.report_page import section
@@ -51,17 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line("peers", __doc__)
     add = parser.add_argument
     add("--keep", action="store_true", help="rows that are not measured now stay in the file")
-    add("--peer", action="append", metavar="NAME", help="only this one; may be repeated (--peer ours to compare)")
-    add("--cell", action="append", metavar="KIND:MS:WORKERS", help="only this cell (raw:130:2); may be repeated")
+    names, cells = [peer.name for peer in PEERS], [str(cell) for cell in FULL.cells()]
+    add("--peer", action="append", choices=names, help="only this one; may be repeated (--peer ours to compare)")
+    add("--cell", action="append", choices=cells, help="only this cell; may be repeated")
     parsed = parser.parse_args(arguments)
     if parsed.keep and parsed.json is None:
         parser.error("--keep needs --json")
-    load = QUICK if parsed.quick else FULL
-    try:
-        peers = [find(name) for name in parsed.peer] if parsed.peer else list(PEERS)
-        load = replace(load, only=tuple(_cell(name, load) for name in parsed.cell or ()))
-    except ValueError as error:
-        parser.error(str(error))
+    load, asked = QUICK if parsed.quick else FULL, parsed.cell or ()
+    load = replace(load, only=tuple(cell for cell in load.cells() if str(cell) in asked))
+    peers = [find(name) for name in parsed.peer or names]
 
     def run() -> None:
         console = Console()
@@ -71,13 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(Markdown(section("peers", json.loads(json.dumps(figures)))))
 
     return ends_with_one_line(run)
-
-
-def _cell(name: str, load: Load) -> Cell:
-    cells = {str(cell): cell for cell in load.cells()}
-    if name not in cells:
-        raise ValueError(f"there is no cell {name!r}; there are {', '.join(cells)}")
-    return cells[name]
 
 
 def _write(file: Path | None, figures: dict[str, Any], earlier: dict[str, Any] | None) -> None:

@@ -22,7 +22,7 @@ class Peer:
     place: Place
     program: str  # module below `benchmarks.peers.programs`
     # its file below ``requirements/`` without ``.txt``; None runs in the project's own environment
-    environment: str | None
+    environment: str | None = None
     caches: bool = False  # whether it can keep on the local drive what it has fetched
     options: dict[str, Any] = field(default_factory=dict)  # settings that its program knows
     note: str = ""  # what a reader must know
@@ -46,18 +46,14 @@ class Peer:
 
 
 OURS = "ours"
-_FILE = Path(__file__).with_suffix(".toml")
 PEERS = tuple(
-    Peer(**{"environment": None, **entry}) for entry in tomllib.loads(_FILE.read_text(encoding="utf-8"))["peer"]
+    Peer(**entry) for entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["peer"]
 )
 
 
 def find(name: str) -> Peer:
-    """Returns the peer of that name, or raises ValueError."""
-    for peer in PEERS:
-        if peer.name == name:
-            return peer
-    raise ValueError(f"no peer is called {name!r}; there are {', '.join(peer.name for peer in PEERS)}")
+    """Returns the peer of that name."""
+    return next(peer for peer in PEERS if peer.name == name)
 
 
 # -- how much of them --------------------------------------------------------------------------------------------------
@@ -102,10 +98,6 @@ class Load:
             *(Cell(kind, first, workers) for workers in self.workers[1:] for kind in ("raw", "decoded")),
         ]
 
-    def headline_of(self, cell: Cell) -> Cell:
-        """Returns the cell of the headline that has the same kind."""
-        return next(other for other in self.cells() if other.kind == cell.kind)
-
     def measures(self, cell: Cell) -> bool:
         """Returns whether that cell is to be measured."""
         return not self.only or cell in self.only
@@ -113,10 +105,6 @@ class Load:
     def has_turn(self, peer: Peer, cell: Cell) -> bool:
         """Returns whether a peer has a turn in a cell: latency is nothing to the local drive, so once is enough."""
         return peer.place != "local" or cell.latency_ms == self.latencies_ms[0]
-
-    def limit_s_of(self, peer: Peer) -> float:
-        """Returns when an epoch of a peer is cut short."""
-        return self.objects_limit_s if peer.place == "objects" else self.limit_s
 
 
 FULL, QUICK = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import re
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,17 +50,14 @@ def check(outcome: Outcome, digests: Sequence[int], *, decoded: bool) -> str:
     An epoch that was cut short may lack images, but must have no other and none twice.
     """
     num_samples = len(digests)
-    counts = Counter(outcome.numbers)
-    strange = [number for number in counts if not 0 <= number < num_samples]
-    repeated = sum(count - 1 for count in counts.values())
-    missing = num_samples - len(counts) + len(strange)
-    faults = []
-    if strange:
-        faults.append(f"{len(strange)} images that do not exist")
-    if repeated:
-        faults.append(f"{repeated} images again")
-    if missing and outcome.complete:
-        faults.append(f"{missing} images missing")
+    different = set(outcome.numbers)
+    strange = sum(not 0 <= number < num_samples for number in different)
+    counts = {
+        "that do not exist": strange,
+        "again": len(outcome.numbers) - len(different),
+        "missing": num_samples - len(different) + strange if outcome.complete else 0,
+    }
+    faults = [f"{count} images {what}" for what, count in counts.items() if count]
     if not strange and not decoded and outcome.digest != expected_digest(outcome.numbers, digests):
         faults.append("wrong bytes")
     return ", ".join(faults)
@@ -78,13 +74,9 @@ def shuffle_distance(outcome: Outcome, order: Sequence[int]) -> float | None:
     place = np.empty(len(order), dtype=np.int64)
     place[np.asarray(order)] = np.arange(len(order))
     classes = place * _CLASSES // len(order)
-    ends = np.cumsum(outcome.batch_sizes)
-    numbers = np.asarray(outcome.numbers)
-    largest = max(outcome.batch_sizes, default=0)
-    batches = [
-        numbers[end - size : end] for end, size in zip(ends, outcome.batch_sizes, strict=True) if size == largest
-    ]
-    return round(float(class_distances(batches, classes, _CLASSES).mean()), 3) if batches else None
+    batches = np.split(np.asarray(outcome.numbers), np.cumsum(outcome.batch_sizes[:-1]))
+    whole = [batch for batch in batches if len(batch) == max(outcome.batch_sizes)]
+    return round(float(class_distances(whole, classes, _CLASSES).mean()), 3)
 
 
 def make_row(
@@ -136,25 +128,21 @@ def headline(runs: Mapping[tuple[str, Cell, str], Sequence[Run]], main: Cell, de
     for key, cell, epoch, figure, more_is_better in (
         ("cold_raw_vs_best", main, "cold", rate, True),
         ("warm_raw_vs_best", main, "warm", rate, True),
-        ("decoded_vs_best", decoded, "warm", _per_cpu_s, True),
+        ("decoded_vs_best", decoded, "warm", operator.attrgetter("samples_s_core"), True),
         ("decoded_wall_vs_best", decoded, "warm", rate, True),
-        ("first_batch_vs_best", main, "cold", lambda outcome: outcome.first_batch_s, False),
+        ("first_batch_vs_best", main, "cold", operator.attrgetter("first_batch_s"), False),
     ):
-        rivals: dict[str, Sequence[Run]] = {}
-        for peer in PEERS:
-            if peer.is_ours or peer.place == "local":
-                continue
-            rival = runs.get((peer.name, cell, epoch)) or runs.get((peer.name, cell, "cold"))
-            if rival and not any(run.fault for run in rival):
-                rivals[peer.name] = rival
+        others = [peer.name for peer in PEERS if not peer.is_ours and peer.place != "local"]
+        theirs = {name: runs.get((name, cell, epoch)) or runs.get((name, cell, "cold"), ()) for name in others}
+        rivals = {name: rival for name, rival in theirs.items() if rival and not any(run.fault for run in rival)}
         ours = runs.get((OURS, cell, epoch))
         if not ours or not rivals:
             found[key] = None
             continue
         medians = {name: statistics.median(figure(run.outcome) for run in rival) for name, rival in rivals.items()}
         best = (max if more_is_better else min)(medians, key=medians.__getitem__)
-        theirs = {run.round: figure(run.outcome) for run in rivals[best]}
-        ratios = [figure(run.outcome) / theirs[run.round] for run in ours if run.round in theirs]
+        of_best = {run.round: figure(run.outcome) for run in rivals[best]}
+        ratios = [figure(run.outcome) / of_best[run.round] for run in ours if run.round in of_best]
         found[key] = four_digits(statistics.median(ratios))
         found["best"][key] = best
     return found
@@ -211,7 +199,3 @@ def without_paths(error: str, *folders: str) -> str:
 def is_slow(outcome: Outcome, ours: Outcome) -> bool:
     """Returns whether an epoch came to less than a quarter of our pace."""
     return outcome.samples_s < _SLOW * ours.samples_s
-
-
-def _per_cpu_s(outcome: Outcome) -> float:
-    return len(outcome.numbers) / outcome.cpu_s

@@ -14,9 +14,8 @@ import msgspec
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from torchvision.transforms import v2
 
-from benchmarks.training import Lesson, decode_rgb
+from benchmarks.training import Lesson, augmentation, decode_rgb
 
 STORE_OPTIONS = ("endpoint_url", "access_key_id", "secret_access_key", "region")
 
@@ -64,6 +63,12 @@ class Job(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True)
         """Options of a store of ours that lead to the bucket."""
         return {name: getattr(self, name) for name in STORE_OPTIONS}
 
+    @property
+    def s3fs_options(self) -> dict[str, Any]:
+        """Options of s3fs that lead to the bucket."""
+        places = {"endpoint_url": self.endpoint_url, "region_name": self.region}
+        return {"key": self.access_key_id, "secret": self.secret_access_key, "client_kwargs": places}
+
 
 class Fetched(msgspec.Struct, kw_only=True, frozen=True):
     """Requests of a loader that counts them."""
@@ -104,6 +109,11 @@ class Outcome(msgspec.Struct, kw_only=True, frozen=True):
         return len(self.numbers) / self.epoch_s
 
     @property
+    def samples_s_core(self) -> float:
+        """Images per second of processor time."""
+        return len(self.numbers) / self.cpu_s
+
+    @property
     def cpu_s_per_1000(self) -> float:
         """Processor seconds per thousand images."""
         return 1000 * self.cpu_s / len(self.numbers)
@@ -126,14 +136,17 @@ class Treat:
 
     def __init__(self, job: Job) -> None:
         self._decoded = job.decoded
-        crop = v2.RandomResizedCrop(job.size, scale=(job.min_scale, 1.0), antialias=True)
-        self.augment = v2.Compose([crop, v2.RandomHorizontalFlip()])  # uint8 (3, H, W) → (3, size, size)
+        self.augment = augmentation(job.size, job.min_scale)  # uint8 (3, H, W) → (3, size, size)
 
     def __call__(self, data: bytes) -> Tensor | bytes:
         if not self._decoded:
             return data
-        image: Tensor = self.augment(decode_rgb(data))
-        return image
+        return self.augment(decode_rgb(data))
+
+
+def treat_fields(treat: Treat, image: str, number: str, sample: dict[str, Any]) -> tuple[Tensor | bytes, int]:
+    """Treats a sample of a peer's dataset; returns its image and its number, which are below these names."""
+    return treat(sample[image]), int(sample[number])
 
 
 def collate(samples: list[tuple[Tensor | bytes, int]]) -> tuple[Tensor | list[Tensor | bytes], Tensor]:
@@ -178,9 +191,15 @@ class StatefulLoader(Loader):
 
 def torch_loader(dataset: Dataset[Any], job: Job, *, collate_fn: Any = collate) -> Loader:
     """Puts torch's DataLoader around a dataset of (image, number), with the settings that serve it best here."""
-    loader: DataLoader[Any] = DataLoader(
-        dataset, job.batch_size, shuffle=None if isinstance(dataset, IterableDataset) else True, collate_fn=collate_fn,
-        generator=torch.Generator().manual_seed(job.seed), num_workers=job.num_workers or 0,
-        prefetch_factor=4 if job.num_workers else None,
-    )  # fmt: skip
-    return Loader(loader)
+    shuffle = None if isinstance(dataset, IterableDataset) else True
+    generator = torch.Generator().manual_seed(job.seed)
+    return Loader(DataLoader(dataset, **batching(job, collate_fn), shuffle=shuffle, generator=generator))
+
+
+def batching(job: Job, collate_fn: Any = collate) -> dict[str, Any]:
+    """Returns arguments of torch's DataLoader, and of loaders that are made like it."""
+    prefetch_factor = 4 if job.num_workers else None
+    return {
+        "batch_size": job.batch_size, "num_workers": job.num_workers or 0, "prefetch_factor": prefetch_factor,
+        "collate_fn": collate_fn,
+    }  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rich.console import Console
 
 from benchmarks.bucket import BANDWIDTH_MB_S, far_away
 from benchmarks.harness import CommandError
-from benchmarks.machine import Bystanders, describe_machine, read_into_page_cache, versions
+from benchmarks.machine import Bystanders, read_into_page_cache, versions
 from benchmarks.peers.bucket import BUCKET, counted, led_to, prefix_of, put_files, put_objects, signed_urls
 from benchmarks.peers.catalog import OURS, Cell, Load, Peer
 from benchmarks.peers.figures import Run, check, headline, image_digest, is_slow, make_row, without_paths
@@ -100,8 +101,8 @@ class Measuring:
             try:
                 self._pythons[peer.name] = python_of(peer.environment, self._data / "environments")
             except (EnvironmentFailed, subprocess.TimeoutExpired, OSError) as error:
-                self._fail(peer, "raw", error)
-                self._fail(peer, "decoded", error)
+                self._errors |= {(peer.name, kind): self._said(error) for kind in ("raw", "decoded")}
+                self._tell(f"{peer.name} is left out:\n{error}", style="red")
 
     def _prepare(self, server: LocalS3, kind: str, photos: PhotoFolder) -> None:
         """Writes a kind's images in every format."""
@@ -133,8 +134,7 @@ class Measuring:
             peers = [peer for peer in self._able(cell.kind) if self._has_turns(peer, cell)]
             turn = number * len(peers) // self._load.num_rounds
             for peer in (*peers[turn:], *peers[:turn])[:: -1 if number % 2 else 1]:
-                where = f"{cell.kind}, {cell.latency_ms} ms, {cell.workers} workers"
-                self._tell(f"{where}, round {number + 1}: {peer.name}")
+                self._tell(f"{cell}, round {number + 1}: {peer.name}")
                 with self._told(peer, cell.kind, chances=_CHANCES):
                     self._turn(peer, cell, far, number)
         shutil.rmtree(self._filled, ignore_errors=True)
@@ -171,7 +171,8 @@ class Measuring:
         copy.rename(kept)  # a copy that broke off is none
 
     def _epoch(self, peer: Peer, cell: Cell, epoch: str, far: LocalS3, cache: str | None, number: int) -> Outcome:
-        job = structs.replace(self._job(peer, cell, far), cache_dir=cache, limit_s=self._load.limit_s_of(peer))
+        limit_s = self._load.objects_limit_s if peer.place == "objects" else self._load.limit_s
+        job = structs.replace(self._job(peer, cell, far), cache_dir=cache, limit_s=limit_s)
         outcome = self._do(peer, job)
         fault = check(outcome, self._images[cell.kind].digests, decoded=cell.kind == "decoded")
         self._runs[peer.name, cell, epoch].append(Run(outcome, number, fault))
@@ -185,7 +186,7 @@ class Measuring:
 
         The headline's first round alone decides who is slow: in the others nobody stops half way.
         """
-        main = self._load.headline_of(cell)
+        main = next(other for other in self._load.cells() if other.kind == cell.kind)
         if cell != main:
             theirs, ours = (self._runs[name, main, "cold"][:1] for name in (peer.name, OURS))
             if theirs and ours and is_slow(theirs[0].outcome, ours[0].outcome):
@@ -249,22 +250,19 @@ class Measuring:
         """Returns the figures so far, as they are written to the JSON file."""
         cells = self._load.cells()
         rows = []
-        for cell in cells:
-            images = self._images.get(cell.kind)
-            if images is None or not self._load.measures(cell):
-                continue
-            for peer in self._peers:
-                for epoch in peer.epochs:
-                    runs = self._runs[peer.name, cell, epoch]
-                    error = self._errors.get((peer.name, cell.kind))
-                    if not runs and error is None:
-                        continue
-                    if error is None and self._stumbles[peer.name, cell.kind]:
-                        error = f"one turn: {self._stumbles[peer.name, cell.kind][0]}"
-                    row = make_row(peer, cell, epoch, runs, images.order, error)
-                    if cell in cells[:2]:
-                        row |= self._extras[peer.name, cell.kind, epoch]
-                    rows.append(row)
+        measured = [cell for cell in cells if cell.kind in self._images and self._load.measures(cell)]
+        for cell, peer in product(measured, self._peers):
+            for epoch in peer.epochs:
+                runs = self._runs[peer.name, cell, epoch]
+                error = self._errors.get((peer.name, cell.kind))
+                if not runs and error is None:
+                    continue
+                if error is None and self._stumbles[peer.name, cell.kind]:
+                    error = f"one turn: {self._stumbles[peer.name, cell.kind][0]}"
+                row = make_row(peer, cell, epoch, runs, self._images[cell.kind].order, error)
+                if cell in cells[:2]:
+                    row |= self._extras[peer.name, cell.kind, epoch]
+                rows.append(row)
         files = {peer.environment: requirements_file(peer.environment) for peer in self._peers if peer.environment}
         return {
             "rows": rows,
@@ -280,9 +278,9 @@ class Measuring:
             "bandwidth_mb_s": BANDWIDTH_MB_S,
             "server": server,
             "environments": {name: file.read_text().splitlines() for name, file in files.items() if file.exists()},
-            "machine": describe_machine(),
+            "machine": self._others.machine,
             "versions": versions(),
-            "other_programs_share": round(self._others.share(), 3),
+            "other_programs_share": self._others.share(),
         }
 
     # -- small things --------------------------------------------------------------------------------------------------
@@ -318,14 +316,9 @@ class Measuring:
         local = self._images[kind].photos.root if peer.reads_files else self._run / f"local-{kind}"
         read_into_page_cache(local if peer.place == "local" else self._run / "s3" / BUCKET / kind / prefix_of(peer))
 
-    @contextlib.contextmanager
-    def _cache(self, peer: Peer) -> Iterator[str | None]:
+    def _cache(self, peer: Peer) -> AbstractContextManager[str | None]:
         """Makes an empty folder for a peer that keeps what it has fetched."""
-        if not peer.caches:
-            yield None
-            return
-        with empty_folder(self._run / "cache") as folder:
-            yield folder
+        return empty_folder(self._run / "cache") if peer.caches else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _caught(self, peer: Peer, kind: str, then: Callable[[str], object]) -> Iterator[None]:
@@ -353,10 +346,6 @@ class Measuring:
         """Notes in its row that a peer failed at something beside the measuring; it stays."""
         extra = self._extras[peer.name, kind, epoch]
         return self._caught(peer, kind, lambda error: extra.update({key: f"failed: {error}"}))
-
-    def _fail(self, peer: Peer, kind: str, error: Exception) -> None:
-        self._errors[peer.name, kind] = self._said(error)
-        self._tell(f"{peer.name} ({kind}) is left out:\n{error}", style="red")
 
     def _said(self, error: Exception) -> str:
         return without_paths(str(error), str(self._data), str(ROOT), tempfile.gettempdir())

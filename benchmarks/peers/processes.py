@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def requirements_file(environment: str) -> Path:
 def python_of(environment: str | None, folder: Path) -> str:
     """Returns the interpreter of an environment (None for the project's own), made now unless an earlier run did.
 
-    With uv, if it is installed, all environments share the files of what they have in common (torch: 5 GB).
+    With uv, all environments share the files of what they have in common (torch: 5 GB).
     """
     if environment is None:
         return sys.executable
@@ -52,14 +52,9 @@ def python_of(environment: str | None, folder: Path) -> str:
         return python
     shutil.rmtree(final, ignore_errors=True)
     final.parent.mkdir(parents=True, exist_ok=True)
-    here = [sys.executable, "-m"]
-    if find_spec("uv") is not None:
-        make = [*here, "uv", "venv", "--quiet", "--python", sys.executable, str(final)]
-        install = [*here, "uv", "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
-    else:
-        make = [*here, "venv", str(final)]
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    for command in (make, [*install, "--requirement", str(file)]):
+    uv = [sys.executable, "-m", "uv"]
+    install = [*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python, "--requirement", str(file)]
+    for command in ([*uv, "venv", "--quiet", "--python", sys.executable, str(final)], install):
         done = subprocess.run(command, capture_output=True, check=False, timeout=_INSTALL_S)
         if done.returncode:
             said = (done.stdout + done.stderr)[-2000:].decode(errors="replace").strip()
@@ -76,20 +71,7 @@ def run_job(python: str, job: Job, *, deadline_s: float, watch_memory: bool = Fa
     """
     outcome = Outcome()
     peak_bytes = [0]
-
-    @contextlib.contextmanager
-    def watching(pid: int) -> Iterator[None]:
-        over = threading.Event()
-        thread = threading.Thread(target=_watch, args=(pid, over, peak_bytes), name="watch-memory", daemon=True)
-        if watch_memory:
-            thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            if watch_memory:
-                thread.join()
-
+    watching = partial(_watching, peak_bytes) if watch_memory else contextlib.nullcontext
     with tempfile.TemporaryDirectory(prefix="peer-") as scratch:
         command, what = [python, "-m", "benchmarks.peers.side"], f"{job.peer} ({job.task})"
         options: dict[str, Any] = {"env": {"TMPDIR": scratch}, "deadline_s": deadline_s, "watching": watching}
@@ -98,11 +80,19 @@ def run_job(python: str, job: Job, *, deadline_s: float, watch_memory: bool = Fa
     return outcome, peak_bytes[0]
 
 
-def _watch(pid: int, over: threading.Event, peak_bytes: list[int]) -> None:
-    root = psutil.Process(pid)
-    while not over.wait(_WATCH_S):
-        try:
-            tree = [root, *root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return
-        peak_bytes[0] = max(peak_bytes[0], resident_bytes(tree))
+@contextlib.contextmanager
+def _watching(peak_bytes: list[int], pid: int) -> Iterator[None]:
+    root, over = psutil.Process(pid), threading.Event()
+
+    def watch() -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while not over.wait(_WATCH_S):
+                peak_bytes[0] = max(peak_bytes[0], resident_bytes([root, *root.children(recursive=True)]))
+
+    thread = threading.Thread(target=watch, name="watch-memory", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -14,9 +14,11 @@ from msgspec import structs
 
 from benchmarks.command import in_turns
 from benchmarks.figures import four_digits
+from benchmarks.peers.figures import check
 from benchmarks.peers.job import Job, Outcome
 from benchmarks.peers.processes import run_job
 
+_DEADLINE_S = 600.0
 Rounds = Mapping[int, Outcome]
 
 
@@ -90,6 +92,9 @@ def ratios_of(ours: Rounds, theirs: Rounds, figure: Callable[[Outcome], float]) 
     return [figure(one) / figure(other) for one, other in pairs if one.complete and other.complete]
 
 
-def outcome_of(side: Side, job: Job, *, deadline_s: float) -> Outcome:
-    """Does a job of a side, without a look at its memory."""
-    return run_job(side.python, job, deadline_s=deadline_s)[0]
+def checked_outcome(side: Side, job: Job, digests: Sequence[int]) -> Outcome:
+    """Does a job of a side; raises ValueError unless every image came once, and as it is where bytes are delivered."""
+    outcome, _ = run_job(side.python, job, deadline_s=_DEADLINE_S)
+    if fault := check(outcome, digests, decoded=job.decoded):
+        raise ValueError(f"a side did not deliver the images: {fault}")
+    return outcome

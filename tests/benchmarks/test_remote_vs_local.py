@@ -14,9 +14,9 @@ from rich.console import Console
 from benchmarks import remote_vs_local
 from benchmarks.bucket import Bucket
 from benchmarks.catalogue import BENCHMARKS, missing_keys
+from benchmarks.peers import turns
 from benchmarks.peers.figures import expected_digest, image_digest
 from benchmarks.peers.job import Fetched, Job, Outcome, paths
-from benchmarks.peers.turns import Side
 from benchmarks.remote_vs_local import Load, figures_of, run_benchmark
 from benchmarks.report_page import Results, report
 
@@ -31,19 +31,21 @@ class FakeSides:
         self.asked: list[tuple[str, bool, bool]] = []
         self.wrong_digest = ""
 
-    def outcome_of(self, side: Side, job: Job, *, deadline_s: float) -> Outcome:
+    def run_job(self, python: str, job: Job, *, deadline_s: float) -> tuple[Outcome, int]:
+        name = "shards" if job.peer == "ours" else "local"
         warm = False
         if job.cache_dir is not None:
             left = Path(job.cache_dir, "left")
             warm = left.exists()
             left.touch()
-        self.asked.append((side.name, job.train, warm))
+        self.asked.append((name, job.train, warm))
         digests = [image_digest(path.read_bytes(), number) for number, path in enumerate(paths(job.photos))]
         numbers = list(range(len(digests)))
-        return structs.replace(
+        outcome = structs.replace(
             EPOCH, numbers=numbers, digest=self.wrong_digest or expected_digest(numbers, digests),
-            epoch_s=2.0 if side.name == "local" or warm else 2.25, fetched=FETCHED if side.caches else None,
+            epoch_s=2.0 if name == "local" or warm else 2.25, fetched=FETCHED if name == "shards" else None,
         )  # fmt: skip
+        return outcome, 0
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> FakeSides:
 
     fake = FakeSides()
     monkeypatch.setattr(remote_vs_local, "open_bucket", fake_bucket)
-    monkeypatch.setattr(remote_vs_local, "outcome_of", fake.outcome_of)
+    monkeypatch.setattr(turns, "run_job", fake.run_job)
     monkeypatch.setattr(remote_vs_local, "write_shards", lambda photos, url, options: None)
     return fake
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.bucket import at_once, botocore_client, obstore_client
-from benchmarks.peers.job import Job, Loader, Treat, collate, paths
+from benchmarks.peers.job import Job, Loader, Treat, batching, collate, paths
 from concurrent_loader import ConcurrentDataLoader, ObjectDataset, ShardDataset
 from concurrent_loader.storage.stores import open_store
 
@@ -267,8 +267,5 @@ def _make(job: Job, order: list[int]) -> Any:
         in_flight = options["in_flight"]
         return DROP_IN(photos, batch_size=None, sampler=order, in_flight=in_flight, collate_fn=lambda item: item)
     make: Any = DataLoader if kind == "torch" else partial(DROP_IN, in_flight=options["in_flight"])
-    return make(
-        photos, batch_size=job.batch_size, sampler=order, num_workers=job.num_workers, collate_fn=collate_timed,
-        prefetch_factor=4 if job.num_workers else None,
-        persistent_workers=bool(job.num_workers) and "warm_up" in options,
-    )  # fmt: skip
+    persistent = bool(job.num_workers) and "warm_up" in options
+    return make(photos, **batching(job, collate_timed), sampler=order, persistent_workers=persistent)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from pathlib import PurePosixPath
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import litdata
@@ -19,30 +20,20 @@ from litdata.streaming import downloader
 from benchmarks.peers.job import Job, Loader, StatefulLoader, Treat, collate, paths, torch_loader
 
 
-class _Read:
-    """Reads the image of a number; a class, because it is pickled."""
-
-    def __init__(self, job: Job) -> None:
-        self._paths = paths(job.photos)
-
-    def __call__(self, number: int) -> dict[str, Any]:
-        return {"image": self._paths[number].read_bytes(), "number": number}
+def _read(found: list[Path], number: int) -> dict[str, Any]:
+    return {"image": found[number].read_bytes(), "number": number}
 
 
-class _Transform:
-    def __init__(self, job: Job) -> None:
-        self._treat = Treat(job)
-
-    def __call__(self, sample: dict[str, Any]) -> Any:
-        # Bytes may come as a view of a chunk, which a worker cannot send.
-        return self._treat(bytes(sample["image"])), sample["number"]
+def _transform(treat: Treat, sample: dict[str, Any]) -> Any:
+    # Bytes may come as a view of a chunk, which a worker cannot send.
+    return treat(bytes(sample["image"])), sample["number"]
 
 
 def write(job: Job) -> None:
     """Writes chunks in the job's folder, in its order: one worker keeps it."""
     chunk_bytes = job.options.get("chunk_bytes", "64MB")
     options: dict[str, Any] = {"num_workers": 1, "reorder_files": False, "verbose": False}
-    litdata.optimize(_Read(job), job.order, job.folder, chunk_bytes=chunk_bytes, **options)
+    litdata.optimize(partial(_read, paths(job.photos)), job.order, job.folder, chunk_bytes=chunk_bytes, **options)
 
 
 def open_loader(job: Job) -> Loader:
@@ -64,7 +55,7 @@ def open_loader(job: Job) -> Loader:
             "region_name": job.region,
         },
         max_pre_download=job.options.get("max_pre_download", 2),
-        transform=_Transform(job),
+        transform=partial(_transform, Treat(job)),
     )
     loader = litdata.StreamingDataLoader(
         dataset, batch_size=job.batch_size, num_workers=job.num_workers, collate_fn=collate

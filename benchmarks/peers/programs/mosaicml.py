@@ -19,7 +19,7 @@ from typing import Any
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 
-from benchmarks.peers.job import Job, Loader, StatefulLoader, Treat, collate, written
+from benchmarks.peers.job import Job, Loader, StatefulLoader, Treat, batching, written
 
 
 def write(job: Job) -> None:
@@ -66,11 +66,7 @@ def open_loader(job: Job) -> Loader:
         Treat(job), remote=job.url, local=str(Path(job.cache_dir) / "mds"), batch_size=job.batch_size, shuffle=True,
         shuffle_algo="py1e", shuffle_block_size=job.options.get("shuffle_block_size"), shuffle_seed=job.seed,
     )  # fmt: skip
-    loader = StreamingDataLoader(
-        dataset, batch_size=job.batch_size, num_workers=job.num_workers, collate_fn=collate,
-        prefetch_factor=4 if job.num_workers else None,
-    )  # fmt: skip
-    return _Loader(loader, job, locks)
+    return _Loader(StreamingDataLoader(dataset, **batching(job)), job, locks)
 
 
 def _connect(job: Job) -> None:

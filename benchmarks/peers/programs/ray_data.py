@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,10 @@ def write(job: Job) -> None:
     write_parquet(job, _filesystem(job))
 
 
-class _Decode:
-    def __init__(self, job: Job) -> None:
-        self._treat = Treat(job)
-
-    def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
-        torch.set_num_threads(1)
-        images = [image for image in map(self._treat, columns["image"]) if isinstance(image, Tensor)]
-        return {"image": torch.stack(images).numpy(), "number": columns["number"]}
+def _decode(treat: Treat, columns: dict[str, Any]) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    images = [image for image in map(treat, columns["image"]) if isinstance(image, Tensor)]
+    return {"image": torch.stack(images).numpy(), "number": columns["number"]}
 
 
 def prepare(job: Job) -> None:
@@ -62,7 +59,7 @@ def open_loader(job: Job) -> Loader:
     shuffle = ray.data.FileShuffleConfig(seed=job.seed)
     dataset = ray.data.read_parquet(f"{job.bucket}/{job.prefix}/", filesystem=_filesystem(job), shuffle=shuffle)
     if job.decoded:
-        dataset = dataset.map_batches(_Decode(job), batch_size=64)
+        dataset = dataset.map_batches(partial(_decode, Treat(job)), batch_size=64)
     return _Loader(dataset, job)
 
 

@@ -7,6 +7,7 @@ that is not AWS's. ``iterable`` takes S3IterableDataset, whose order is the buck
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -15,12 +16,8 @@ from s3torchconnector import S3ClientConfig, S3IterableDataset, S3MapDataset, S3
 from benchmarks.peers.job import Job, Loader, Treat, torch_loader
 
 
-class _Read:
-    def __init__(self, job: Job) -> None:
-        self._treat = Treat(job)
-
-    def __call__(self, reader: Any) -> Any:
-        return self._treat(reader.read()), int(PurePosixPath(reader.key).stem)
+def _read(treat: Treat, reader: Any) -> Any:
+    return treat(reader.read()), int(PurePosixPath(reader.key).stem)
 
 
 def open_loader(job: Job) -> Loader:
@@ -30,7 +27,7 @@ def open_loader(job: Job) -> Loader:
     options: dict[str, Any] = {
         "region": job.region,
         "endpoint": job.endpoint_url,
-        "transform": _Read(job),
+        "transform": partial(_read, Treat(job)),
         "s3client_config": S3ClientConfig(force_path_style=True),
         "reader_constructor": S3ReaderConstructor.sequential(),
     }

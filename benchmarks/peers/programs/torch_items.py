@@ -76,13 +76,7 @@ class _S3fs(_Items):
     def connect(self) -> Any:
         import s3fs
 
-        return s3fs.S3FileSystem(
-            key=self._job.access_key_id,
-            secret=self._job.secret_access_key,
-            endpoint_url=self._job.endpoint_url,
-            client_kwargs={"region_name": self._job.region},
-            skip_instance_cache=True,
-        )
+        return s3fs.S3FileSystem(**self._job.s3fs_options, skip_instance_cache=True)
 
     def keys(self) -> list[str]:
         found: list[str] = self.connected().ls(f"{self._job.bucket}/{self._job.prefix}")

@@ -6,12 +6,12 @@ shuffled, batches made in the pipeline, `WebLoader`. Tar files of 64 MB, so that
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import webdataset
 
-from benchmarks.peers.job import Job, Loader, Treat, collate, written
+from benchmarks.peers.job import Job, Loader, Treat, collate, treat_fields, written
 
 _SHUFFLE_BUFFER = 1000  # samples; what its examples have
 
@@ -22,14 +22,6 @@ def write(job: Job) -> None:
     with webdataset.ShardWriter(pattern, maxsize=tar_bytes, maxcount=10**9, verbose=0) as writer:
         for number, data in written(job):
             writer.write({"__key__": f"{number:07d}", "jpg": data})
-
-
-class _Item:
-    def __init__(self, job: Job) -> None:
-        self._treat = Treat(job)
-
-    def __call__(self, sample: dict[str, Any]) -> Any:
-        return self._treat(sample["jpg"]), int(sample["__key__"])
 
 
 def open_loader(job: Job) -> Loader:
@@ -44,7 +36,7 @@ def open_loader(job: Job) -> Loader:
             nodesplitter=webdataset.single_node_only,
         )
         .shuffle(_SHUFFLE_BUFFER)
-        .map(_Item(job))
+        .map(partial(treat_fields, Treat(job), "jpg", "__key__"))
         .batched(job.batch_size, collation_fn=collate, partial=True)
     )
     return Loader(webdataset.WebLoader(dataset, batch_size=None, num_workers=job.num_workers, prefetch_factor=4))
