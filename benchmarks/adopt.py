@@ -38,7 +38,7 @@ from rich.console import Console
 from benchmarks.bucket import far_away, obstore_client
 from benchmarks.command import program
 from benchmarks.figures import four_digits, medians, with_spread
-from benchmarks.harness import CommandError, ask
+from benchmarks.harness import ROOT, CommandError, ask
 from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.bucket import BUCKET, led_to, put_files, signed_urls
 from benchmarks.peers.catalog import find
@@ -47,7 +47,6 @@ from benchmarks.peers.job import Job, Outcome, paths
 from benchmarks.peers.processes import EnvironmentFailed, python_of, run_job
 from benchmarks.peers.turns import Side, empty_folder, median_ratio, take_turns
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
-from benchmarks.program import ROOT
 from concurrent_loader.storage.testing import LocalS3, local_s3
 
 _ENVIRONMENTS = Path(".demo/peers/environments").resolve()  # of the rivals, which `benchmarks.peers` shares

@@ -8,6 +8,7 @@ input, which stays open: if the parent is killed, the child sees it close and en
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,10 @@ from typing import Any
 ENVIRONMENT = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 _EXIT_S = 30.0  # a child that is done must let go of threads, workers and files by then
 _KILL_S = 5.0
-_ROOT = str(Path(__file__).resolve().parent.parent)
+_UNWIND_S = 30.0  # a benchmark that is stopped ends servers and processes of its own first
+_SAID_BYTES = 16_000
+_ERROR_LINES = 40
+ROOT = Path(__file__).resolve().parent.parent
 
 
 class CommandError(RuntimeError):
@@ -51,67 +56,60 @@ def converse(
     Raises CommandError if it ends without a line, or badly. With a deadline, its last line counts however it ends.
     """
     num_lines = 0
-    with (
-        tempfile.TemporaryFile() as errors,
-        child_process(command, errors=errors.fileno(), env={**ENVIRONMENT, **(env or {})}) as process,
-        watching(process.pid),
-    ):
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+            env={**_environment(), **ENVIRONMENT, **(env or {})},
+        )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
         late = threading.Timer(deadline_s or threading.TIMEOUT_MAX, process.kill)
         late.daemon = True  # Ctrl-C before `try` must not leave a thread that the program waits for at its end
         late.start()
         try:
-            process.stdin.write(task + b"\n")
-            process.stdin.flush()
-            for line in process.stdout:
-                num_lines += 1
-                yield line
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_EXIT_S)
+            with watching(process.pid):
+                process.stdin.write(task + b"\n")
+                process.stdin.flush()
+                for line in process.stdout:
+                    num_lines += 1
+                    yield line
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_EXIT_S)
+            status = process.returncode
         finally:
             late.cancel()
             late.join()
-        if num_lines and (process.returncode == 0 or deadline_s is not None):
+            _end(process)
+        if num_lines and (status == 0 or deadline_s is not None):
             return
-        status = "did not end" if process.returncode is None else f"ended with status {process.returncode}"
         errors.seek(0)
         said = errors.read()[-4000:].decode(errors="replace").strip()
-    raise CommandError(f"{what} {status}\n{said}")
+    raise CommandError(f"{what} {'did not end' if status is None else f'ended with status {status}'}\n{said}")
 
 
-@contextlib.contextmanager
-def child_process(
-    command: Sequence[str], *, errors: int | None = None, env: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a process in a session of its own; it and all that it started are gone when the block ends.
+def _environment() -> dict[str, str]:
+    """Returns the environment of a child, which finds this tree's modules from any folder.
 
     It keeps compiled modules as an installed package has them, even where this process must not write any: otherwise
     every fresh process compiles this tree's modules again, some of them while its clock is running.
     """
-    path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, **(env or {}), "PYTHONPATH": path}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        for pipe in filter(None, (process.stdin, process.stdout)):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_KILL_S)
-            os.killpg(process.pid, signal.SIGKILL)  # it, or workers that outlived it
-        process.wait()
+    return environment
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a child and all that it started."""
+    for pipe in filter(None, (process.stdin, process.stdout)):
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_KILL_S)
+        os.killpg(process.pid, signal.SIGKILL)  # it, or workers that outlived it
+    process.wait()
 
 
 def ask(python: str, module: str, task: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
@@ -121,11 +119,73 @@ def ask(python: str, module: str, task: Mapping[str, Any], *, timeout_s: float) 
     """
     done = subprocess.run(
         [python, "-m", f"benchmarks.{module}"], input=json.dumps(task) + "\n", capture_output=True, text=True,
-        check=False, cwd=_ROOT, env={**os.environ, **ENVIRONMENT}, timeout=timeout_s,
+        check=False, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, timeout=timeout_s,
     )  # fmt: skip
     if done.returncode:
         raise CommandError(f"{module} ended with status {done.returncode}\n{done.stderr[-2000:]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+# -- a benchmark as a program of its own, for those that run many ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How it ended."""
+
+    status: int | None  # its exit status; None if it was stopped for being late
+    said: str  # the end of what it wrote, without the names of this machine's folders
+
+    @property
+    def failure(self) -> str:
+        """How it failed, with its last lines; empty if it did not."""
+        if self.status == 0:
+            return ""
+        how = "not done in time" if self.status is None else f"ended with status {self.status}"
+        return "\n".join([how, *self.said.splitlines()[-_ERROR_LINES:]])
+
+
+async def run_program(arguments: Sequence[str], *, folder: Path, timeout_s: float) -> Ended:
+    """Runs Python with these arguments, its output kept.
+
+    Cancellation: it is stopped, too, and has ended when this raises.
+    """
+    with tempfile.TemporaryFile() as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *arguments,
+            cwd=folder,
+            env=_environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output.fileno(),
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        status: int | None = None
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    status = await process.wait()
+        finally:
+            await _stop(process)
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _SAID_BYTES))
+        said = output.read().decode(errors="replace").strip()
+    for place, name in ((str(folder), "."), (str(ROOT), "."), (str(Path.home()), "~"), (tempfile.gettempdir(), "TMP")):
+        said = said.replace(place, name)
+    return Ended(status, said)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """Ends it and what it has left in its session."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_UNWIND_S):
+                await process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 # -- the child ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from rich.console import Console
 from benchmarks.access import PRICES, PRICES_AS_OF
 from benchmarks.command import bar, in_turns, program
 from benchmarks.figures import four_digits, with_spread
-from benchmarks.harness import ask
+from benchmarks.harness import ROOT, ask
 from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.catalog import find
 from benchmarks.peers.figures import without_paths
@@ -37,7 +37,6 @@ from benchmarks.peers.job import paths
 from benchmarks.peers.processes import EnvironmentFailed, python_of
 from benchmarks.peers.turns import empty_folder
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
-from benchmarks.program import ROOT
 
 _TIMEOUT_S = 600
 _MACHINES = (1, 16, 64)

@@ -20,7 +20,7 @@ import pandas as pd
 from jinja2 import ChainableUndefined, Environment, FileSystemLoader, StrictUndefined, Template
 
 from benchmarks.catalogue import BENCHMARKS
-from benchmarks.program import ROOT
+from benchmarks.harness import ROOT
 from benchmarks.report_text import DASH, FILTERS, Figures, number, percent
 
 RESULTS = ROOT / "benchmarks" / "results"

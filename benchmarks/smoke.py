@@ -21,8 +21,8 @@ from rich.console import Console
 
 from benchmarks.catalogue import BENCHMARKS, Benchmark, missing_keys
 from benchmarks.command import ends_with_one_line
+from benchmarks.harness import run_program
 from benchmarks.machine import num_cores
-from benchmarks.program import run_program
 from benchmarks.report_page import Results, write
 
 _TIMEOUT_S = 600.0  # for machines that do other work, too

@@ -22,8 +22,8 @@ from rich.console import Console
 from benchmarks import report_page
 from benchmarks.catalogue import BENCHMARKS, Benchmark, chosen
 from benchmarks.command import ends_with_one_line
+from benchmarks.harness import ROOT, run_program
 from benchmarks.machine import Bystanders
-from benchmarks.program import ROOT, run_program
 from benchmarks.report_page import Results
 
 _PATIENCE = 4.0  # times the minutes that it should take, for machines that are slower

@@ -20,7 +20,7 @@ from msgspec import structs
 from rich.console import Console
 
 from benchmarks.bucket import BANDWIDTH_MB_S, far_away
-from benchmarks.harness import CommandError
+from benchmarks.harness import ROOT, CommandError
 from benchmarks.machine import Bystanders, read_into_page_cache, versions
 from benchmarks.peers.bucket import BUCKET, counted, led_to, prefix_of, put_files, put_objects, signed_urls
 from benchmarks.peers.catalog import OURS, Cell, Load, Peer
@@ -29,7 +29,6 @@ from benchmarks.peers.job import Job, Outcome, paths
 from benchmarks.peers.processes import EnvironmentFailed, python_of, requirements_file, run_job
 from benchmarks.peers.turns import empty_folder
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
-from benchmarks.program import ROOT
 from concurrent_loader.storage.testing import LocalS3, local_s3
 
 _DEADLINE_S = 60.0

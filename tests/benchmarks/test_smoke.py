@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import smoke
 from benchmarks.catalogue import Benchmark
-from benchmarks.program import Ended
+from benchmarks.harness import Ended
 
 GOOD = '{"machine": {}, "versions": {}, "speedup": 2}'
 ONE = Benchmark("one", "one", 1, "speedup")

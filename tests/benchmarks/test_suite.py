@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import suite
 from benchmarks.catalogue import Benchmark
-from benchmarks.program import Ended
+from benchmarks.harness import Ended
 from benchmarks.report_page import Results
 
 CACHE = Benchmark("cache", "cache", 1, "")

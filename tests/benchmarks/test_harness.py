@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.program import run_program
+from benchmarks.harness import run_program
 
 pytestmark = pytest.mark.processes
 
