@@ -10,9 +10,9 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 _ALL_HAVE = "machine versions"
+_ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Benchmark:
     module: str
     minutes: float
     keys: str
-    arguments: tuple[str, ...] = ()
-    quick: tuple[str, ...] | None = ("--quick",)
+    arguments: Sequence[str] = ()
+    quick: Sequence[str] | None = ("--quick",)
     needs_gpu: bool = False
 
     def command(self, arguments: Sequence[str]) -> list[str]:
@@ -32,14 +32,8 @@ class Benchmark:
         return ["-m", f"benchmarks.{self.module}", *arguments]
 
 
-def _benchmark(entry: dict[str, Any]) -> Benchmark:
-    quick = tuple(entry["quick"]) if "quick" in entry else None
-    arguments = tuple(entry.get("arguments", ()))
-    return Benchmark(**{"module": entry["name"], **entry, "arguments": arguments, "quick": quick})
-
-
 BENCHMARKS = tuple(
-    _benchmark(entry)
+    Benchmark(**{"module": entry["name"], "quick": None, **entry})
     for entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["benchmark"]
 )
 
@@ -61,11 +55,7 @@ def missing_keys(figures: object, keys: str) -> list[str]:
 
 def _has(figures: object, key: str) -> bool:
     name, _, rest = key.partition(".")
-    many = name.endswith("[]")
-    name = name.removesuffix("[]")
-    if not isinstance(figures, dict) or name not in figures:
-        return False
-    found = figures[name]
-    if many:
+    found = figures.get(name.removesuffix("[]"), _ABSENT) if isinstance(figures, dict) else _ABSENT
+    if name.endswith("[]"):
         return isinstance(found, list) and bool(found) and all(_has(element, rest) for element in found)
-    return not rest or _has(found, rest)
+    return found is not _ABSENT and (not rest or _has(found, rest))

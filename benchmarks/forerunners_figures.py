@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,11 +23,6 @@ class Case(NamedTuple):
     place: str  # local or s3
     layer: str  # store, dataset, loader or training
     side: str  # vanilla; our store; the drop-in in threads, or over coroutines; objects; shards
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether it waits for one object after another, and so reads a part of the images."""
-        return self.place == "s3" and self.side == "vanilla"
 
 
 _SIDES = {"local": ("vanilla", "threads", "shards"), "s3": ("vanilla", "threads", "coroutines", "objects", "shards")}
@@ -71,22 +65,19 @@ def loads_s(epoch: Outcome, batch_size: int) -> list[float]:
 
 def layer_rows(epochs: Mapping[Case, Sequence[Outcome]], batch_size: int) -> list[dict[str, Any]]:
     """Returns a row for each case; a batch's load is the median over all batches of all rounds."""
-    rows = []
-    for case, found in epochs.items():
-        loads = [load for epoch in found for load in loads_s(epoch, batch_size)]
-        rate = statistics.median(each.samples_s for each in found)
-        rows.append(
-            {
-                **case._asdict(),
-                **_common(found),
-                "batch_load_s": median(loads) if loads else None,
-                "batch_every_s": rounded(batch_size / rate),
-                "first_batch_s": median(epoch.first_batch_s for epoch in found),
-                "peak_rss_mb": median(epoch.peak_rss_mb for epoch in found),
-                "num_samples": len(found[0].numbers),
-            }
-        )
-    return rows
+    loads = {case: [load for epoch in found for load in loads_s(epoch, batch_size)] for case, found in epochs.items()}
+    return [
+        {
+            **case._asdict(),
+            **_common(found),
+            "batch_load_s": median(loads[case]) if loads[case] else None,
+            "batch_every_s": median(batch_size / epoch.samples_s for epoch in found),
+            "first_batch_s": median(epoch.first_batch_s for epoch in found),
+            "peak_rss_mb": median(epoch.peak_rss_mb for epoch in found),
+            "num_samples": len(found[0].numbers),
+        }
+        for case, found in epochs.items()
+    ]
 
 
 def speedups(rows: Sequence[Figures], layer: str, what: str) -> dict[str, float]:
@@ -132,8 +123,7 @@ def heat_map(epochs: Mapping[Cell, Sequence[Outcome]], request_s: float) -> dict
     for cell, found in epochs.items():
         share = None
         if cell.in_flight != "auto":
-            rate = statistics.median(each.samples_s for each in found)
-            share = rounded(rate * request_s / (max(1, cell.workers) * int(cell.in_flight)))
+            share = median(each.samples_s * request_s / max(1, cell.workers) / int(cell.in_flight) for each in found)
         cells.append({**cell._asdict(), **_common(found), "of_in_flight": share, "num_samples": len(found[0].numbers)})
     workers = sorted({cell.workers for cell in epochs})
     vs_best = {str(count): _auto_vs_best([each for each in cells if each["workers"] == count]) for count in workers}
@@ -153,7 +143,7 @@ def sequential_rows(readings: Mapping[str, Sequence[Outcome]]) -> list[dict[str,
         {
             "reader": name,
             **_common(found),
-            "samples_s_core": median(len(each.numbers) / each.cpu_s for each in found),
+            "samples_s_core": median(each.samples_s_core for each in found),
             "first_sample_s": median(each.first_batch_s for each in found),
             "peak_rss_mb": median(each.peak_rss_mb for each in found),
         }

@@ -132,16 +132,15 @@ class Client:
 
         async def drop(position: int, piece: memoryview) -> None: ...
 
-        async def fetch_object() -> None:
+        async def fetch() -> None:
             self._number += 1
-            await engine.fetch(f"objects/{self._number % _NUM_OBJECTS:04d}", 0, NUM_BYTES["object"])
+            if kind == "object":
+                await engine.fetch(f"objects/{self._number % _NUM_OBJECTS:04d}", 0, NUM_BYTES[kind])
+            else:
+                start = self._number % _NUM_RANGES * NUM_BYTES[kind]
+                await engine.fetch_into("large", start, start + NUM_BYTES[kind], drop)
 
-        async def fetch_range() -> None:
-            self._number += 1
-            start = self._number % _NUM_RANGES * NUM_BYTES["range"]
-            await engine.fetch_into("large", start, start + NUM_BYTES["range"], drop)
-
-        return fetch_object if kind == "object" else fetch_range
+        return fetch
 
     def engine(self, in_flight: InFlight) -> FetchEngine:
         """Makes an engine whose bytes in flight are no bound."""

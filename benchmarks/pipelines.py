@@ -96,16 +96,8 @@ def further(operations: str) -> Callable[[Tensor], Tensor]:
     return made
 
 
-class OfFiles:
-    """What torch's workers do to a file; a class, not a closure, because workers may be spawned."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._crop = v2.RandomResizedCrop(INPUT_SIZE, scale=_SCALE, antialias=True)
-        self._further = further(pipeline.operations) if pipeline.place == "cpu" else None
-
-    def __call__(self, path: str) -> Tensor:
-        image: Tensor = self._crop(decode_rgb(Path(path).read_bytes()))
-        return image if self._further is None else self._further(image)
+def _load(augment: Callable[[Tensor], Tensor], path: str) -> Tensor:
+    return augment(decode_rgb(Path(path).read_bytes()))
 
 
 def batches(
@@ -113,7 +105,9 @@ def batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields one epoch of a pipeline: images (N, 3, 128, 128) uint8 and labels (N,)."""
     if pipeline.source == "files":
-        folder = ImageFolder(str(photos.root), loader=OfFiles(pipeline))
+        crop = v2.RandomResizedCrop(INPUT_SIZE, scale=_SCALE, antialias=True)
+        augment = v2.Compose([crop, further(pipeline.operations)]) if pipeline.place == "cpu" else crop
+        folder = ImageFolder(str(photos.root), loader=partial(_load, augment))
         num_workers = load.num_workers or num_cores()
         yield from DataLoader(
             folder, load.batch_size, shuffle=True, num_workers=num_workers, drop_last=True, pin_memory=device != "cpu"
@@ -125,9 +119,9 @@ def batches(
         return {**sample, "image": on_cpu(sample["image"])}
 
     with ShardDataset(shards, columns=("image", "label")) as dataset:
-        crop = RandomResizedCrop(INPUT_SIZE, scale=_SCALE, flip=0.0)  # mirrored with the others
+        box = RandomResizedCrop(INPUT_SIZE, scale=_SCALE, flip=0.0)  # mirrored with the others
         loader = ConcurrentDataLoader(
-            dataset, load.batch_size, shuffle=True, decode={"image": crop}, drop_last=True, device=device,
+            dataset, load.batch_size, shuffle=True, decode={"image": box}, drop_last=True, device=device,
             transform=transform if pipeline.place == "cpu" else None,
         )  # fmt: skip
         for batch in loader:

@@ -22,7 +22,7 @@ from msgspec import structs
 from rich.console import Console
 
 from benchmarks.bucket import Bucket, open_bucket, photos_in, write_shards
-from benchmarks.command import bar, command_line, publish
+from benchmarks.command import Bar, bar, command_line, publish
 from benchmarks.figures import with_spread
 from benchmarks.machine import Bystanders
 from benchmarks.peers.bucket import led_to
@@ -32,23 +32,16 @@ from benchmarks.peers.turns import Side, checked_outcome, take_turns
 from benchmarks.photos import PhotoFolder, replicate_photos
 from benchmarks.training import INPUT_SIZE, MIN_SCALE
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What is done with the images."""
-
-    name: str  # in the JSON
-    batch_size: int = 64
-    num_workers: int = 2  # of torch's DataLoader
-    decoded: bool = True
-    train: bool = False
-
-
-TRAIN = Step("training", train=True)
+_DECODE = Job(
+    peer="torch_items", photos="", options={"client": "files"}, decoded=True, size=INPUT_SIZE, min_scale=MIN_SCALE,
+    batch_size=64,
+)  # fmt: skip
+TRAIN = structs.replace(_DECODE, train=True)
+# Step of the command line → name in the JSON → what torch's DataLoader does with the files.
 _STEPS = {
-    "train": (TRAIN,),
+    "train": {"training": TRAIN},
     # Files in the page cache are read faster than a worker can hand them over: 40,000 a second without, 8,000 with.
-    "none": (Step("raw", batch_size=256, num_workers=0, decoded=False), Step("decoded")),
+    "none": {"raw": structs.replace(_DECODE, decoded=False, batch_size=256, num_workers=0), "decoded": _DECODE},
 }
 
 
@@ -66,13 +59,9 @@ class Load:
 FULL, QUICK = Load(), Load(num_photos=12, raw_bytes=1_000_000, num_rounds=1)
 
 
-def sides_of(step: Step, photos: PhotoFolder, prefix: str, bucket: Bucket) -> list[Side]:
+def sides_of(step: Job, photos: PhotoFolder, prefix: str, bucket: Bucket) -> list[Side]:
     """Returns the image folder and the shards, with all settings that they have in common."""
-    folder = Job(
-        peer="torch_items", photos=str(photos.root), options={"client": "files"}, decoded=step.decoded,
-        train=step.train, size=INPUT_SIZE, min_scale=MIN_SCALE, batch_size=step.batch_size,
-        num_workers=step.num_workers, resident_bytes=photos.num_bytes * 11 // 10,
-    )  # fmt: skip
+    folder = structs.replace(step, photos=str(photos.root), resident_bytes=photos.num_bytes * 11 // 10)
     options = {"layout": "shards", "transform": True}
     shards = structs.replace(folder, peer="ours", prefix=prefix, num_workers=None, options=options)
     shards = led_to(shards, bucket.remote, bucket=bucket.name)
@@ -91,13 +80,14 @@ def run_benchmark(name: str, load: Load, console: Console) -> dict[str, Any]:
             "first_byte_ms": bucket.latency_ms,
             "latency": bucket.latency,
         }
-        for step in _STEPS[name]:
+        for part, step in _STEPS[name].items():
             images = photos if step.decoded else replicate_photos(photos, min_bytes=load.raw_bytes)
-            figures[step.name] = _run_rounds(step, images, bucket, load, console)
+            with bar(console, f"{part}: epochs", 3 * load.num_rounds) as progress:
+                figures[part] = _run_rounds(step, images, bucket, load, progress)
     return figures
 
 
-def _run_rounds(step: Step, photos: PhotoFolder, bucket: Bucket, load: Load, console: Console) -> dict[str, Any]:
+def _run_rounds(step: Job, photos: PhotoFolder, bucket: Bucket, load: Load, progress: Bar) -> dict[str, Any]:
     prefix = f"{photos.root.parent.name}/shards"
     write_shards(photos, f"s3://{bucket.name}/{prefix}", bucket.direct)
     others = Bystanders()
@@ -113,8 +103,7 @@ def _run_rounds(step: Step, photos: PhotoFolder, bucket: Bucket, load: Load, con
         return outcome
 
     local, shards = sides_of(step, photos, prefix, bucket)
-    with bar(console, f"{step.name}: epochs", 3 * load.num_rounds) as progress:
-        take_turns([local, shards], load.num_rounds, load.data / "benchmark-cache", run)
+    take_turns([local, shards], load.num_rounds, load.data / "benchmark-cache", run)
     share = others.share()
     epochs = (local.outcomes["cold"], shards.outcomes["cold"], shards.outcomes["warm"])
     figures = figures_of(*([made[number] for number in sorted(made)] for made in epochs))

@@ -123,25 +123,21 @@ def peer_rows(figures: Figures) -> list[dict[str, Any]]:
         rate = ranged(row["samples_s"], row.get("spread", {}).get("samples_s")) + cut
         cpu = ranged(row["cpu_s_per_1000"], row.get("spread", {}).get("cpu_s_per_1000"))
         name = "ours" if ours else row.get("title", row["peer"])
+        workers = "" if row.get("workers") is None else f", {row['workers']} worker{'s' * (row['workers'] > 1)}"
         found.append(
             {
                 **row, "ours": ours, "name": name, "shown_name": f"**{name}**" if ours else name, "where": where,
                 "label": f"{name}, {row['layout']}", "unfinished": why, "rate": why or rate,
                 "cpu": DASH if why else cpu, "workers": row.get("workers"),
-                "cell": ", ".join([row["kind"], row["epoch"], where, _workers(row.get("workers"))]).rstrip(", "),
+                "cell": f"{row['kind']}, {row['epoch']}, {where}{workers}",
             }
         )  # fmt: skip
-    return sorted(found, key=_shown_order)
 
+    def shown_order(row: Figures) -> tuple[Any, ...]:
+        is_local, is_cut = row["latency_ms"] is None, row["unfinished"] is not None
+        return row["kind"] != "raw", is_local, row["latency_ms"] or 0, row["epoch"], is_cut, -row["samples_s"]
 
-def _shown_order(row: Figures) -> tuple[Any, ...]:
-    far = row["latency_ms"] or math.inf
-    is_local, is_cut = row["latency_ms"] is None, row["unfinished"] is not None
-    return row["kind"] != "raw", is_local, far, row["epoch"], is_cut, -row["samples_s"]
-
-
-def _workers(count: int | None) -> str:
-    return "" if count is None else f"{count} worker{'s' * (count > 1)}"
+    return sorted(found, key=shown_order)
 
 
 def by_cell(rows: Sequence[Figures]) -> list[list[str]]:

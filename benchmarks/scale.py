@@ -25,9 +25,9 @@ the imports. ``load`` is how much was measured. The tables in docs/explanation/o
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -78,11 +78,6 @@ class Load:
     photo_bytes: int = 110_000  # of a sample where only a manifest is written
     own_processes: bool = True  # for each row that has ``rss_added_mb``; starting them takes seconds
 
-    @property
-    def num_points(self) -> int:
-        """Rows of all series."""
-        return len(self.samples) + len(self.shards) + 2 * len(self.nodes) + len(self.sample_sizes)
-
 
 FULL = Load()
 QUICK = Load(
@@ -91,32 +86,24 @@ QUICK = Load(
 )  # fmt: skip
 
 
-def measure(load: Load, folder: Path, *, on_point: Callable[[], object] = lambda: None) -> dict[str, list[Row]]:
-    """Measures all series, with datasets that stay in the folder; returns series → rows."""
-    found: dict[str, list[Row]] = {name: [] for name in _SERIES}
-
-    def add(series: str, row: Row) -> None:
-        rounded = {name: four_digits(value) if isinstance(value, float) else value for name, value in row.items()}
-        found[series].append(rounded)
-        on_point()
-
+def points(load: Load, folder: str) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """Yields the series of each point, and what measures it, with datasets that stay in the folder."""
     for num_samples in load.samples:
-        add("samples", _opened(load, num_samples, str(folder / f"samples-{num_samples}")))
+        yield "samples", partial(_opened, load, num_samples, f"{folder}/samples-{num_samples}")
     for num_shards in load.shards:
         sample_bytes = 4096 - 64
         num_samples = load.shard_series_bytes // 4096
         # The writer fills shards up to a size: a little room for each shard's tail, or there would be one more.
         shard_bytes = load.shard_series_bytes // num_shards + max(4096, load.shard_series_bytes // num_shards // 64)
-        add("shards", _read(load, str(folder / f"shards-{num_shards}"), num_samples, sample_bytes, shard_bytes))
+        yield "shards", partial(_read, load, f"{folder}/shards-{num_shards}", num_samples, sample_bytes, shard_bytes)
     manifest = synthetic_manifest(load.node_samples, load.photo_bytes)
     for groups in (DEFAULT_GROUPS, None):
         for nodes in load.nodes:
             sizes: Row = {"global_batch_size": load.global_batch_size, "node_samples_s": load.node_samples_s}
-            add("nodes", simulate_nodes(manifest, nodes, groups=groups, **sizes))
+            yield "nodes", partial(simulate_nodes, manifest, nodes, groups=groups, **sizes)
     for sample_bytes in load.sample_sizes:
         num_samples = max(1, min(load.most_samples, load.sample_series_bytes // sample_bytes))
-        add("sample_bytes", _read(load, str(folder / f"bytes-{sample_bytes}"), num_samples, sample_bytes, 8 << 20))
-    return found
+        yield "sample_bytes", partial(_read, load, f"{folder}/bytes-{sample_bytes}", num_samples, sample_bytes, 8 << 20)
 
 
 def _opened(load: Load, num_samples: int, url: str) -> Row:
@@ -172,15 +159,15 @@ def fit(found: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, dict[str, flo
     """Returns series → figure → exponents; each way to group nodes is a series."""
     half = len(found["nodes"]) // 2
     named = {
-        "samples": ("samples", found["samples"]),
-        "shards": ("shards", found["shards"]),
-        "nodes, 8 groups": ("nodes", found["nodes"][:half]),
-        "nodes, groups by default": ("nodes", found["nodes"][half:]),
-        "sample_bytes": ("sample_bytes", found["sample_bytes"]),
+        "samples": found["samples"],
+        "shards": found["shards"],
+        "nodes, 8 groups": found["nodes"][:half],
+        "nodes, groups by default": found["nodes"][half:],
+        "sample_bytes": found["sample_bytes"],
     }
     fitted: dict[str, dict[str, dict[str, float | None]]] = {}
-    for name, (kind, rows) in named.items():
-        size_key, keys = _SERIES[kind]
+    for name, rows in named.items():
+        size_key, keys = _SERIES[name.partition(",")[0]]
         sizes = [row[size_key] for row in rows]
         values = {key: [row[key] for row in rows] for key in keys.split()}
         fitted[name] = {
@@ -191,8 +178,17 @@ def fit(found: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, dict[str, flo
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     """Measures all series and fits their powers."""
-    with tempfile.TemporaryDirectory(prefix="scale-benchmark-") as folder, bar(console, "scale", load.num_points) as at:
-        found = measure(load, Path(folder), on_point=at.advance)
+    found: dict[str, list[Row]] = {name: [] for name in _SERIES}
+    with tempfile.TemporaryDirectory(prefix="scale-benchmark-") as folder:
+        asked = list(points(load, folder))
+        with bar(console, "scale", len(asked)) as progress:
+            for series, measure in asked:
+                row = measure()
+                digits = {
+                    name: four_digits(value) if isinstance(value, float) else value for name, value in row.items()
+                }
+                found[series].append(digits)
+                progress.advance()
     return {**found, "slopes": fit(found), "load": asdict(load)}
 
 

@@ -17,7 +17,9 @@ counted once (PSS). ``start_s`` is from the first request for a batch to that ba
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -25,6 +27,7 @@ from typing import Any
 
 import psutil
 from rich.console import Console
+from torch import Tensor
 
 from benchmarks.command import program, rounds
 from benchmarks.figures import medians
@@ -35,6 +38,7 @@ from benchmarks.training import augmentation
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
 from concurrent_loader.storage import ShardWriter
 
+Sample = dict[str, Any]
 TRANSFORMS = ("native", "python")
 _SIDE_S = 600.0  # a side that takes longer has hung
 
@@ -65,29 +69,18 @@ class Side:
     transform: str  # one of `TRANSFORMS`
 
 
-class Native:
+def native(augment: Callable[[Tensor], Tensor], sample: Sample) -> Sample:
     """Scales a random box in native code."""
-
-    def __init__(self) -> None:
-        self._augment = augmentation()
-
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        return {"image": self._augment(sample["image"]), "label": sample["label"]}
+    return {"image": augment(sample["image"]), "label": sample["label"]}
 
 
-class Python(Native):
+def python(scale: Callable[[Sample], Sample], loop_length: int, sample: Sample) -> Sample:
     """Does the same and then walks over pixels one by one."""
-
-    def __init__(self, loop_length: int) -> None:
-        super().__init__()
-        self._loop_length = loop_length
-
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        made = super().__call__(sample)
-        total = 0
-        for value in bytes(made["image"].flatten()[: self._loop_length].numpy()):
-            total = (total * 31 + value) & 0xFFFFFFFF
-        return {**made, "sum": total}
+    made = scale(sample)
+    total = 0
+    for value in bytes(made["image"].flatten()[:loop_length].numpy()):
+        total = (total * 31 + value) & 0xFFFFFFFF
+    return {**made, "sum": total}
 
 
 def sides(load: Load) -> list[Side]:
@@ -116,10 +109,11 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
 def run_side(side: Side, load: Load, url: str, cache_dir: str) -> dict[str, float]:
     """Measures one side, in the process that it is called in."""
     in_processes = side.mode == "processes"
+    scale = partial(native, augmentation())
+    transform = scale if side.transform == "native" else partial(python, scale, load.loop_length)
     with ShardDataset(url, cache_dir=cache_dir) as dataset:
         loader = ConcurrentDataLoader(
-            dataset, load.batch_size, shuffle=True, decode={"image": "rgb"}, num_threads=side.n,
-            transform=Native() if side.transform == "native" else Python(load.loop_length),
+            dataset, load.batch_size, shuffle=True, decode={"image": "rgb"}, num_threads=side.n, transform=transform,
             num_workers=side.n if in_processes else 0, persistent_workers=in_processes,
             multiprocessing_context="forkserver" if in_processes else None,
         )  # fmt: skip
@@ -143,8 +137,8 @@ def ratios(found: dict[Side, list[dict[str, float]]]) -> dict[str, float]:
     """Divides each side's rate by that of one thread with the same transform in the same round; medians."""
     made = {}
     for side, runs in found.items():
-        alone = found[Side("threads", 1, side.transform)]
-        shares = [one["samples_s"] / other["samples_s"] for one, other in zip(runs, alone, strict=True)]
+        pairs = zip(runs, found[Side("threads", 1, side.transform)], strict=True)
+        shares = [one["samples_s"] / alone["samples_s"] for one, alone in pairs]
         made[f"{side.transform}-{side.mode}-{side.n}"] = median(shares)
     return made
 

@@ -14,6 +14,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
@@ -221,16 +222,11 @@ def _from_store(job: Job, order: Sequence[int]) -> Iterator[Photo]:
 
             await at_once(get, order, _AT_ONCE)
 
-    def run() -> None:
-        try:
-            asyncio.run(get_all())
-        finally:
-            got.put(None)
-
-    thread = threading.Thread(target=run, name="our-store")
-    thread.start()
-    yield from iter(got.get, None)
-    thread.join()
+    with ThreadPoolExecutor(1, thread_name_prefix="our-store") as pool:
+        done = pool.submit(asyncio.run, get_all())
+        done.add_done_callback(lambda _: got.put(None))
+        yield from iter(got.get, None)
+        done.result()
 
 
 _ready: dict[str, tuple[Any, list[int]]] = {}  # a loader that is warm, and its sampler
