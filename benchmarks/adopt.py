@@ -44,7 +44,7 @@ from benchmarks.peers.bucket import BUCKET, led_to, put_files, signed_urls
 from benchmarks.peers.catalog import find
 from benchmarks.peers.figures import check, image_digest, without_paths
 from benchmarks.peers.job import Job, Outcome, paths
-from benchmarks.peers.processes import EnvironmentFailed, python_of, run_job
+from benchmarks.peers.processes import python_of, run_job
 from benchmarks.peers.turns import Side, empty_folder, median_ratio, take_turns
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
 from concurrent_loader.storage.testing import LocalS3, local_s3
@@ -143,7 +143,7 @@ class _Measuring:
                 # Our own environment has the writer of tar files as well.
                 python = python_of(peer.environment if with_rivals else None, _ENVIRONMENTS)
                 keys = self._write(python, job)
-            except (CommandError, EnvironmentFailed, subprocess.TimeoutExpired, OSError) as error:
+            except (CommandError, subprocess.TimeoutExpired, OSError) as error:
                 self._fail(name, error)
                 continue
             told: dict[str, Any] = {"format": contest.format, "place": name, "loader": f"{peer.title}, {peer.layout}"}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from jinja2 import Environment, StrictUndefined
 
 from benchmarks.figures import extremes, median, rounded
 from benchmarks.peers.job import Outcome
@@ -126,15 +128,13 @@ def heat_map(epochs: Mapping[Cell, Sequence[Outcome]], request_s: float) -> dict
             share = median(each.samples_s * request_s / max(1, cell.workers) / int(cell.in_flight) for each in found)
         cells.append({**cell._asdict(), **_common(found), "of_in_flight": share, "num_samples": len(found[0].numbers)})
     workers = sorted({cell.workers for cell in epochs})
-    vs_best = {str(count): _auto_vs_best([each for each in cells if each["workers"] == count]) for count in workers}
+    vs_best = {}
+    for count in workers:
+        rates = {each["in_flight"]: each["samples_s"] for each in cells if each["workers"] == count}
+        auto = rates.pop("auto", None)
+        vs_best[str(count)] = rounded(auto / max(rates.values())) if auto and rates else None
     in_flight = list(dict.fromkeys(cell.in_flight for cell in epochs))
     return {"workers": workers, "in_flight": in_flight, "cells": cells, "auto_vs_best": vs_best}
-
-
-def _auto_vs_best(cells: Sequence[Figures]) -> float | None:
-    auto = [cell["samples_s"] for cell in cells if cell["in_flight"] == "auto"]
-    fixed = [cell["samples_s"] for cell in cells if cell["in_flight"] != "auto"]
-    return rounded(auto[0] / max(fixed)) if auto and fixed else None
 
 
 def sequential_rows(readings: Mapping[str, Sequence[Outcome]]) -> list[dict[str, Any]]:
@@ -151,57 +151,20 @@ def sequential_rows(readings: Mapping[str, Sequence[Outcome]]) -> list[dict[str,
     ]
 
 
-# -- ours beside theirs ------------------------------------------------------------------------------------------------
+_WORDS = Environment(undefined=StrictUndefined, autoescape=False)  # noqa: S701 - no HTML
+_WORDS.filters["listed"] = lambda found, form: ", ".join(
+    f"{side} {form.format(value)}" for side, value in found.items()
+)
 
 
 def compared(figures: Figures) -> list[dict[str, str]]:
     """Returns each published figure with ours beside it, in words."""
-    ours = {**_of_concurrent(figures), **_of_others(figures), **_of_l3(figures["lossless"])}
     kept = ("forerunner", "what", "source")
     return [
-        {"theirs": each["figure"], "ours": ours[each["key"]], **{name: each[name] for name in kept}}
+        {
+            "theirs": each["figure"],
+            "ours": _WORDS.from_string(each["ours"]).render(figures),
+            **{name: each[name] for name in kept},
+        }
         for each in PUBLISHED
     ]
-
-
-def _of_concurrent(figures: Figures) -> dict[str, str]:
-    layers, shares = figures["layers"], figures["remote_share"]["loader"]
-    rates = {row["side"]: row["samples_s"] for row in layers if (row["place"], row["layer"]) == ("s3", "loader")}
-    cells = [each for each in figures["heat_map"]["cells"] if each["of_in_flight"] is not None and each["workers"]]
-    load, every = (_listed(figures[f"batch_{name}_speedup"], "{:.1f}×".format) for name in ("load", "every"))
-    return {
-        "batch_load": f"{load}; time between two batches: {every}",
-        "samples_s": _listed(rates, "{:,.0f}".format),
-        "of_vanilla_local": _listed(shares["of_vanilla_local"], "{:.0%}".format),
-        "of_own_local": _listed(shares["of_own_local"], "{:.0%}".format),
-        "of_in_flight": ", ".join(
-            f"{cell['of_in_flight']:.0%} at {max(1, cell['workers'])} × {cell['in_flight']}" for cell in cells
-        ),
-    }
-
-
-def _listed(found: Mapping[str, float], told: Callable[[float], str]) -> str:
-    return ", ".join(f"{side} {told(value)}" for side, value in found.items())
-
-
-def _of_others(figures: Figures) -> dict[str, str]:
-    rows: Iterable[Figures] = figures["sequential"]
-    made = {
-        "sequential": "; ".join(f"{row['reader']}: {row['samples_s']:,.0f}" for row in rows),
-        "first_sample": "; ".join(f"{row['reader']}: {row['first_sample_s']:.2g}" for row in rows),
-    }
-    found = figures["pipelines"]
-    for name in ("reader", "device"):
-        changes = [f"{found[f'{name}_change_{many}']:+.0%} with {many} augmentations" for many in ("few", "many")]
-        made[name] = ", ".join(changes).replace("-", "−") + f" (device: {found['device']})"
-    return made
-
-
-def _of_l3(found: Figures) -> dict[str, str]:
-    core = f"{found['decode_pack_vs_png']:.1f}× on one core, {found['decode_vs_png']:.1f}× where compressed further"
-    size = f"files {found['size_vs_png']:.2f} of PNG's size"
-    gpu, train = found.get("gpu_prepare_vs_png"), found.get("gpu_train_vs_png")
-    return {
-        "decoding": f"{core}; {size}" if gpu is None else f"{gpu:.1f}× on the GPU; {core}; {size}",
-        "training": "not measured: no GPU" if train is None else f"{train:.2f}×",
-    }

@@ -113,17 +113,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def ask(python: str, module: str, task: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-    """Gives a module a task as JSON on standard input; returns its answer, the last line of its standard output.
+    """Gives a module a task as JSON on standard input; returns its answer, the last line of its standard output."""
+    command = [python, "-m", f"benchmarks.{module}"]
+    output = output_of(command, what=module, timeout_s=timeout_s, task=json.dumps(task) + "\n")
+    return dict(json.loads(output.splitlines()[-1]))
 
-    Raises CommandError if it ends badly.
-    """
+
+def output_of(command: Sequence[str], *, what: str, timeout_s: float, task: str = "") -> str:
+    """Runs a command in the tree's folder and returns its standard output; raises CommandError if it ends badly."""
     done = subprocess.run(
-        [python, "-m", f"benchmarks.{module}"], input=json.dumps(task) + "\n", capture_output=True, text=True,
-        check=False, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, timeout=timeout_s,
+        command, input=task, capture_output=True, text=True, check=False, cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT}, timeout=timeout_s,
     )  # fmt: skip
     if done.returncode:
-        raise CommandError(f"{module} ended with status {done.returncode}\n{done.stderr[-2000:]}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+        said = (done.stdout + done.stderr)[-2000:].strip()
+        raise CommandError(f"{what} ended with status {done.returncode}\n{said}")
+    return done.stdout
 
 
 # -- a benchmark as a program of its own, for those that run many ------------------------------------------------------

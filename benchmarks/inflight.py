@@ -265,7 +265,10 @@ async def _measure(url: str, endpoints: Endpoints, load: Load, console: Console)
     rates: dict[Cell, list[tuple[float, float]]] = {cell: [] for cell in cells}
     autos: dict[tuple[str, int], list[Auto]] = {pair: [] for pair in pairs}
     clients = {latency_ms: Client(url, options) for latency_ms, (options, _) in endpoints.items()}
-    others = {latency_ms: Client(url, _by_name(options)) for latency_ms, (options, _) in endpoints.items()}
+    others = {}  # the same endpoints under another name
+    for latency_ms, (options, _) in endpoints.items():
+        by_name = {"endpoint_url": options["endpoint_url"].replace("127.0.0.1", "localhost")}
+        others[latency_ms] = Client(url, {**options, **by_name})
     num_steps = sum(load.num_rounds[cell.kind] for cell in cells) + load.num_turns * len(pairs)
     try:
         with bar(console, "Requests in flight", num_steps) as progress:
@@ -285,11 +288,6 @@ async def _measure(url: str, endpoints: Endpoints, load: Load, console: Console)
         for client in (*clients.values(), *others.values()):
             await client.store.close()
     return _figures(rates, autos, {latency_ms: latency_s for latency_ms, (_, latency_s) in endpoints.items()})
-
-
-def _by_name(options: Mapping[str, str]) -> dict[str, str]:
-    """Returns the same endpoint under another name."""
-    return {**options, "endpoint_url": options["endpoint_url"].replace("127.0.0.1", "localhost")}
 
 
 def _figures(

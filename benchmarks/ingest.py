@@ -34,7 +34,7 @@ from benchmarks.machine import read_into_page_cache
 from benchmarks.peers.catalog import find
 from benchmarks.peers.figures import without_paths
 from benchmarks.peers.job import paths
-from benchmarks.peers.processes import EnvironmentFailed, python_of
+from benchmarks.peers.processes import python_of
 from benchmarks.peers.turns import empty_folder
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
 
@@ -116,7 +116,7 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
             task = {**asdict(side), "photos": folder, "count": len(paths(folder))}
             try:
                 found[side.name][number] = _import(data, task, side.peer) | {"count": task["count"]}
-            except (EnvironmentFailed, subprocess.SubprocessError, OSError, RuntimeError) as error:
+            except (subprocess.SubprocessError, OSError, RuntimeError) as error:
                 if side.peer is None:
                     raise
                 errors[side.name] = without_paths(str(error), str(data), str(ROOT))[-500:]

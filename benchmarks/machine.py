@@ -100,7 +100,7 @@ def workers_rss() -> int:
     return resident_bytes(psutil.Process().children(recursive=True))
 
 
-def make_memory_resident(folder: Path, num_bytes: int) -> float:
+def make_memory_resident(folder: Path, num_bytes: int) -> None:
     """Writes and deletes files of so many bytes, so that the page cache of a side's files has real memory behind it.
 
     A hypervisor may take a guest's free pages back within seconds; the first touch of such a page then costs some ten
@@ -108,11 +108,9 @@ def make_memory_resident(folder: Path, num_bytes: int) -> float:
     random to whichever side comes first. On other machines this changes nothing.
     """
     piece = memoryview(os.urandom(8 << 20))
-    began = perf_counter()
     with tempfile.TemporaryDirectory(dir=folder, prefix="resident-") as made:
         for number, start in enumerate(range(0, num_bytes, len(piece))):
             (Path(made) / str(number)).write_bytes(piece[: num_bytes - start])
-    return perf_counter() - began
 
 
 def read_into_page_cache(folder: Path) -> int:

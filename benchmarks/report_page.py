@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jinja2 import ChainableUndefined, Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import ChainableUndefined, Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.harness import ROOT
-from benchmarks.report_text import DASH, FILTERS, Figures, number, percent
+from benchmarks.report_text import DASH, FILTERS, number, percent
 
 RESULTS = ROOT / "benchmarks" / "results"
 _PARTS = (  # page, its marks, the macro that makes what lies between them, the benchmark whose figures that gets
@@ -135,34 +135,6 @@ def targets(results: Results) -> list[Target]:
 # -- what a table needs beyond the JSON --------------------------------------------------------------------------------
 
 
-def circumstances(figures: Figures) -> list[tuple[str, str]]:
-    """Returns where and when figures were measured, and the share of other programs if it was recorded."""
-    machine, run, key = figures.get("machine", {}), figures.get("run", {}), "other_programs_share"
-    what = "not recorded"
-    if machine:
-        what = f"{machine['cpu']}, {machine['num_cores']} cores, {number(machine['memory_gb'])} GB; {machine['system']}"
-    if "device" in figures:
-        what += f"; device: {figures['device']}"
-    when = run.get("began") or machine.get("measured_at") or "not recorded"
-    if took := run.get("took_s", figures.get("took_s")):
-        when += f"; took {took:,.0f} s"
-    parts = {f" ({name})": part for name, part in figures.items() if isinstance(part, dict) and name != "run"}
-    shares = {name: part[key] for name, part in ({"": figures} | parts).items() if key in part}
-    if not shares and key in run:
-        shares = {"": run[key]}
-    others = ", ".join(f"{percent(share)}{name}" for name, share in shares.items()) or "not recorded"
-    if "load_before" in machine:
-        others += f"; load of the minute before: {machine['load_before']}"
-    versions = ", ".join(f"{name} {version}" for name, version in figures.get("versions", {}).items())
-    return [
-        ("Machine", what),
-        ("Versions", versions or "not recorded"),
-        ("When", when),
-        ("Other programs had", others),
-        *(("Remark", remark) for remark in figures.get("remarks", ())),
-    ]
-
-
 def _command(name: str) -> str:
     benchmark = next(benchmark for benchmark in BENCHMARKS if benchmark.name == name)
     return " ".join(["python", *benchmark.command(benchmark.arguments), "--json", "FILE"])
@@ -176,17 +148,14 @@ def anchor(title: str) -> str:
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
-def _template() -> Template:
+def _part(macro: str, results: Results, *arguments: object) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, extensions=["jinja2.ext.do"],
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False,  # noqa: S701 - no HTML
     )  # fmt: skip
-    environment.filters |= FILTERS | {"circumstances": circumstances, "anchor": anchor}
-    return environment.get_template("report.md.jinja")
-
-
-def _part(macro: str, results: Results, *arguments: object) -> str:
-    module = _template().make_module({"results": results, "targets": targets(results), "command": _command})
+    environment.filters |= FILTERS | {"anchor": anchor}
+    names = {"results": results, "targets": targets(results), "command": _command}
+    module = environment.get_template("report.md.jinja").make_module(names)
     return str(getattr(module, macro)(*arguments)).strip()
 
 

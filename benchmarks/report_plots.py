@@ -56,15 +56,12 @@ def _one(name: str, value: float, colour: str, unit: str = "") -> tuple[str, lis
     return name, [(value, colour, number(value) + unit)]
 
 
-def _named(axes: Axes, title: str, x: str, y: str) -> None:
+def _named(axes: Axes, title: str, x: str, y: str, legend: float | None = None) -> None:
     axes.set_title(title, fontsize=_FONT + 1, loc="left")
     axes.set_xlabel(x, fontsize=_FONT)
     axes.set_ylabel(y, fontsize=_FONT)
-
-
-def _legend(axes: Axes, title: str, x: str, y: str, smaller: float = 0) -> None:
-    _named(axes, title, x, y)
-    axes.legend(fontsize=_FONT - smaller, frameon=False)
+    if legend is not None:
+        axes.legend(fontsize=legend, frameon=False)
 
 
 def _plain(axes: Axes, *which: str) -> None:
@@ -167,7 +164,7 @@ def _inflight(figures: Figures) -> Figure:
         axes.set_yscale("log")
         _plain(axes, "x", "y")
         title = f"{kind}s of {figures['num_bytes'][kind]:,} bytes"
-        _legend(axes, title, "requests in flight", "requests per second", 1)
+        _named(axes, title, "requests in flight", "requests per second", _FONT - 1)
     return figure
 
 
@@ -180,7 +177,7 @@ def _tail(figures: Figures) -> Figure:
     axes.axhline(0.01, color="black", linewidth=0.8, linestyle=":", label="P99")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    _legend(axes, "Batches that take longer than …", "seconds per batch", "share of the batches")
+    _named(axes, "Batches that take longer than …", "seconds per batch", "share of the batches", _FONT)
     return figure
 
 
@@ -192,7 +189,7 @@ def _cache(figures: Figures) -> Figure:
         rows = [row for row in figures["rows"] if row["policy"] == policy]
         x = [100 * row["budget"] for row in rows]
         axes.plot(x, [100 * row["hit_rate"] for row in rows], line, color=colour, label=told, fillstyle="none")
-    _legend(axes, "Hit rate of the second and third epochs", "cache, % of the dataset", "hits, % of the lookups")
+    _named(axes, "Hit rate of the second and third epochs", "cache, % of the dataset", "hits, % of the lookups", _FONT)
     return figure
 
 
@@ -241,7 +238,7 @@ def _scaling(figures: Figures) -> Figure:
             axes.plot([row["n"] for row in rows], y, color=colour, marker=marker, label=mode)
         axes.set_ylim(0, 2.2)
         held = "releases" if transform == "native" else "holds"
-        _legend(axes, f"{transform} transform: it {held} the GIL", "threads or processes", "÷ one thread")
+        _named(axes, f"{transform} transform: it {held} the GIL", "threads or processes", "÷ one thread", _FONT)
     return figure
 
 
@@ -257,7 +254,7 @@ def _shuffle(figures: Figures) -> Figure:
     axes.set_xscale("log")
     axes.set_ylim(0, 1)
     _plain(axes, "x")
-    _legend(axes, "How far a batch's classes are from the dataset's", "shuffle window, shards", "distance")
+    _named(axes, "How far a batch's classes are from the dataset's", "shuffle window, shards", "distance", _FONT)
     return figure
 
 
@@ -281,7 +278,7 @@ def _scale(figures: Figures) -> Figure:
         if high < 10 * low:
             axes.set_ylim(low / 3, high * 3)
         _plain(axes, "x", "y")
-        _legend(axes, "", x, y, 1)
+        _named(axes, "", x, y, _FONT - 1)
     return figure
 
 

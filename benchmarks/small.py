@@ -25,7 +25,7 @@ from rich.console import Console
 from benchmarks.command import bar, in_turns, program
 from benchmarks.figures import extremes, medians, rounded
 from benchmarks.harness import CommandError, ask
-from benchmarks.peers.processes import EnvironmentFailed, python_of
+from benchmarks.peers.processes import python_of
 
 _OURS = {
     "text": "512KiB", "text, 10 x rows per shard": "5MiB", "tokens": "8MiB", "bytes1k": "8MiB", "fixed": "8MiB",
@@ -71,7 +71,7 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
             if side not in errors:
                 try:
                     found[side].append(_measure(load, side, folder))
-                except (CommandError, EnvironmentFailed, subprocess.TimeoutExpired) as error:
+                except (CommandError, subprocess.TimeoutExpired) as error:
                     if side in _OURS:
                         raise
                     errors[side] = str(error)[-400:]

@@ -159,9 +159,8 @@ def with_earlier(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict
     for row in earlier["rows"]:
         if _identity(row) not in rows:
             kept.setdefault(_identity(row), row)
-    main, main_rows, other, other_rows = figures, rows, earlier, kept
-    if not _has_headline(figures):
-        main, main_rows, other, other_rows = earlier, kept, figures, rows
+    runs = [(figures, rows), (earlier, kept)]
+    (main, main_rows), (other, other_rows) = runs if _has_headline(figures) else runs[::-1]
     began = other.get("began") or other.get("machine", {}).get("measured_at")
     return {
         **main,

@@ -26,7 +26,7 @@ from benchmarks.peers.bucket import BUCKET, counted, led_to, prefix_of, put_file
 from benchmarks.peers.catalog import OURS, Cell, Load, Peer
 from benchmarks.peers.figures import Run, check, headline, image_digest, is_slow, make_row, without_paths
 from benchmarks.peers.job import Job, Outcome, paths
-from benchmarks.peers.processes import EnvironmentFailed, python_of, requirements_file, run_job
+from benchmarks.peers.processes import python_of, requirements_file, run_job
 from benchmarks.peers.turns import empty_folder
 from benchmarks.photos import PhotoFolder, make_photos, replicate_photos
 from concurrent_loader.storage.testing import LocalS3, local_s3
@@ -99,7 +99,7 @@ class Measuring:
             self._tell(f"environment of {peer.name}")
             try:
                 self._pythons[peer.name] = python_of(peer.environment, self._data / "environments")
-            except (EnvironmentFailed, subprocess.TimeoutExpired, OSError) as error:
+            except (CommandError, subprocess.TimeoutExpired, OSError) as error:
                 self._errors |= {(peer.name, kind): self._said(error) for kind in ("raw", "decoded")}
                 self._tell(f"{peer.name} is left out:\n{error}", style="red")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,16 +19,12 @@ from typing import Any
 import msgspec
 import psutil
 
-from benchmarks.harness import converse
+from benchmarks.harness import converse, output_of
 from benchmarks.machine import resident_bytes
 from benchmarks.peers.job import Job, Outcome
 
 _INSTALL_S = 1800
 _WATCH_S = 0.05
-
-
-class EnvironmentFailed(RuntimeError):
-    """The packages could not be installed; the message has the end of the installer's output."""
 
 
 def requirements_file(environment: str) -> Path:
@@ -40,7 +35,8 @@ def requirements_file(environment: str) -> Path:
 def python_of(environment: str | None, folder: Path) -> str:
     """Returns the interpreter of an environment (None for the project's own), made now unless an earlier run did.
 
-    With uv, all environments share the files of what they have in common (torch: 5 GB).
+    With uv, all environments share the files of what they have in common (torch: 5 GB). Raises CommandError if packages
+    cannot be installed.
     """
     if environment is None:
         return sys.executable
@@ -55,10 +51,7 @@ def python_of(environment: str | None, folder: Path) -> str:
     uv = [sys.executable, "-m", "uv"]
     install = [*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python, "--requirement", str(file)]
     for command in ([*uv, "venv", "--quiet", "--python", sys.executable, str(final)], install):
-        done = subprocess.run(command, capture_output=True, check=False, timeout=_INSTALL_S)
-        if done.returncode:
-            said = (done.stdout + done.stderr)[-2000:].decode(errors="replace").strip()
-            raise EnvironmentFailed(f"{' '.join(command)} ended with status {done.returncode}\n{said}")
+        output_of(command, what=" ".join(command), timeout_s=_INSTALL_S)
     (final / "finished").touch()
     return python
 

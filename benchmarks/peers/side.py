@@ -143,9 +143,8 @@ class _Taken:
             self.batch_sizes.append(len(told))
             asked = perf_counter()
             self.times.append(asked - began)
-            if self._job.limit_s is not None and self.times[-1] >= self._job.limit_s:
-                return False
-            if len(self.times) == self._job.num_batches:
+            is_late = self._job.limit_s is not None and self.times[-1] >= self._job.limit_s
+            if is_late or len(self.times) == self._job.num_batches:
                 return False
         if self.accelerators is not None:
             self.accelerators.end(self._look_at)

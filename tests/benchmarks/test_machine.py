@@ -53,7 +53,7 @@ def test_facts_are_filled_in() -> None:
 
 
 def test_making_memory_resident_leaves_nothing(tmp_path: Path) -> None:
-    assert make_memory_resident(tmp_path, 20_000_000) > 0
+    make_memory_resident(tmp_path, 20_000_000)
     assert list(tmp_path.iterdir()) == []
 
 

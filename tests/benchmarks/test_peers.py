@@ -28,7 +28,7 @@ from benchmarks.peers.figures import (
 )
 from benchmarks.peers.job import Job, Outcome
 from benchmarks.peers.measuring import Measuring, _Images
-from benchmarks.peers.processes import EnvironmentFailed, python_of, requirements_file
+from benchmarks.peers.processes import python_of, requirements_file
 from benchmarks.photos import PhotoFolder
 
 IMAGES = [f"image {number}".encode() for number in range(8)]
@@ -310,7 +310,7 @@ def test_packages_that_cannot_be_installed_are_an_error(tmp_path: Path, monkeypa
     pinned = tmp_path / "pinned.txt"
     pinned.write_text("no-such-package-at-all @ file:///nowhere\n")
     monkeypatch.setattr("benchmarks.peers.processes.requirements_file", lambda _: pinned)
-    with pytest.raises(EnvironmentFailed, match="ended with status"):
+    with pytest.raises(CommandError, match="ended with status"):
         python_of("broken", tmp_path / "environments")
 
 

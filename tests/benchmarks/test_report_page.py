@@ -12,8 +12,8 @@ from benchmarks.report_page import (
     RESULTS,
     Results,
     Target,
+    _part,
     anchor,
-    circumstances,
     headline,
     pages,
     report,
@@ -151,6 +151,7 @@ def test_a_column_without_values_is_left_out() -> None:
 
 
 def test_circumstances_name_what_was_not_recorded() -> None:
-    assert dict(circumstances({}))["Machine"] == "not recorded"
-    found = dict(circumstances({"run": {"other_programs_share": 0.1, "began": "today"}, "remarks": ["slow host"]}))
-    assert (found["When"], found["Other programs had"], found["Remark"]) == ("today", "10.0 %", "slow host")
+    assert "- Machine: not recorded\n- Versions: not recorded\n" in _part("circumstances", COMMITTED, {})
+    figures = {"run": {"other_programs_share": 0.1, "began": "today"}, "remarks": ["slow host"]}
+    found = _part("circumstances", COMMITTED, figures)
+    assert found.endswith("- When: today\n- Other programs had: 10.0 %\n- Remark: slow host")

@@ -75,7 +75,6 @@ def _columns(job: Job) -> tuple[str, str]:
 
 
 def _place(job: Job) -> tuple[str, dict[str, Any]]:
-    """Returns the URL and the options of its store."""
     if job.options["layout"] == "local":
         return job.options["folder"], {}
     return job.url, job.storage_options

@@ -84,7 +84,6 @@ class _Loader(Loader):
 
 
 def _folder() -> str:
-    """Returns where this process's cluster keeps logs and sockets."""
     return str(Path(tempfile.gettempdir()) / f"ray-{os.getpid()}")
 
 

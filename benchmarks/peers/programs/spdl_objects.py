@@ -16,7 +16,7 @@ from typing import Any
 from spdl.pipeline import Pipeline, PipelineBuilder
 
 from benchmarks.peers.job import Job, Loader, Treat, collate
-from benchmarks.peers.programs.boto3_client import connect, listed_keys
+from benchmarks.peers.programs.torch_items import connect, listed_keys
 
 _NUM_FETCHERS = 32
 _Sample = tuple[Any, int]

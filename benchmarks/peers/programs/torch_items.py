@@ -13,7 +13,27 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from benchmarks.peers.job import Job, Loader, Treat, paths, torch_loader
-from benchmarks.peers.programs.boto3_client import connect, listed_keys
+
+
+def connect(job: Job, **config: Any) -> Any:
+    """Makes a client that leads to a job's bucket."""
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(
+        "s3",
+        endpoint_url=job.endpoint_url,
+        region_name=job.region,
+        aws_access_key_id=job.access_key_id,
+        aws_secret_access_key=job.secret_access_key,
+        config=Config(s3={"addressing_style": "path"}, retries={"mode": "standard"}, **config),
+    )
+
+
+def listed_keys(client: Any, job: Job) -> list[str]:
+    """Returns the keys below a job's prefix, sorted."""
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=job.bucket, Prefix=f"{job.prefix}/")
+    return sorted(entry["Key"] for page in pages for entry in page.get("Contents", []))
 
 
 class _Files:
@@ -64,7 +84,6 @@ class _Items(Dataset[Any]):
         return {**self.__dict__, "_client": None, "_pid": 0}
 
     def _connected(self) -> Any:
-        """Returns the client of this process."""
         if self._pid != os.getpid():
             self._client, self._pid = _CLIENTS[self._job.options["client"]](self._job), os.getpid()
         return self._client
