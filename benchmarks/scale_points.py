@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable
 from time import perf_counter, process_time
 from typing import NamedTuple
@@ -144,13 +143,12 @@ def simulate_nodes(
     sizes = np.array([entry.size for entry in manifest.shards], np.int64)
     chunks = -(-sizes // CHUNK_BYTES)
     step_s = global_batch_size / (nodes * node_samples_s)
-    gets, fetched_bytes, by_second = 0, [], Counter[int]()
+    gets, fetched_bytes, by_second = 0, [], np.zeros(int(plan.max_steps * step_s) + 1)
     for node in range(nodes):
         steps, shards = np.array(list(plan.units_in_order(0, node, nodes)), np.int64).T
         gets += int(chunks[shards].sum())
         fetched_bytes.append(int(sizes[shards].sum()))
-        seconds = np.bincount((steps * step_s).astype(np.int64), weights=chunks[shards])
-        by_second.update({second: int(count) for second, count in enumerate(seconds)})
+        by_second += np.bincount((steps * step_s).astype(np.int64), chunks[shards], len(by_second))
     mean_bytes = sum(fetched_bytes) / nodes
     epoch_s = plan.max_steps * step_s
     requests_s = gets / epoch_s
@@ -165,7 +163,7 @@ def simulate_nodes(
         "least_over_mean": min(fetched_bytes) / mean_bytes,
         "epoch_s": epoch_s,  # at the assumed pace of the nodes
         "requests_s": requests_s,  # GETs per second to the prefix ``shards/``, over the epoch
-        "busiest_requests_s": float(max(by_second.values())),  # if each shard is fetched when it is first needed
+        "busiest_requests_s": float(by_second.max()),  # if each shard is fetched when it is first needed
         "limit_share": requests_s / PREFIX_REQUESTS_S,
         "objects_limit_share": nodes * node_samples_s / PREFIX_REQUESTS_S,  # with one object and GET per sample
     }

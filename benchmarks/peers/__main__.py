@@ -59,23 +59,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--keep needs --json")
     load, asked = QUICK if parsed.quick else FULL, parsed.cell or ()
     load = replace(load, only=tuple(cell for cell in load.cells() if str(cell) in asked))
+    if len(load.only) < len(set(asked)):
+        parser.error(f"--quick has only {', '.join(map(str, load.cells()))}")
     peers = [find(name) for name in parsed.peer or names]
 
     def run() -> None:
         console = Console()
         earlier = json.loads(parsed.json.read_text(encoding="utf-8")) if parsed.keep and parsed.json.exists() else None
-        measuring = Measuring(load, peers, Path(".demo"), console)
-        figures = measuring.run(on_figures=lambda found: _write(parsed.json, found, earlier))
+
+        def write(figures: dict[str, Any]) -> None:
+            if parsed.json is not None:
+                figures = with_earlier(figures, earlier) if earlier else figures
+                parsed.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+        figures = Measuring(load, peers, Path(".demo"), console).run(on_figures=write)
         console.print(Markdown(section("peers", json.loads(json.dumps(figures)))))
 
     return ends_with_one_line(run)
-
-
-def _write(file: Path | None, figures: dict[str, Any], earlier: dict[str, Any] | None) -> None:
-    if file is not None:
-        if earlier is not None:
-            figures = with_earlier(figures, earlier)
-        file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
