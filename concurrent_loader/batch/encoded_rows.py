@@ -30,14 +30,12 @@ class EncodedRows:
     """The numbers of each value, as bytes.
 
     Attributes:
-        rows: Stored bytes of each value.
+        rows: Bytes of each value, without its header.
         dtype: Little-endian dtype of the numbers.
-        header_bytes: Bytes in front of the numbers of each value.
     """
 
     rows: Sequence[Any]
     dtype: np.dtype[Any]
-    header_bytes: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -52,31 +50,25 @@ class EncodedRows:
         """
         if column.dtype is None:
             return cls(stored, _BYTES) if column.type == "bytes" or _is_utf8(stored) else None
-        whole, starts, sizes = _joined(stored)
+        sizes = _sizes(stored)
         if (sizes < _HEADER_BYTES).any():
             return None
-        heads = whole[starts[:, None] + np.arange(_HEADER_BYTES)].view(np.uint64)
+        heads = np.frombuffer(b"".join([row[:_HEADER_BYTES] for row in stored]), np.uint64).reshape(-1, 2)
         counts, rest = np.divmod(sizes - _HEADER_BYTES, column.dtype.itemsize)
         fits = (heads[:, 0] == _ONE_DIMENSION) & (heads[:, 1] == counts.astype(np.uint64)) & (rest == 0)
-        return cls(stored, column.dtype, _HEADER_BYTES) if fits.all() else None
+        return cls([row[_HEADER_BYTES:] for row in stored], column.dtype) if fits.all() else None
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """Returns each value as a read-only array."""
-        return [np.frombuffer(bytes(row)[self.header_bytes :], self.dtype) for row in self.rows]
+        return [np.frombuffer(bytes(row), self.dtype) for row in self.rows]
 
     def packed(self, name: str) -> dict[str, torch.Tensor]:
         """Returns the packed column and its companions, as `concurrent_loader.batch.ragged.arrange` does."""
-        whole, starts, sizes = _joined(self.rows)
-        numbers = whole.view(self.dtype)
-        lengths = (sizes - self.header_bytes) // self.dtype.itemsize
+        numbers = np.frombuffer(b"".join(self.rows), self.dtype)
         native = np.empty(0, self.dtype.newbyteorder("="))
-        packed = empty((int(lengths.sum()),), torch.from_numpy(native).dtype)
-        if self.header_bytes:
-            # A header is as long as some numbers, whose places are left out.
-            keep = np.ones(len(numbers), bool)
-            keep[starts[:, None] // self.dtype.itemsize + np.arange(self.header_bytes // self.dtype.itemsize)] = False
-            numbers = numbers[keep]
+        packed = empty((len(numbers),), torch.from_numpy(native).dtype)
         packed.numpy()[...] = numbers
+        lengths = _sizes(self.rows) // self.dtype.itemsize
         return {name: packed, **packed_offsets(name, lengths)}
 
 
@@ -101,18 +93,16 @@ def gather_rows(parts: Sequence[Any], order: Sequence[int]) -> Any:
     return [values[at] for at in order]
 
 
-def _joined(stored: Sequence[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Returns the bytes of all values together, and the start and size of each."""
-    sizes = np.fromiter(map(len, stored), np.int64, len(stored))
-    return np.frombuffer(b"".join(stored), np.uint8), np.cumsum(sizes) - sizes, sizes
+def _sizes(rows: Sequence[Any]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(len, rows), np.int64, len(rows))
 
 
 def _is_utf8(stored: Sequence[Any]) -> bool:
     """Returns whether each value is UTF-8: all of them together are, and none begins within a character."""
-    whole, starts, sizes = _joined(stored)
+    sizes, whole = _sizes(stored), np.frombuffer(b"".join(stored), np.uint8)
     try:
         str(whole.data, "utf-8")
     except UnicodeDecodeError:
         return False
-    firsts = whole[starts[sizes > 0]]
+    firsts = whole[(np.cumsum(sizes) - sizes)[sizes > 0]]
     return not bool((firsts & 0xC0 == 0x80).any())

@@ -7,7 +7,8 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -69,9 +70,9 @@ class OpenShard(ABC):
     def read(self, start: int, end: int) -> bytes | memoryview:
         """Returns exactly the bytes [start, end) of the shard, unverified."""
 
-    def read_many(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes | memoryview]:
+    def read_many(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
         """Returns the bytes [start, end) of several places, unverified."""
-        return [self.read(start, end) for start, end in zip(starts, ends, strict=True)]
+        return [self.read(start, end) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def payload(self, column: str, rows: npt.NDArray[np.int64]) -> Sequence[bytes | memoryview | None]:
         """Returns the stored bytes of a column for given rows, None for nulls.
@@ -96,8 +97,8 @@ class OpenShard(ABC):
 
     def _verified(self, column: str, rows: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
         """Reads payload values and checks their digests."""
-        starts = self.index.payload_starts(column)[rows].tolist()
-        ends = self.index.payload_ends(column)[rows].tolist()
+        starts = self.index.payload_starts(column)[rows].astype(np.int64)
+        ends = self.index.payload_ends(column)[rows].astype(np.int64)
         values = self.read_many(starts, ends)
         if self.index.has_digests:
             expected = self.index.payload_digests(column)[rows].tolist()
@@ -105,7 +106,7 @@ class OpenShard(ABC):
                 at = next(at for at, digest in enumerate(digests) if digest != expected[at])
                 raise DigestMismatch(
                     "a sample differs from what was written",
-                    shard=self.entry.key, sample=int(rows[at]), column=column, start=starts[at], end=ends[at],
+                    shard=self.entry.key, sample=int(rows[at]), column=column, start=int(starts[at]), end=int(ends[at]),
                     expected=f"{expected[at]:016x}", got=f"{digests[at]:016x}",
                 )  # fmt: skip
         return values
@@ -170,7 +171,7 @@ class FileShard(OpenShard):
         self._fd = fd
         self._drive = drive or Drive()
         self._num_reads = 0
-        self._whole: memoryview | None = None  # what is in front of the tail
+        self._whole: bytes | None = None  # what is in front of the tail
         self._give_back: Callable[[], object] = _nothing  # the room that it takes
         try:
             super().__init__(entry)
@@ -185,34 +186,22 @@ class FileShard(OpenShard):
     def read(self, start: int, end: int) -> bytes:
         return read_exactly(self._drive, self._fd, start, end, shard=self.entry.key)
 
-    def read_many(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes | memoryview]:
+    def read_many(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
         """Reads small values that are close together with one call of the system."""
         if (whole := self._whole) is not None:
-            return [whole[start:end] for start, end in zip(starts, ends, strict=True)]
+            return [whole[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
         values: list[bytes | memoryview] = []
-        at = 0
-        while at < len(starts):
-            start, end = starts[at], ends[at]
-            stop = at + 1
-            while (
-                stop < len(starts)
-                and 0 <= starts[stop] - end <= _MAX_GAP_BYTES
-                and ends[stop] - starts[stop] <= _MAX_JOINED_BYTES
-                and ends[stop] - start <= _MAX_READ_BYTES
-            ):
-                end = ends[stop]
-                stop += 1
-            data = self.read(start, end)
+        for first, stop in _joined_reads(starts, ends):
+            base = int(starts[first])
+            data = self.read(base, int(ends[stop - 1]))
             self._num_reads += 1
-            if stop == at + 1:
+            if stop == first + 1:
                 values.append(data)
             else:
-                joined = memoryview(data)
-                values += [
-                    joined[first - start : last - start]
-                    for first, last in zip(starts[at:stop], ends[at:stop], strict=True)
-                ]
-            at = stop
+                # Python's garbage collector traverses everything again and again for many small views, not for bytes.
+                joined = data if len(data) <= _SMALL_SAMPLE_BYTES * (stop - first) else memoryview(data)
+                edges = zip((starts[first:stop] - base).tolist(), (ends[first:stop] - base).tolist(), strict=True)
+                values += [joined[start:end] for start, end in edges]
         if self._num_reads >= _READS_BEFORE_WHOLE:
             self._read_whole()
         return values
@@ -226,7 +215,7 @@ class FileShard(OpenShard):
             self._give_back = weakref.finalize(self, _whole_shards.give_back, size)
             self._num_reads = -sys.maxsize
             try:
-                self._whole = memoryview(self.read(0, size))
+                self._whole = self.read(0, size)
             except StoreError:  # too little memory; the values are read one by one, as before
                 self._give_back()
 
@@ -236,6 +225,18 @@ class FileShard(OpenShard):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             self._drive.close(fd)
+
+
+def _joined_reads(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yields the first of the values that are read together, and one past the last of them."""
+    gaps = starts[1:] - ends[:-1]
+    joins = (gaps >= 0) & (gaps <= _MAX_GAP_BYTES) & (ends[1:] - starts[1:] <= _MAX_JOINED_BYTES)
+    for first, stop in pairwise([0, *(np.flatnonzero(~joins) + 1).tolist(), len(starts)]):
+        while first < stop:
+            last_end = starts[first] + _MAX_READ_BYTES
+            count = int(np.searchsorted(ends[first:stop], last_end, side="right")) if stop - first > 1 else 1
+            yield first, first + max(1, count)
+            first += max(1, count)
 
 
 class _Room:
