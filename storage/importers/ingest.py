@@ -75,7 +75,8 @@ def ingest(
         overwrite: Whether to replace the samples; see `ShardWriter`.
         shard_size: Upper bound of a shard, 8 MiB by default.
         metadata: JSON metadata, added to the importer's.
-        uploads_in_flight: Upper bound of concurrent uploads, 4 by default.
+        uploads_in_flight: Upper bound of concurrent uploads, 4 by default. A source of several parts has twice as many
+            in each process: the last ones of a part, and those of the next.
         token: Name of this commit; see `ShardWriter`. The default is the source's identity: its files' names, sizes and
             ETags or times, and the import options. Appending a source that was imported before adds nothing.
         again: Whether to append the source even if it was imported before.

@@ -49,7 +49,7 @@ class MadePart:
             self.queue.close()
 
     def cancel(self) -> None:
-        """Cancels the uploads, so that `finish` on another thread raises an error at once. Idempotent."""
+        """Cancels the uploads, so that `finish` on another thread raises an error soon. Idempotent."""
         self.queue.cancel()
 
 

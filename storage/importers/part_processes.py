@@ -1,4 +1,4 @@
-"""Writes the parts of an import in several processes of this machine."""
+"""Writes the parts of an import on this machine: one after another in this process, or in several processes."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def write_in_turn(
 ) -> Generator[WrittenPart, None, None]:
     """Writes parts in this process, and yields their results in order.
 
-    While the last uploads of a part end, the samples of the next are made on the calling thread. Closing the generator
-    cancels the uploads.
+    The next part is made on the calling thread while the last uploads of a part end. Closing the generator cancels
+    uploads.
 
     Args:
         parts: Parts to write.

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, TypeVar
 
+from concurrent_loader.storage.errors import StoreClosed
 from concurrent_loader.storage.fetch.retry import RetryPolicy
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.loop_thread import LoopThread
@@ -45,9 +46,17 @@ class UploadQueue:
         self._failed: list[tuple[str, Buffer]] = []
         self._error: BaseException | None = None
         self._closed = False
+        self._cancelled = False
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the event loop of the uploads, and waits for it."""
+        """Runs a coroutine on the event loop of the uploads, and waits for it.
+
+        Raises:
+            StoreClosed: `cancel` was called.
+        """
+        if self._cancelled:
+            call.close()
+            raise StoreClosed("the uploads were cancelled")
         return self._loop.run(call)
 
     def put(self, key: str, data: Buffer) -> None:
@@ -73,11 +82,17 @@ class UploadQueue:
         self.check()
         self._collect(wait(self._running).done)
         self._raise_error()
-        self._loop.run(self._uploader.confirm_replaced())
+        self.run(self._uploader.confirm_replaced())
 
     def cancel(self) -> None:
-        """Cancels the uploads from any thread, so that a waiting `flush` raises an error; `close` follows."""
-        self._loop.close()
+        """Cancels from any thread what runs, so that a waiting `flush` or `run` raises an error; `close` follows."""
+        self._cancelled = True
+        self._loop.call_soon(self._cancel_tasks)
+
+    def _cancel_tasks(self) -> None:
+        if not self._closed:  # otherwise `close` cancels them, and must not be cancelled itself
+            for task in asyncio.all_tasks():
+                task.cancel()
 
     def close(self) -> None:
         """Cancels running uploads, waits for them to end, and releases connections. Idempotent."""

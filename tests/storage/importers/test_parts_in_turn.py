@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from concurrent_loader.storage.errors import CorruptData, StoreError
+from concurrent_loader.storage.errors import CorruptData, StoreClosed, StoreError
 from concurrent_loader.storage.importers import ImageFolder
 from concurrent_loader.storage.importers.ingest import ingest
 from concurrent_loader.storage.importers.ingest_plan import IngestPart, WrittenPart
@@ -19,6 +20,7 @@ from concurrent_loader.storage.importers.made_part import MadePart
 from concurrent_loader.storage.importers.part_processes import PartTarget, write_in_turn
 from concurrent_loader.storage.shards.writing.upload_queue import UploadQueue
 from concurrent_loader.storage.stores import MemoryStore, open_store
+from concurrent_loader.storage.stores.objects import ObjectMeta
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -104,6 +106,40 @@ def test_closing_cancels_the_uploads() -> None:
     assert next(written).number == 0
     written.close()
     assert target.finished == [0]
+
+
+class StuckStore(MemoryStore):
+    """Its uploads never end."""
+
+    is_closed = False
+
+    async def _put(self, key: str, data: memoryview, *, if_absent: bool) -> ObjectMeta:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def _close(self) -> None:
+        self.is_closed = True
+
+
+def test_cancelled_uploads_end_at_once_and_their_store_is_closed() -> None:
+    store = StuckStore(f"memory://in-turn-{uuid4()}")
+    queue = UploadQueue(store, in_flight=1)
+    queue.put("a", b"a")
+    made = MadePart(_progress(1), lambda: cast("WrittenPart", queue.flush()), queue)
+    with ThreadPoolExecutor(1) as threads:
+        end = threads.submit(made.finish)
+        made.cancel()
+        with pytest.raises(CancelledError):
+            end.result(10)
+    assert store.is_closed
+
+
+def test_nothing_is_sent_after_a_cancellation() -> None:
+    queue = UploadQueue(MemoryStore(f"memory://in-turn-{uuid4()}"), in_flight=1)
+    queue.cancel()
+    with pytest.raises(StoreClosed):
+        queue.run(asyncio.sleep(0))
+    queue.close()
 
 
 def test_the_counters_of_an_import_never_go_back(tmp_path: Path) -> None:
