@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.hidden_arguments import hides_secrets
 from concurrent_loader.storage.importers.ingest_plan import IngestPart, WrittenPart, load_part, part_name, save_part
 from concurrent_loader.storage.importers.item_run import IngestProgress, ItemRun
 from concurrent_loader.storage.loop_thread import LoopThread
@@ -53,6 +54,7 @@ class MadePart:
         self.queue.cancel()
 
 
+@hides_secrets
 def make_part(
     part: IngestPart,
     url: str | os.PathLike[str] | Store,

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from concurrent_loader.storage.errors import CorruptData, StoreClosed, StoreError
+from concurrent_loader.storage.errors import ConfigurationError, CorruptData, StoreClosed, StoreError
 from concurrent_loader.storage.importers import ImageFolder
 from concurrent_loader.storage.importers.ingest import ingest
 from concurrent_loader.storage.importers.ingest_plan import IngestPart, WrittenPart
@@ -140,6 +140,14 @@ def test_nothing_is_sent_after_a_cancellation() -> None:
     with pytest.raises(StoreClosed):
         queue.run(asyncio.sleep(0))
     queue.close()
+
+
+def test_no_secret_of_the_store_is_shown() -> None:
+    target = PartTarget("memory://in-turn", storage_options={"secret_access_key": "canary-secret"})
+    with pytest.raises(ConfigurationError) as caught:
+        target.write(parts(1)[0])
+    frames = [frame.frame.f_locals for frame in caught.traceback]
+    assert not any("canary-secret" in repr(value) for frame in frames[1:] for value in frame.values())
 
 
 def test_the_counters_of_an_import_never_go_back(tmp_path: Path) -> None:
