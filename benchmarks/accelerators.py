@@ -218,7 +218,10 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     return {**headline(named, rows), "rows": rows, **facts, "workloads": [asdict(each) for each in workloads]}
 
 
-main = program("accelerators", __doc__, run_benchmark, FULL, QUICK, "workloads", "peers", "kinds")
+main = program(
+    "accelerators", __doc__, run_benchmark, FULL, QUICK, workloads=[one.name for one in WORKLOADS],
+    peers=FULL.peers.split(","), kinds=FULL.kinds.split(","),
+)  # fmt: skip
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -291,7 +291,9 @@ def run_benchmark(load: Load, console: Console) -> dict[str, Any]:
     return {**figures_of(measuring.sides), **{name: tar_scan.get(name) for name in _SCANNED}, **facts}
 
 
-main = program("adopt", __doc__, run_benchmark, FULL, QUICK, "formats", "num_rounds", "without_rivals")
+main = program(
+    "adopt", __doc__, run_benchmark, FULL, QUICK, "num_rounds", "without_rivals", formats=FULL.formats.split(",")
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

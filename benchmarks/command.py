@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -43,10 +43,12 @@ def program(
     full: Load,
     quick: Load,
     *options: str,
+    **lists: Collection[str],
 ) -> Callable[..., int]:
     """Makes the main function of a benchmark that has two sizes; it returns the exit status.
 
-    ``options`` are those fields of the sizes, numbers, texts and switches, that the command line may set.
+    ``options`` are those fields of the sizes, numbers, texts and switches, that the command line may set; ``lists`` are
+    texts of several names with commas, each with the names that there are.
     """  # fmt: skip
 
     def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,8 +57,13 @@ def program(
             default = getattr(full, option)
             how: Any = {"action": "store_true"} if isinstance(default, bool) else {"type": type(default)}
             parser.add_argument(f"--{option.replace('_', '-')}", default=None, help=f"default {default}", **how)
+        for option, names in lists.items():
+            parser.add_argument(f"--{option}", metavar="NAME,…", help=f"of {', '.join(names)}")
         parsed = vars(parser.parse_args(arguments))
-        given = {option: parsed[option] for option in options if parsed[option] is not None}
+        given = {option: parsed[option] for option in (*options, *lists) if parsed[option] is not None}
+        for option, names in lists.items():
+            if unknown := set(filter(None, given.get(option, "").split(","))) - {*names}:
+                parser.error(f"--{option}: there is no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
         if any(not isinstance(value, str) and value <= 0 for value in given.values()):
             parser.error("numbers must be positive")
         load: Any = quick if parsed["quick"] else full

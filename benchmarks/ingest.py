@@ -226,7 +226,7 @@ def at_scale(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-main = program("ingest", __doc__, run_benchmark, FULL, QUICK, "peers", "num_rounds")
+main = program("ingest", __doc__, run_benchmark, FULL, QUICK, "num_rounds", peers=FULL.peers.split(","))
 
 if __name__ == "__main__":
     raise SystemExit(main())

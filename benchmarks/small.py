@@ -104,7 +104,7 @@ def measure(load: Load, console: Console) -> dict[str, Any]:
 
 
 _QUICK = Load(num_rows=3000, num_fixed_rows=3000, num_epochs=1, num_rounds=1, peers="parquet")
-main = program("small", __doc__, measure, Load(), _QUICK, "peers", "num_rounds")
+main = program("small", __doc__, measure, Load(), _QUICK, "num_rounds", peers=_PEERS)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -35,6 +35,25 @@ def test_two_sizes_and_what_the_command_line_sets(monkeypatch: pytest.MonkeyPatc
     assert measured(monkeypatch, "--quick", "--minutes", "2.5", "--place", "here") == Load(2.5, 1, "here")
 
 
+def test_a_list_of_names_is_checked_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    main = command.program("x", "words", lambda load, console: {}, Load(), Load(), place=("here", "there"))
+    with pytest.raises(SystemExit):
+        main(["--place", "here,nowhere"])
+    assert "--place: there is no nowhere; there are here, there" in capsys.readouterr().err
+
+
+def test_a_list_of_names_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(command, "publish", lambda name, run, file: run(None))
+    main = command.program(
+        "x", "words", lambda load, console: found.append(load.place), Load(), Load(), place=("here", "there")
+    )
+    main(["--place", "there,here"])
+    main(["--place", ""])
+    main([])
+    assert found == ["there,here", "", Load().place]
+
+
 @pytest.mark.parametrize("wrong", [["--minutes", "0"], ["--samples", "3"], ["--minutes", "some"]])
 def test_impossible_options(
     monkeypatch: pytest.MonkeyPatch, wrong: list[str], capsys: pytest.CaptureFixture[str]
