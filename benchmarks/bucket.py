@@ -146,9 +146,6 @@ def obstore_client(bucket: str, options: Mapping[str, Any]) -> obstore.store.S3S
     )
 
 
-# -- photographs -------------------------------------------------------------------------------------------------------
-
-
 def photos_in(folder: Path | str, count: int, console: Console) -> PhotoFolder:
     """Makes photographs below a folder, with a progress bar, or finds those of an earlier run."""
     with bar(console, "Photographs", count) as progress:

@@ -68,7 +68,8 @@ def make_sets(load: Load) -> list[PhotoSet]:
         ("large", 2000, 1500, None, load.num_large),
     ):
         photographs = [open_photograph(CLASSES[number % len(CLASSES)]) for number in range(count)]
-        cuts = [cut(each, random.Random(number), width, height, 0.6) for number, each in enumerate(photographs)]
+        shape = width, height, 0.6, Image.Resampling.LANCZOS
+        cuts = [cut(each, random.Random(number), *shape) for number, each in enumerate(photographs)]
         jpegs = [_encoded_near(each, num_bytes) if num_bytes else saved(each, "JPEG", quality=90) for each in cuts]
         draws = uniforms(0, 0, np.arange(count), crop.num_draws).tolist()
         made.append(PhotoSet(name, jpegs, [crop.box(height, width, row) for row in draws]))
@@ -80,9 +81,6 @@ def _encoded_near(image: Image.Image, num_bytes: int) -> bytes:
     qualities = range(20, 98)
     least = bisect_left(qualities, num_bytes, key=lambda quality: len(saved(image, "JPEG", quality=quality)))
     return saved(image, "JPEG", quality=20 + least)
-
-
-# -- recipes -----------------------------------------------------------------------------------------------------------
 
 
 def _by_torchvision(jpeg: bytes) -> torch.Tensor:
@@ -158,9 +156,6 @@ def missing_recipes() -> list[str]:
 
 def _whole(decoder: Decoder) -> Recipe:
     return lambda jpeg, box: decoder(jpeg)
-
-
-# -- measuring ---------------------------------------------------------------------------------------------------------
 
 
 def measure(

@@ -80,9 +80,6 @@ class Auto(NamedTuple):
     converge_s: float
 
 
-# -- what is made of the measurements ---------------------------------------------------------------------------------
-
-
 def limit_per_s(cell: Cell, *, latency_s: float, cpu_per_s: float) -> float:
     """Returns what is possible: each request has its latency and its time on the wire, up to the processors' limit.
 
@@ -115,9 +112,6 @@ def converged_after_s(rates: Sequence[float], *, final_per_s: float) -> float:
         if fmean(pair) >= _NEAR * final_per_s:
             return number * _BUCKET_S
     return len(rates) * _BUCKET_S
-
-
-# -- measuring ---------------------------------------------------------------------------------------------------------
 
 
 class Client:

@@ -35,7 +35,7 @@ from concurrent_loader.storage.lossless import decode, encode, has_native_lossle
 Pixels = npt.NDArray[np.uint8]
 Facts = dict[str, dict[str, float]]  # codec → figure → value
 CROP = 512
-GPU_KEYS = ("gpu_decode_mpix_s", "gpu_prepare_vs_png")
+GPU_KEYS = ("gpu_decode_mpix_s", "gpu_prepare_vs_png", "gpu_train_vs_png")
 _BATCH = 16  # images on a GPU
 
 
@@ -227,7 +227,7 @@ def measure_on_gpu(images: list[Pixels], num_rounds: int, console: Console) -> d
         def by_ours() -> torch.Tensor:
             return torch.stack(decode_batch(files, device="cuda"))
 
-        def seconds(side: Callable[[], torch.Tensor]) -> float:
+        def seconds(side: Callable[[], object]) -> float:
             torch.cuda.synchronize()
             began = time.perf_counter()
             side()
@@ -236,9 +236,34 @@ def measure_on_gpu(images: list[Pixels], num_rounds: int, console: Console) -> d
 
         if not torch.equal(by_png(), by_ours()):
             raise RuntimeError("the pixels differ")
-        took = rounds(console, "GPU", (by_png, by_ours), num_rounds + 1, seconds)
-    png_s, ours_s = (statistics.median(took[side][1:]) for side in (by_png, by_ours))  # the first turn warms up
-    return {"gpu_decode_mpix_s": round(mpix / ours_s, 1), "gpu_prepare_vs_png": round(png_s / ours_s, 3)}
+        step = _training_step()
+        sides = (by_png, by_ours, lambda: step(by_png()), lambda: step(by_ours()))
+        took = rounds(console, "GPU", sides, num_rounds + 1, seconds)
+    png_s, ours_s, train_png_s, train_ours_s = (
+        statistics.median(took[side][1:]) for side in sides
+    )  # the first warms up
+    figures = (round(mpix / ours_s, 1), round(png_s / ours_s, 3), round(train_png_s / train_ours_s, 3))
+    return dict(zip(GPU_KEYS, figures, strict=True))
+
+
+def _training_step() -> Callable[[torch.Tensor], object]:
+    """Returns a few convolutions, a label for each pixel."""
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 32, 3, stride=2, padding=1), torch.nn.ReLU(),
+        torch.nn.Conv2d(32, 64, 3, stride=2, padding=1), torch.nn.ReLU(),
+        torch.nn.Conv2d(64, 19, 1), torch.nn.Upsample(scale_factor=4),
+    ).cuda()  # fmt: skip
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.01)
+
+    def step(pixels: torch.Tensor) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            scores = layers(pixels.half() / 255)
+            loss = torch.nn.functional.cross_entropy(scores.float(), pixels[:, 0].long() % 19)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
 
 
 def run_benchmark(load: Load, console: Console) -> dict[str, Any]:

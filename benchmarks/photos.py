@@ -143,14 +143,17 @@ def _draw(index: int) -> bytes:
     raise RuntimeError(f"no cut of {name} had {MIN_BYTES} to {MAX_BYTES} bytes in {_MAX_DRAWS} draws")
 
 
-def cut(photograph: Image.Image, rng: random.Random, width: int, height: int, least: float) -> Image.Image:
+def cut(
+    photograph: Image.Image, rng: random.Random, width: int, height: int, least: float,
+    filtered: Image.Resampling = Image.Resampling.BICUBIC,
+) -> Image.Image:  # fmt: skip
     """Returns a random box of the photograph, at least so large a part of what fits, scaled to the wanted size."""
     scale = min(photograph.width / width, photograph.height / height) * rng.uniform(least, 1.0)
     box_width, box_height = width * scale, height * scale
     left = rng.uniform(0, photograph.width - box_width)
     top = rng.uniform(0, photograph.height - box_height)
     box = (left, top, left + box_width, top + box_height)
-    return photograph.resize((width, height), Image.Resampling.BICUBIC, box=box)
+    return photograph.resize((width, height), filtered, box=box)
 
 
 def saved(image: Image.Image, kind: str, **options: Any) -> bytes:

@@ -95,9 +95,6 @@ def pivot(rows: Iterable[Figures], index: Sequence[str], over: str, spec: str, t
     return grid([*titles, *(str(name) for name in found.columns[len(index) :])], found.values.tolist(), len(index))
 
 
-# -- rows of `benchmarks.peers` ----------------------------------------------------------------------------------------
-
-
 def unfinished(row: Figures, load: Figures) -> str | None:
     """Returns why the median turn of a loader did not finish its epoch; None if it finished.
 

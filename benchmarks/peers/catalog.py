@@ -56,9 +56,6 @@ def find(name: str) -> Peer:
     return next(peer for peer in PEERS if peer.name == name)
 
 
-# -- how much of them --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Cell:
     """What is measured together: every peer does this, in turn."""

@@ -41,9 +41,6 @@ def order_of(num_samples: int, limit: int | None) -> list[int]:
     return order[:limit]
 
 
-# -- where an item comes from ------------------------------------------------------------------------------------------
-
-
 def key_of(job: Job, number: int) -> str:
     """Returns an object's key."""
     return f"{job.prefix}/{number:07d}.jpg"
@@ -137,9 +134,6 @@ class _Shards(_Objects):
 SOURCES: dict[str, type[Source]] = {
     "files": _Files, "botocore": _Botocore, "obstore": _Obstore, "objects": _Objects, "shards": _Shards,
 }  # fmt: skip
-
-
-# -- items and batches -------------------------------------------------------------------------------------------------
 
 
 class Photo(NamedTuple):
