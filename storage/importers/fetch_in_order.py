@@ -63,7 +63,8 @@ async def fetch_in_order(
         in_flight: Upper bound of files fetched at once. Twice as many are in memory, because some are decoded while
             others are fetched. Of the local drive, four groups per thread are in memory.
         max_bytes: Upper bound of the bytes of fetched files; a single larger file is fetched alone.
-        num_threads: Number of threads that make items; one per core by default.
+        num_threads: Number of threads that make items; one per core by default. With one, files of the local drive are
+            read and made on the event loop's thread, so give this importer a loop of its own.
 
     Cancellation: Closing the generator cancels the running fetches and waits for them.
     """
@@ -73,6 +74,11 @@ async def fetch_in_order(
     group_bytes = min(_LOCAL_BYTES if is_local else _GROUP_BYTES, max_bytes // 4)
     max_files = _LOCAL_GROUPS * num_threads * group_files if is_local else 2 * in_flight
     window = _Window(engine, make, max_files=max_files, max_bytes=max_bytes)
+    if is_local and num_threads == 1:
+        for group in _groups(files, max_files=group_files, max_bytes=group_bytes):
+            for item in await window.make(group):
+                yield item
+        return
     with ThreadPoolExecutor(num_threads, "import-verify") as threads:
         try:
             for group in _groups(files, max_files=group_files, max_bytes=group_bytes):
@@ -126,6 +132,10 @@ class _Window(Generic[File]):
         self._num_bytes -= num_bytes
         return items
 
+    async def make(self, group: list[File | ImportProblem]) -> list[Item]:
+        """Returns the items of a group, made on the calling thread, which is cheaper than a hand-over to another one."""
+        return await self._import(group, None)
+
     async def close(self) -> None:
         """Cancels what is running, and waits for it."""
         tasks = [task for task, _, _ in self._running]
@@ -133,13 +143,16 @@ class _Window(Generic[File]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _import(self, group: list[File | ImportProblem], threads: ThreadPoolExecutor) -> list[Item]:
+    async def _import(self, group: list[File | ImportProblem], threads: ThreadPoolExecutor | None) -> list[Item]:
         loop = asyncio.get_running_loop()
         found: list[bytes | ImportProblem | None] = [None] * len(group)
         items: list[Item | None] = [None] * len(group)
         if isinstance(self._engine.store, LocalStore):
             # Read and made by one thread: a second hand-over would cost more than reading a small file.
-            items = await loop.run_in_executor(threads, self._make_local, self._engine.store, group)
+            if threads is None:
+                items = self._make_local(self._engine.store, group)
+            else:
+                items = await loop.run_in_executor(threads, self._make_local, self._engine.store, group)
         missing = [place for place, item in enumerate(items) if item is None]
         if missing:
 

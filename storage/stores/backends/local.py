@@ -31,6 +31,9 @@ __all__ = ["LocalStore"]
 
 _LIST_PAGE_KEYS = 1000
 _MAKE_FOLDER_ATTEMPTS = 10
+# Of one call. A longer one gets the kernel to allocate huge pages, which a virtual machine whose host takes free memory
+# back (free page reporting) must fault in again: 160 µs in place of 60 for 56 KB.
+_WRITE_BYTES = 32 << 10
 
 
 class LocalStore(Store):
@@ -290,7 +293,7 @@ def _read_span(file: int, start: int, end: int) -> bytes:
 
 def _write_all(file: int, data: memoryview) -> None:
     while data:
-        data = data[os.write(file, data) :]
+        data = data[os.write(file, data[:_WRITE_BYTES]) :]
 
 
 class _Entry(NamedTuple):
