@@ -50,7 +50,7 @@ def run_share(
         as_json: Whether to print one JSON object.
         **options: Options of `plan_parts`, and ``uploads_in_flight``.
     """
-    from concurrent_loader.storage.importers.part_processes import PartTarget, write_in_processes, write_in_turn
+    from concurrent_loader.storage.importers.part_processes import PartTarget, write_parts
     from concurrent_loader.storage.importers.parts import plan_parts
     from concurrent_loader.storage.sizes import format_count, format_size
 
@@ -62,12 +62,7 @@ def run_share(
     num_samples = num_bytes = num_skipped = 0
     with progress_bar(in_bytes=False) as progress:
         task = progress.add_task("parts", total=len(mine), rate="")
-        written = (
-            write_in_processes(mine, target, num_workers=workers)
-            if workers > 1
-            else write_in_turn(mine, target, lambda _: None)
-        )
-        for done in written:
+        for done in write_parts(mine, target, lambda _: None, num_workers=workers):
             num_samples += done.num_samples
             num_bytes += done.num_bytes
             num_skipped += len(done.skipped)

@@ -133,7 +133,7 @@ class _Window(Generic[File]):
         return items
 
     async def make(self, group: list[File | ImportProblem]) -> list[Item]:
-        """Returns the items of a group, made on the calling thread, which is cheaper than a hand-over to another one."""
+        """Returns the items of a group, made on the calling thread: cheaper than a hand-over to another one."""
         return await self._import(group, None)
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ from concurrent_loader.storage.importers.ingest_plan import (
 )
 from concurrent_loader.storage.importers.item_run import IngestProgress, ItemRun, OnError, import_metadata
 from concurrent_loader.storage.importers.made_part import progress_of
-from concurrent_loader.storage.importers.part_processes import PartTarget, write_in_processes, write_in_turn
+from concurrent_loader.storage.importers.part_processes import PartTarget, write_parts
 from concurrent_loader.storage.importers.parts import ImportOptions, ScannedImport, scan_import
 from concurrent_loader.storage.importers.parts_commit import PartsCommit
 from concurrent_loader.storage.importers.protocol import Importer, SampleSource
@@ -80,9 +80,9 @@ def ingest(
         token: Name of this commit; see `ShardWriter`. The default is the source's identity: its files' names, sizes and
             ETags or times, and the import options. Appending a source that was imported before adds nothing.
         again: Whether to append the source even if it was imported before.
-        workers: Number of processes. The default is this process alone, or one task per CPU of the Ray cluster. A
-            program that starts processes must be guarded by ``if __name__ == "__main__"``, because they import it. A
-            source that is one stream has one process.
+        workers: Number of processes, of which this is one. The default is this process alone, or one task per CPU of
+            the Ray cluster. A program that starts processes must be guarded by ``if __name__ == "__main__"``, because
+            they import it. A source that is one stream has one process.
         engine: ``"local"`` (default) for processes of this machine, or ``"ray"`` for ``workers`` tasks of a Ray cluster
             (the extra ``ray``), whose machines must reach source and destination under the same URLs.
         address: Address of the Ray cluster; None starts or finds one, as `ray.init` does.
@@ -242,10 +242,7 @@ def _writer_of_parts(workers: int | None, engine: str, address: str | None, targ
         from concurrent_loader.storage.importers.ray_parts import write_on_ray
 
         return lambda parts, _: write_on_ray(parts, target, num_workers=workers, address=address)
-    if workers is not None and workers > 1:
-        num_workers = workers
-        return lambda parts, _: write_in_processes(parts, target, num_workers=num_workers)
-    return lambda parts, report: write_in_turn(parts, target, report)
+    return lambda parts, report: write_parts(parts, target, report, num_workers=workers or 1)
 
 
 def _scan(importer: Importer, loop: LoopThread, target: PartTarget, options: ImportOptions) -> ScannedImport:

@@ -1,4 +1,4 @@
-"""Writes the parts of an import on this machine: one after another in this process, or in several processes."""
+"""Writes the parts of an import on this machine, in this process and in others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -24,11 +24,12 @@ from concurrent_loader.storage.importers.made_part import MadePart, make_part
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.store import Store
 
-__all__ = ["PartTarget", "write_in_processes", "write_in_turn"]
+__all__ = ["PartTarget", "write_parts"]
 
 _ALWAYS = nullcontext()
-_AHEAD = 4  # runs of parts per process that wait or run, so that a slow one does not stop the others
-_MAX_RUN = 8  # parts in a row for one process; fewer towards the end, so that all processes end together
+_AHEAD = 16  # runs per process that are not yielded yet, so that a slow one does not stop the others
+_GIVEN = 3  # runs that another process has at a time: this process is busy with a part before it gives the next
+_MAX_RUN = 8  # parts in a row for another process; fewer towards the end, so that all processes end together
 _MAX_CRASHES = 5  # in a row, without a finished part between them
 
 
@@ -84,96 +85,150 @@ class PartTarget:
             return list(threads.map(partial(self.write, making=making), parts))
 
 
-def write_in_turn(
-    parts: Iterable[IngestPart], target: PartTarget, on_progress: Callable[[IngestProgress], None]
-) -> Generator[WrittenPart, None, None]:
-    """Writes parts in this process, and yields their results in order.
+@dataclass(slots=True)
+class _Run:
+    """Parts in a row that another process writes, or a part that this one has made."""
 
-    The next part is made on the calling thread while the last uploads of a part end. Closing the generator cancels
-    uploads.
+    parts: list[IngestPart]
+    written: Future[list[WrittenPart]]
+    made: MadePart | None = None
+
+
+def write_parts(
+    parts: Iterable[IngestPart],
+    target: PartTarget,
+    on_progress: Callable[[IngestProgress], None],
+    *,
+    num_workers: int = 1,
+) -> Generator[WrittenPart, None, None]:
+    """Writes parts in this process and in others, and yields their results in order.
+
+    This process makes parts on the calling thread, from the start, while the others import what they need; and it makes
+    the next part while the last uploads of one end. A part of another process that was killed is written again. Closing
+    the generator cancels uploads and ends the processes at once; the finished parts have records.
 
     Args:
         parts: Parts to write.
         target: Where the parts go.
-        on_progress: Callback for progress since the last result, called on the calling thread.
+        on_progress: Callback for progress of this process since the last result, called on the calling thread.
+        num_workers: Number of processes, of which this is one.
 
     Raises:
         CorruptData: A file cannot be imported (``on_error="fail"``).
-        StorageError: The store failed. The error of the earliest part is raised.
+        StorageError: The store failed, or processes die again and again without finishing a part. The error of the
+            earliest part is raised.
     """
-    ending: deque[tuple[MadePart, Future[WrittenPart]]] = deque()
+    waiting, running = deque(parts), deque[_Run]()
+    own: deque[_Run] = deque()  # of `running`, made here
+    others = _OtherProcesses(target, min(num_workers, len(waiting)) - 1)
 
     def report(now: IngestProgress) -> None:
-        for made, _ in ending:
-            now = now + made.progress
+        for run in own:
+            now = now + run.made.progress if run.made is not None else now
         on_progress(now)
 
     with ThreadPoolExecutor(1, "import-part") as threads:
         try:
-            for part in parts:
-                try:
-                    made = target.make(part, report)
-                except Exception:
-                    for _, end in ending:
-                        end.result()
-                    raise
-                ending.append((made, threads.submit(made.finish)))
-                while len(ending) > 1:
-                    yield _oldest(ending)
-            while ending:
-                yield _oldest(ending)
+            while waiting or running:
+                others.hand_out(waiting, running)
+                ending = [run.written for run in own if not run.written.done()]
+                if running and (running[0].written.done() or not waiting):
+                    written = others.result(running[0])
+                    if written is not None:
+                        # After the wait, because an interrupted wait cancels what is in the queues.
+                        if running.popleft().made is not None:
+                            own.popleft()
+                        yield from written
+                elif len(ending) > 1 or len(running) >= _AHEAD * num_workers:
+                    wait([*ending[:1], running[0].written], return_when=FIRST_COMPLETED)
+                else:
+                    run = _make_here(waiting, target, report, threads)
+                    running.append(run)
+                    if run.made is not None:
+                        own.append(run)
         finally:
-            for made, _ in ending:
-                made.cancel()
+            for run in own:
+                if run.made is not None:
+                    run.made.cancel()
+            others.close()
 
 
-def _oldest(ending: deque[tuple[MadePart, Future[WrittenPart]]]) -> WrittenPart:
-    written = ending[0][1].result()
-    ending.popleft()  # after the wait, because an interrupted wait cancels what is in the queue
-    return written
-
-
-def write_in_processes(
-    parts: Iterable[IngestPart], target: PartTarget, *, num_workers: int
-) -> Generator[WrittenPart, None, None]:
-    """Yields the results of the parts in their order.
-
-    A part of a process that was killed is written again by another one. Closing the generator ends the processes at
-    once; the finished parts have records.
-
-    Raises:
-        StorageError: Processes die again and again without finishing a part; or the error of a part.
-    """
-    waiting = deque(parts)
-    running: deque[tuple[list[IngestPart], Future[list[WrittenPart]]]] = deque()
-    crashes = 0
-    pool = _Pool(min(num_workers, max(1, len(waiting))))
+def _make_here(
+    waiting: deque[IngestPart],
+    target: PartTarget,
+    report: Callable[[IngestProgress], None],
+    threads: ThreadPoolExecutor,
+) -> _Run:
+    """Makes the next part. After an error no more parts are begun, and the error waits for its turn."""
+    part = waiting.popleft()
     try:
-        while waiting or running:
+        made = target.make(part, report)
+    except Exception as error:  # noqa: BLE001 - raised after the results of the parts before it
+        waiting.clear()
+        failed: Future[list[WrittenPart]] = Future()
+        failed.set_exception(error)
+        return _Run([part], failed)
+    return _Run([part], threads.submit(lambda: [made.finish()]), made)
+
+
+class _OtherProcesses:
+    """The processes beside this one, which are replaced when they are killed."""
+
+    def __init__(self, target: PartTarget, number: int) -> None:
+        self._target = target
+        self._number = number
+        self._pool = _Pool(number) if number > 0 else None
+        self._crashes = 0
+
+    def hand_out(self, waiting: deque[IngestPart], running: deque[_Run]) -> None:
+        """Gives the processes something to do, and again what was lost with one of them."""
+        while self._pool is not None:
             try:
-                while waiting and len(running) < _AHEAD * num_workers:
-                    run = list(itertools.islice(waiting, max(1, min(_MAX_RUN, len(waiting) // (4 * num_workers)))))
-                    running.append((run, pool.submit(target, run)))
-                    for _ in run:
+                for run in running:
+                    if _is_lost(run):
+                        run.written = self._pool.submit(self._target, run.parts)
+                while waiting and self._needs_more(waiting, running):
+                    number = max(1, min(_MAX_RUN, len(waiting) // (4 * (self._number + 1))))
+                    parts = list(itertools.islice(waiting, number))
+                    running.append(_Run(parts, self._pool.submit(self._target, parts)))
+                    for _ in parts:
                         waiting.popleft()
-                written = running[0][1].result()
             except BrokenProcessPool as error:
-                crashes += 1
-                if crashes > _MAX_CRASHES:
+                self._crashes += 1
+                if self._crashes > _MAX_CRASHES:
                     raise StorageError(
                         "worker processes end unexpectedly, perhaps for lack of memory: pass fewer workers; the parts "
                         "that are written are kept, and another run continues with them"
                     ) from error
-                pool.close()
-                waiting.extendleft(part for run, _ in reversed(running) for part in reversed(run))
-                running.clear()
-                pool = _Pool(min(num_workers, len(waiting)))
-                continue
-            crashes = 0
-            running.popleft()
-            yield from written
-    finally:
-        pool.close()
+                self._pool.close()
+                self._pool = _Pool(self._number)
+            else:
+                return
+
+    def result(self, run: _Run) -> list[WrittenPart] | None:
+        """Waits for the result of a run; returns None if its process was killed."""
+        try:
+            written = run.written.result()
+        except BrokenProcessPool:
+            return None
+        if run.made is None:
+            self._crashes = 0
+        return written
+
+    def close(self) -> None:
+        """Ends the processes, in the middle of a part if need be."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _needs_more(self, waiting: deque[IngestPart], running: deque[_Run]) -> bool:
+        num_given = sum(run.made is None and not run.written.done() for run in running)
+        # Fewer towards the end, so that all processes end together.
+        return num_given < self._number * min(_GIVEN, 1 + len(waiting) // (self._number + 1))
+
+
+def _is_lost(run: _Run) -> bool:
+    written = run.written
+    return written.done() and (written.cancelled() or isinstance(written.exception(), BrokenProcessPool))
 
 
 class _Pool:

@@ -66,6 +66,33 @@ def test_the_error_of_a_part_is_raised(images: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_the_error_of_the_earliest_part_is_raised(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad" / "a").mkdir(parents=True)
+    for path in images.glob("*/*.jpg"):
+        damaged = int(path.stem) % 10 == 0
+        (tmp_path / "bad" / "a" / path.name).write_bytes(b"\xff\xd8\xff damaged" if damaged else path.read_bytes())
+    keys = set()
+    for workers in (1, 2, 3):
+        with pytest.raises(CorruptData) as caught:
+            ingest(ImageFolder(open_store(tmp_path / "bad")), tmp_path / "out", shard_size=SHARD, workers=workers)
+        keys.add(caught.value.key)
+    assert len(keys) == 1
+
+
+@pytest.mark.processes
+def test_the_calling_process_is_one_of_the_workers(images: Path, digest: str, tmp_path: Path) -> None:
+    num_children: list[int] = []
+
+    def count(now: IngestProgress) -> None:
+        children = psutil.Process().children()
+        num_children.append(sum("spawn_main" in " ".join(_command_line(child)) for child in children))
+
+    report = ingest(ImageFolder(open_store(images)), tmp_path / "x", shard_size=SHARD, workers=3, on_progress=count)
+    assert report.manifest.digest == digest
+    assert max(num_children) == 2
+
+
+@pytest.mark.processes
 def test_killed_processes_are_replaced(images: Path, digest: str, tmp_path: Path) -> None:
     rng = random.Random(3)
     num_killed = 0
@@ -130,7 +157,7 @@ from concurrent_loader.storage.importers.ingest import ingest
 from concurrent_loader.storage.stores import open_store
 
 def stop(now):
-    if now.num_done:
+    if now.num_done > {NUM_FILES // 2}:
         os.kill(os.getpid(), signal.SIGINT)
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from concurrent_loader.storage.importers.ingest import ingest
 from concurrent_loader.storage.importers.ingest_plan import IngestPart, WrittenPart
 from concurrent_loader.storage.importers.item_run import IngestProgress
 from concurrent_loader.storage.importers.made_part import MadePart
-from concurrent_loader.storage.importers.part_processes import PartTarget, write_in_turn
+from concurrent_loader.storage.importers.part_processes import PartTarget, write_parts
 from concurrent_loader.storage.shards.writing.upload_queue import UploadQueue
 from concurrent_loader.storage.stores import MemoryStore, open_store
 from concurrent_loader.storage.stores.objects import ObjectMeta
@@ -58,7 +58,7 @@ def parts(number: int) -> list[IngestPart]:
 
 def run(target: Target, number: int, seen: list[int] | None = None) -> Any:
     seen = [] if seen is None else seen
-    return write_in_turn(parts(number), cast("PartTarget", target), lambda now: seen.append(now.num_done))
+    return write_parts(parts(number), cast("PartTarget", target), lambda now: seen.append(now.num_done))
 
 
 def test_a_part_is_made_while_the_uploads_of_the_one_before_end() -> None:
