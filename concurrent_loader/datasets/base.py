@@ -14,8 +14,6 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-import numpy as np
-
 from concurrent_loader.datasets.store_options import StoreArguments, StoreOptions
 from concurrent_loader.datasets.views import WholeDataset
 from concurrent_loader.storage.cache import CacheStats, ShardCache
@@ -23,11 +21,12 @@ from concurrent_loader.storage.checked_url import check_there, check_url
 from concurrent_loader.storage.errors import StoreClosed
 from concurrent_loader.storage.fetch import FetchEngine, FetchStats
 from concurrent_loader.storage.fork_safety import leak_reference, register_fork_handler
+from concurrent_loader.storage.freed_memory import keep_freed_memory
 from concurrent_loader.storage.loop_thread import LoopThread
 from concurrent_loader.storage.secret import hide
 from concurrent_loader.storage.sizes import Size
 
-__all__ = ["BucketDataset", "keep_freed_memory"]
+__all__ = ["BucketDataset"]
 
 _log = logging.getLogger(__name__)
 
@@ -215,18 +214,3 @@ class BucketDataset(WholeDataset):
         if cache is not None:
             await cache.close()
         await self._store.close()
-
-
-_LARGEST_BYTES = 31 << 20  # just below glibc's limit for a dynamic threshold: 32 MiB, its own header included
-_is_set = False
-
-
-def keep_freed_memory() -> None:
-    """Makes glibc keep freed memory for reuse, up to a limit. Takes no memory. Called when a dataset is opened.
-
-    Freeing one large block raises glibc's threshold, below which memory is not returned to the system at once.
-    """
-    global _is_set
-    if not _is_set:
-        _is_set = True
-        np.empty(_LARGEST_BYTES, np.uint8)  # freed at once, and never touched

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.freed_memory import keep_freed_memory
 from concurrent_loader.storage.hidden_arguments import hides_secrets
 from concurrent_loader.storage.importers.ingest_plan import IngestPart, WrittenPart, load_part, part_name, save_part
 from concurrent_loader.storage.importers.item_run import IngestProgress, ItemRun
@@ -78,6 +79,7 @@ def make_part(
         on_progress: Callback for progress, called on the calling thread.
         making: Context within which the samples are made.
     """
+    keep_freed_memory()
     store = url if isinstance(url, Store) else open_store(url, client=client, **dict(storage_options or {}))
     queue = UploadQueue(store, in_flight=uploads_in_flight, keep_store=isinstance(url, Store))
     try:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 PROGRAM = """
 import resource, sys
 import pytest
-from concurrent_loader.datasets.base import keep_freed_memory
+from concurrent_loader.storage.freed_memory import keep_freed_memory
 
 def faults():
     blocks = []
