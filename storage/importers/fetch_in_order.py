@@ -7,10 +7,9 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Generic, Protocol, TypeVar, cast
 
-from concurrent_loader.storage.errors import ConfigurationError, InvalidRange, NotFound, ObjectChanged, StorageError
+from concurrent_loader.storage.errors import ConfigurationError, InvalidRange, NotFound, ObjectChanged
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.importers.protocol import ImportedSample, ImportProblem
 from concurrent_loader.storage.map_concurrently import map_concurrently
@@ -178,16 +177,16 @@ class _Window(Generic[File]):
 
     def _make_local(self, store: LocalStore, group: list[File | ImportProblem]) -> list[Item | None]:
         """Reads files of the local drive and makes items; None for a file whose error the engine shall report."""
-        items: list[Item | None] = []
-        for file in group:
-            data = None
-            if not isinstance(file, ImportProblem) and file.size <= MAX_FILE_BYTES:
-                with suppress(StorageError):
-                    data = store.read(file.key)
-            if isinstance(file, ImportProblem):
-                items.append(file)
-            else:
-                items.append(self._make(file, data) if data is not None and len(data) == file.size else None)
+        items: list[Item | None] = [file if isinstance(file, ImportProblem) else None for file in group]
+        wanted = [
+            (place, file)
+            for place, file in enumerate(group)
+            if not isinstance(file, ImportProblem) and file.size <= MAX_FILE_BYTES
+        ]
+        found = store.read_together([file.key for _, file in wanted])
+        for (place, file), data in zip(wanted, found, strict=True):
+            if data is not None and len(data) == file.size:
+                items[place] = self._make(file, data)
         return items
 
     def _make_fetched(

@@ -115,6 +115,17 @@ async def test_pipes_are_no_objects(tmp_path):
         await store.get("pipe")
 
 
+def test_files_are_read_together(tmp_path):
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "b").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    num_open = len(os.listdir("/dev/fd"))
+    found = LocalStore(tmp_path).read_together(["a", "b", "missing", "folder", "pipe", "../a", "a"])
+    assert found == [b"1", b"", None, None, None, None, b"1"]
+    assert len(os.listdir("/dev/fd")) == num_open
+
+
 async def test_names_that_no_key_can_have_are_reported(tmp_path):
     (tmp_path / "new\nline").write_bytes(b"x")
     with pytest.raises(StoreError, match="invalid key"):
