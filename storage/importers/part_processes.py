@@ -87,10 +87,11 @@ class PartTarget:
 
 @dataclass(slots=True)
 class _Run:
-    """Parts in a row that another process writes, or a part that this one has made."""
+    """Parts in a row that another process writes, or a part of this process, which has made it or failed to."""
 
     parts: list[IngestPart]
     written: Future[list[WrittenPart]]
+    is_own: bool
     made: MadePart | None = None
 
 
@@ -136,16 +137,14 @@ def write_parts(
                     written = others.result(running[0])
                     if written is not None:
                         # After the wait, because an interrupted wait cancels what is in the queues.
-                        if running.popleft().made is not None:
+                        if running.popleft().is_own:
                             own.popleft()
                         yield from written
                 elif len(ending) > 1 or len(running) >= _AHEAD * num_workers:
                     wait([*ending[:1], running[0].written], return_when=FIRST_COMPLETED)
                 else:
-                    run = _make_here(waiting, target, report, threads)
-                    running.append(run)
-                    if run.made is not None:
-                        own.append(run)
+                    own.append(_make_here(waiting, target, report, threads))
+                    running.append(own[-1])
         finally:
             for run in own:
                 if run.made is not None:
@@ -167,8 +166,8 @@ def _make_here(
         waiting.clear()
         failed: Future[list[WrittenPart]] = Future()
         failed.set_exception(error)
-        return _Run([part], failed)
-    return _Run([part], threads.submit(lambda: [made.finish()]), made)
+        return _Run([part], failed, is_own=True)
+    return _Run([part], threads.submit(lambda: [made.finish()]), is_own=True, made=made)
 
 
 class _OtherProcesses:
@@ -190,7 +189,7 @@ class _OtherProcesses:
                 while waiting and self._needs_more(waiting, running):
                     number = max(1, min(_MAX_RUN, len(waiting) // (4 * (self._number + 1))))
                     parts = list(itertools.islice(waiting, number))
-                    running.append(_Run(parts, self._pool.submit(self._target, parts)))
+                    running.append(_Run(parts, self._pool.submit(self._target, parts), is_own=False))
                     for _ in parts:
                         waiting.popleft()
             except BrokenProcessPool as error:
@@ -210,8 +209,10 @@ class _OtherProcesses:
         try:
             written = run.written.result()
         except BrokenProcessPool:
+            if run.is_own:  # the source has processes of its own
+                raise
             return None
-        if run.made is None:
+        if not run.is_own:
             self._crashes = 0
         return written
 
@@ -221,14 +222,18 @@ class _OtherProcesses:
             self._pool.close()
 
     def _needs_more(self, waiting: deque[IngestPart], running: deque[_Run]) -> bool:
-        num_given = sum(run.made is None and not run.written.done() for run in running)
+        num_given = sum(not (run.is_own or run.written.done()) for run in running)
         # Fewer towards the end, so that all processes end together.
         return num_given < self._number * min(_GIVEN, 1 + len(waiting) // (self._number + 1))
 
 
 def _is_lost(run: _Run) -> bool:
     written = run.written
-    return written.done() and (written.cancelled() or isinstance(written.exception(), BrokenProcessPool))
+    return (
+        not run.is_own
+        and written.done()
+        and (written.cancelled() or isinstance(written.exception(), BrokenProcessPool))
+    )
 
 
 class _Pool:

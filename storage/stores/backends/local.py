@@ -31,8 +31,8 @@ __all__ = ["LocalStore"]
 
 _LIST_PAGE_KEYS = 1000
 _MAKE_FOLDER_ATTEMPTS = 10
-# Of one call. A longer one gets the kernel to allocate huge pages, which a virtual machine whose host takes free memory
-# back (free page reporting) must fault in again: 160 µs in place of 60 for 56 KB.
+# Of one call. Longer ones take 160 µs in place of 60 for 56 KB on a virtual machine whose host takes free memory back
+# (free page reporting), probably because the kernel then takes larger pages for its cache.
 _WRITE_BYTES = 32 << 10
 
 

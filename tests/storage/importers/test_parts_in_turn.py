@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -94,6 +95,15 @@ def test_a_part_that_cannot_be_made_leaves_the_one_before_finished() -> None:
     with pytest.raises(CorruptData):
         list(run(target, 3))
     assert target.finished == [0]
+
+
+def test_a_source_whose_own_processes_end_is_an_error() -> None:
+    def makes(number: int) -> None:
+        if number == 1:
+            raise BrokenProcessPool
+
+    with pytest.raises(BrokenProcessPool):
+        list(run(Target(lambda number, _: None, makes), 3))
 
 
 def test_closing_cancels_the_uploads() -> None:
