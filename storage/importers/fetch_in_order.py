@@ -183,7 +183,7 @@ class _Window(Generic[File]):
             for place, file in enumerate(group)
             if not isinstance(file, ImportProblem) and file.size <= MAX_FILE_BYTES
         ]
-        found = store.read_together([file.key for _, file in wanted])
+        found = store.read_together([(file.key, file.size) for _, file in wanted])
         for (place, file), data in zip(wanted, found, strict=True):
             if data is not None and len(data) == file.size:
                 items[place] = self._make(file, data)

@@ -66,18 +66,21 @@ class LocalStore(Store):
         check_key(key)
         return self._root / key
 
-    def read_together(self, keys: Sequence[str]) -> list[bytes | None]:
+    def read_together(self, files: Sequence[tuple[str, int]]) -> list[bytes | None]:
         """Reads a few files on the calling thread, for callers that have a thread of their own.
 
-        All are announced to the system first, so the drive reads the next ones while this call waits for one: a third
-        of the time and of the processor time where they are not in the page cache.
+        All are announced to the system first, so the drive reads the next ones while this call waits for one: less than
+        half of the time and of the processor time where they are not in the page cache.
+
+        Args:
+            files: Key and expected size in bytes of each file.
 
         Returns:
-            Bytes of each file; None for one that cannot be read, for which `get` raises the error.
+            Bytes of each file; None for one that has another size or cannot be read, for which `get` says why.
         """
         with contextlib.ExitStack() as opened:
-            files = [self._announce(key, opened) for key in keys]
-            return [None if file is None else _read_whole(file) for file in files]
+            found = [(self._announce(key, size, opened), size) for key, size in files]
+            return [None if file is None else _read_whole(file, size) for file, size in found]
 
     async def _get(self, key: str, span: tuple[int, int] | None, if_match: str | None) -> GetResult:
         data, status = await asyncio.to_thread(self._read, key, span, if_match)
@@ -111,7 +114,7 @@ class LocalStore(Store):
 
     # -- on a thread -----------------------------------------------------------------------------------------------
 
-    def _announce(self, key: str, opened: contextlib.ExitStack) -> int | None:
+    def _announce(self, key: str, size: int, opened: contextlib.ExitStack) -> int | None:
         try:
             check_key(key)
             file = self._open(key)
@@ -120,7 +123,7 @@ class LocalStore(Store):
         opened.callback(os.close, file)
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # a pipe, or a file system without a cache
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(file, 0, size, os.POSIX_FADV_WILLNEED)
         return file
 
     def _open(self, key: str) -> int:
@@ -296,11 +299,11 @@ def _create_beside(target: Path) -> tuple[int, Path]:
     raise AssertionError(attempt)
 
 
-def _read_whole(file: int) -> bytes | None:
+def _read_whole(file: int, size: int) -> bytes | None:
     with contextlib.suppress(OSError):
         status = os.fstat(file)
-        if stat.S_ISREG(status.st_mode):
-            return _read_span(file, 0, status.st_size)
+        if stat.S_ISREG(status.st_mode) and status.st_size == size:  # before memory is taken: it may have grown
+            return _read_span(file, 0, size)
     return None
 
 

@@ -121,8 +121,9 @@ def test_files_are_read_together(tmp_path):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     num_open = len(os.listdir("/dev/fd"))
-    found = LocalStore(tmp_path).read_together(["a", "b", "missing", "folder", "pipe", "../a", "a"])
-    assert found == [b"1", b"", None, None, None, None, b"1"]
+    files = [("a", 1), ("b", 0), ("missing", 1), ("folder", 1), ("pipe", 0), ("../a", 1), ("a", 2), ("a", 0), ("a", 1)]
+    found = LocalStore(tmp_path).read_together(files)
+    assert found == [b"1", b"", None, None, None, None, None, None, b"1"]
     assert len(os.listdir("/dev/fd")) == num_open
 
 
