@@ -130,7 +130,9 @@ $(WHEEL): $(SOURCES) $(DEPENDENCIES)
 	@if [[ "$(VENV)" == .venv ]]; then \
 		rm -f concurrent_loader/*/*.so storage/*/*.so; \
 		cp $(VENV)/lib/python*/site-packages/concurrent_loader/decode/*.so concurrent_loader/decode/ 2>/dev/null || true; \
-		cp $(VENV)/lib/python*/site-packages/concurrent_loader/storage/lossless/*.so storage/lossless/ 2>/dev/null || true; fi
+		for folder in cache lossless; do \
+			cp $(VENV)/lib/python*/site-packages/concurrent_loader/storage/$$folder/*.so storage/$$folder/ 2>/dev/null || true; \
+		done; fi
 	@touch $@
 
 lock:  ## constraints.txt anew from pyproject.toml, newest versions (needs uv)

@@ -62,7 +62,8 @@ def check_source(source: Path) -> None:
         members = {member.name.partition("/")[2]: member for member in archive.getmembers()}
     links = [name for name, member in members.items() if member.issym() or member.islnk()]
     assert not links, f"links in the source distribution: {links}"
-    needed = ("concurrent_loader/storage/lossless/lossless_tiles.c", "concurrent_loader/decode/jpeg_crop.c", "LICENSE")
+    sources = ("storage/cache/file_reads.c", "storage/lossless/lossless_tiles.c", "decode/jpeg_crop.c")
+    needed = ("LICENSE", *(f"concurrent_loader/{name}" for name in sources))
     missing = [name for name in needed if name not in members]
     assert not missing, f"missing in the source distribution: {missing}"
     others = {name.split("/")[0] for name in members} & {"storage", "tests", "benchmarks", "terraform", "docs"}

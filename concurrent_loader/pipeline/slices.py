@@ -12,6 +12,7 @@ import numpy.typing as npt
 from concurrent_loader.batch.buffers import BatchBuffers
 from concurrent_loader.datasets.protocol import OpenUnit
 from concurrent_loader.order.protocol import BatchIndex
+from concurrent_loader.storage.cache import read_payload, read_values
 from concurrent_loader.storage.shards.format.nulls import joined
 
 __all__ = ["Slice", "count_slices", "count_units", "cut_batch", "units_of"]
@@ -53,16 +54,14 @@ class Slice:
 
     def payload(self, column: str) -> list[bytes | memoryview | None]:
         """Returns the verified bytes of each sample in a payload column; None for nulls."""
-        return [
-            data for shard, rows in zip(self.shards, self.rows, strict=True) for data in shard.payload(column, rows)
-        ]
+        return [data for run in read_payload(self.shards, self.rows, column) for data in run]
 
     def values(self, column: str) -> npt.NDArray[Any] | list[Any]:
         """Returns the values of a column, one per sample: an array for numbers, otherwise a list.
 
         Nulls are masked in an array, and None in a list.
         """
-        runs = [shard.values(column, rows) for shard, rows in zip(self.shards, self.rows, strict=True)]
+        runs = read_values(self.shards, self.rows, column)
         if runs and all(isinstance(run, np.ndarray) for run in runs):
             return joined(runs, optional=False)  # type: ignore[no-any-return]
         return [value for run in runs for value in run]

@@ -6,7 +6,7 @@ from concurrent_loader.storage.cache.joined_shard import JoinedShard, JoinedShar
 from concurrent_loader.storage.cache.local_files import InPlaceShards
 from concurrent_loader.storage.cache.memory_cache import MemoryShardCache
 from concurrent_loader.storage.cache.open_cache import open_shard_cache
-from concurrent_loader.storage.cache.open_shard import FileShard, MemoryShard, OpenShard
+from concurrent_loader.storage.cache.open_shard import FileShard, MemoryShard, OpenShard, read_payload, read_values
 from concurrent_loader.storage.cache.shard_cache import ShardCache
 from concurrent_loader.storage.cache.stats import CacheStats
 from concurrent_loader.storage.listing import ObjectEntry
@@ -26,5 +26,7 @@ __all__ = [
     "UseSchedule",
     "needed_parts",
     "open_shard_cache",
+    "read_payload",
+    "read_values",
     "whole_shards",
 ]

@@ -9,8 +9,8 @@ import xxhash
 
 from concurrent_loader.storage.cache.blocking_io import in_thread
 from concurrent_loader.storage.cache.budget import CacheBudget
+from concurrent_loader.storage.cache.file_values import read_exactly
 from concurrent_loader.storage.cache.folder import CacheFolder
-from concurrent_loader.storage.cache.open_shard import read_exactly
 from concurrent_loader.storage.cache.range_reader import LocalRanges
 from concurrent_loader.storage.cache.sparse_file import SparseFiles
 from concurrent_loader.storage.cache.stats import CacheCounters

@@ -9,7 +9,8 @@ from contextlib import suppress
 import xxhash
 
 from concurrent_loader.storage.cache.blocking_io import Drive, in_thread
-from concurrent_loader.storage.cache.open_shard import FileShard, OpenShard, read_exactly
+from concurrent_loader.storage.cache.file_values import read_exactly
+from concurrent_loader.storage.cache.open_shard import FileShard, OpenShard
 from concurrent_loader.storage.cache.shard_cache import ShardCache
 from concurrent_loader.storage.errors import CorruptData
 from concurrent_loader.storage.fetch.engine import FetchEngine

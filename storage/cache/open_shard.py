@@ -1,4 +1,7 @@
-"""A whole shard in a cache file or in memory: returns any value of any row, verified, without a request."""
+"""A whole shard in a cache file or in memory: returns any value of any row, verified, without a request.
+
+`read_payload` and `read_values` read rows of several shards at once, which is faster for files.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from concurrent_loader.storage.cache import file_values
 from concurrent_loader.storage.cache.blocking_io import Drive
 from concurrent_loader.storage.errors import CorruptData, DigestMismatch, StoreError
 from concurrent_loader.storage.shards.format.index import ShardIndex
@@ -21,12 +26,10 @@ from concurrent_loader.storage.shards.format.layout import HEADER_BYTES, parse_h
 from concurrent_loader.storage.shards.format.schema import ColumnKind
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry
 
-__all__ = ["FileShard", "MemoryShard", "OpenShard", "read_exactly"]
+__all__ = ["FileShard", "MemoryShard", "OpenShard", "read_payload", "read_values"]
 
-# Of values that are read together. A call of the system takes as long as copying 16 KiB.
-_MAX_GAP_BYTES = 8 << 10
-_MAX_JOINED_BYTES = 16 << 10  # larger values gain nothing
-_MAX_READ_BYTES = 1 << 20
+Indices = npt.NDArray[np.int64]
+Payload = Sequence[bytes | memoryview | None]
 
 # A shard of small samples is read as a whole, once it has been read this often: 1,000 calls cost more than 8 MiB.
 _READS_BEFORE_WHOLE = 64
@@ -74,7 +77,7 @@ class OpenShard(ABC):
         """Returns the bytes [start, end) of several places, unverified."""
         return [self.read(start, end) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
-    def payload(self, column: str, rows: npt.NDArray[np.int64]) -> Sequence[bytes | memoryview | None]:
+    def payload(self, column: str, rows: Indices) -> Payload:
         """Returns the stored bytes of a column for given rows, None for nulls.
 
         Each value is checked against its digest, if it has one.
@@ -86,20 +89,20 @@ class OpenShard(ABC):
         Raises:
             DigestMismatch: A value differs from what was written; the error names shard, row and column.
         """
-        index = self.index
-        if index.schema[column].kind is ColumnKind.SMALL:
-            values: Sequence[bytes | memoryview | None] = index.encoded(column, rows)
-        else:
-            values = self._verified(column, rows)
-        if (valid := index.valid(column)) is not None:
-            return [data if has_value else None for data, has_value in zip(values, valid[rows].tolist(), strict=True)]
-        return values
+        if self.index.schema[column].kind is ColumnKind.SMALL:
+            return self._with_nulls(column, rows, self.index.encoded(column, rows))
+        starts, ends = self._places(column, rows)
+        return self._verified(column, rows, starts, ends, self.read_many(starts, ends))
 
-    def _verified(self, column: str, rows: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
-        """Reads payload values and checks their digests."""
-        starts = self.index.payload_starts(column)[rows].astype(np.int64)
-        ends = self.index.payload_ends(column)[rows].astype(np.int64)
-        values = self.read_many(starts, ends)
+    def _places(self, column: str, rows: Indices) -> tuple[Indices, Indices]:
+        """Returns where the payload values of some rows start and end."""
+        index = self.index  # offsets lie below 2**63
+        return index.payload_starts(column)[rows].view(np.int64), index.payload_ends(column)[rows].view(np.int64)
+
+    def _verified(
+        self, column: str, rows: Indices, starts: Indices, ends: Indices, values: Sequence[bytes | memoryview]
+    ) -> Payload:
+        """Returns payload values, None for nulls, after checking their digests."""
         if self.index.has_digests:
             expected = self.index.payload_digests(column)[rows].tolist()
             if (digests := list(map(xxhash.xxh3_64_intdigest, values))) != expected:
@@ -109,7 +112,12 @@ class OpenShard(ABC):
                     shard=self.entry.key, sample=int(rows[at]), column=column, start=int(starts[at]), end=int(ends[at]),
                     expected=f"{expected[at]:016x}", got=f"{digests[at]:016x}",
                 )  # fmt: skip
-        return values
+        return self._with_nulls(column, rows, values)
+
+    def _with_nulls(self, column: str, rows: Indices, values: Sequence[bytes | memoryview]) -> Payload:
+        if (valid := self.index.valid(column)) is None:
+            return values
+        return [data if has_value else None for data, has_value in zip(values, valid[rows].tolist(), strict=True)]
 
     def values(self, column: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.generic] | Sequence[object]:
         """Returns one column's values for given rows, decoded as by `Column.decode`; images stay encoded.
@@ -121,7 +129,10 @@ class OpenShard(ABC):
         spec = self.index.schema[column]
         if spec.kind is not ColumnKind.PAYLOAD:
             return self.index.values(column, rows)
-        payload = self.payload(column, rows)
+        return self._decoded(column, self.payload(column, rows))
+
+    def _decoded(self, column: str, payload: Payload) -> Sequence[object]:
+        spec = self.index.schema[column]
         if self.index.valid(column) is None:
             return spec.decode_many(payload)  # type: ignore[arg-type]
         return [None if data is None else spec.decode(data) for data in payload]
@@ -184,27 +195,16 @@ class FileShard(OpenShard):
         return True
 
     def read(self, start: int, end: int) -> bytes:
-        return read_exactly(self._drive, self._fd, start, end, shard=self.entry.key)
+        return file_values.read_exactly(self._drive, self._fd, start, end, shard=self.entry.key)
 
-    def read_many(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
-        """Reads small values that are close together with one call of the system."""
-        if (whole := self._whole) is not None:
-            return [whole[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-        values: list[bytes | memoryview] = []
-        for first, stop in _joined_reads(starts, ends):
-            base = int(starts[first])
-            data = self.read(base, int(ends[stop - 1]))
-            self._num_reads += 1
-            if stop == first + 1:
-                values.append(data)
-            else:
-                # Python's garbage collector traverses everything again and again for many small views, not for bytes.
-                joined = data if len(data) <= _SMALL_SAMPLE_BYTES * (stop - first) else memoryview(data)
-                edges = zip((starts[first:stop] - base).tolist(), (ends[first:stop] - base).tolist(), strict=True)
-                values += [joined[start:end] for start, end in edges]
+    def read_many(self, starts: Indices, ends: Indices) -> list[bytes | memoryview]:
+        (values,) = _read_files([self], [starts], [ends])
+        return values
+
+    def _count_reads(self, count: int) -> None:
+        self._num_reads += count
         if self._num_reads >= _READS_BEFORE_WHOLE:
             self._read_whole()
-        return values
 
     def _read_whole(self) -> None:
         """Copies the payload of a shard of small samples into memory, if there is room for it."""
@@ -225,18 +225,6 @@ class FileShard(OpenShard):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             self._drive.close(fd)
-
-
-def _joined_reads(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yields the first of the values that are read together, and one past the last of them."""
-    gaps = starts[1:] - ends[:-1]
-    joins = (gaps >= 0) & (gaps <= _MAX_GAP_BYTES) & (ends[1:] - starts[1:] <= _MAX_JOINED_BYTES)
-    for first, stop in pairwise([0, *(np.flatnonzero(~joins) + 1).tolist(), len(starts)]):
-        while first < stop:
-            last_end = starts[first] + _MAX_READ_BYTES
-            count = int(np.searchsorted(ends[first:stop], last_end, side="right")) if stop - first > 1 else 1
-            yield first, first + max(1, count)
-            first += max(1, count)
 
 
 class _Room:
@@ -265,22 +253,61 @@ class _Room:
 _whole_shards = _Room(_MAX_WHOLE_BYTES)
 
 
-def read_exactly(drive: Drive, fd: int, start: int, end: int, *, shard: str) -> bytes:
-    """Reads the bytes [start, end) of a local copy of a shard.
+def read_payload(shards: Sequence[Any], rows: Sequence[Indices], column: str) -> list[Payload]:
+    """Returns the stored bytes of a column for rows of several shards, verified; the values of files with one call.
+
+    Args:
+        shards: Open shards, or other units with a method like `OpenShard.payload`.
+        rows: (n,) int64 for each shard: row numbers in any order.
+        column: Name of the column, as for `OpenShard.payload`.
+
+    Returns:
+        For each shard what its ``payload`` returns.
 
     Raises:
-        CorruptData: The bytes cannot be read, or the file is too short.
+        CorruptData: A file cannot be read, or a value differs from what was written.
     """
-    try:
-        data = drive.read(fd, end - start, start)
-    except OSError as error:
-        raise CorruptData(
-            f"the cached file cannot be read: {error.strerror}", shard=shard, start=start, end=end
-        ) from error
-    except MemoryError as error:
-        raise StoreError(
-            "a range of a shard does not fit into memory", shard=shard, start=start, end=end, got=f"{end - start} bytes"
-        ) from error
-    if len(data) != end - start:
-        raise CorruptData("the cached file is shorter than the shard", shard=shard, start=start, end=end, got=len(data))
-    return data
+    files = [shard for shard in shards if isinstance(shard, FileShard)]
+    if len(files) < 2 or len(files) < len(shards) or files[0].index.schema[column].kind is ColumnKind.SMALL:
+        return [shard.payload(column, its) for shard, its in zip(shards, rows, strict=True)]
+    places = [file._places(column, its) for file, its in zip(files, rows, strict=True)]
+    values = _read_files(files, [starts for starts, _ in places], [ends for _, ends in places])
+    if all(file.index.has_digests for file in files):
+        expected = [file.index.payload_digests(column)[its].tolist() for file, its in zip(files, rows, strict=True)]
+        if [xxhash.xxh3_64_intdigest(value) for run in values for value in run] == [x for run in expected for x in run]:
+            return [file._with_nulls(column, its, data) for file, its, data in zip(files, rows, values, strict=True)]
+    return [
+        file._verified(column, its, *place, data)
+        for file, its, place, data in zip(files, rows, places, values, strict=True)
+    ]
+
+
+def read_values(shards: Sequence[Any], rows: Sequence[Indices], column: str) -> list[Any]:
+    """Returns a column's values for rows of several shards; see `read_payload` and `OpenShard.values`."""
+    files = [shard for shard in shards if isinstance(shard, FileShard)]
+    if len(files) < len(shards) or not files or files[0].index.schema[column].kind is not ColumnKind.PAYLOAD:
+        return [shard.values(column, its) for shard, its in zip(shards, rows, strict=True)]
+    payload = read_payload(files, rows, column)
+    return [file._decoded(column, data) for file, data in zip(files, payload, strict=True)]
+
+
+def _read_files(
+    files: Sequence[FileShard], starts: Sequence[Indices], ends: Sequence[Indices]
+) -> list[list[bytes | memoryview]]:
+    """Returns the bytes of places in several files, unverified."""
+    if len(files) > 1 and any(file._whole is not None or file._drive is not files[0]._drive for file in files):
+        return [file.read_many(first, last) for file, first, last in zip(files, starts, ends, strict=True)]
+    if (whole := files[0]._whole) is not None:
+        return [[whole[start:end] for start, end in zip(starts[0].tolist(), ends[0].tolist(), strict=True)]]
+    bounds = np.cumsum([0, *map(len, starts)])
+    values, firsts = file_values.read_values(
+        files[0]._drive,
+        np.repeat(np.array([file._fd for file in files], np.int64), np.diff(bounds)),
+        np.concatenate(starts),
+        np.concatenate(ends),
+        key_of=lambda at: files[int(np.searchsorted(bounds, at, side="right")) - 1].key,
+    )
+    num_reads = np.diff(np.searchsorted(firsts, bounds)).tolist()
+    for file, count in zip(files, num_reads, strict=True):
+        file._count_reads(count)
+    return [values[start:stop] for start, stop in pairwise(bounds.tolist())]

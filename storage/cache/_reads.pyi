@@ -1,0 +1,3 @@
+from typing_extensions import Buffer
+
+def read_many(fds: Buffer, starts: Buffer, ends: Buffer, /) -> list[bytes | None]: ...
