@@ -10,8 +10,8 @@ MAKEFLAGS += --no-builtin-rules
 unexport PYTHONDONTWRITEBYTECODE
 
 # The first Python of 3.11 or later that really runs; `make PYTHON=…` names another.
-PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
-	"$$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
+	"$$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null \
 	&& command -v "$$python" && break; done)
 
 # For `make test-313`: one that runs, and is 3.13; pyenv has a `python3.13` on PATH that may not.
@@ -101,7 +101,7 @@ dist: $(DEPENDENCIES)  ## a source distribution and a wheel for publishing, in d
 # -- the environment ---------------------------------------------------------------------------------------------------
 
 $(BIN)/python:
-	@[[ -n "$(PYTHON)" ]] || { echo "no Python from 3.11 to 3.13 found: install one, or name it with make PYTHON=…" >&2; exit 1; }
+	@[[ -n "$(PYTHON)" ]] || { echo "no Python from 3.11 to 3.14 found: install one, or name it with make PYTHON=…" >&2; exit 1; }
 	"$(PYTHON)" -m venv $(VENV) || { echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu, install python3-venv" >&2; exit 1; }
 
 PIP = --disable-pip-version-check --progress-bar=off --quiet --require-hashes --only-binary :all:

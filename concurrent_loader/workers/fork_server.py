@@ -19,7 +19,9 @@ from multiprocessing.context import BaseContext
 from concurrent_loader.errors import LoaderError
 from concurrent_loader.storage.redaction import redact
 
-__all__ = ["restore_environment", "starting"]
+__all__ = ["NO_GUARD", "restore_environment", "starting"]
+
+NO_GUARD = "the script starts its work while it is imported (move it below if __name__ == '__main__')"
 
 _DIAGNOSIS_S = 60.0
 _BEFORE = "CONCURRENT_LOADER_ENVIRONMENT_BEFORE"  # variable of the server: the loader's environment, as JSON
@@ -96,6 +98,8 @@ def _cause() -> str:
     if not done.returncode:
         return f"{what}, although its imports succeed; its standard error may say why"
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if any("_check_not_importing_main" in line for line in lines):  # Python 3.14 imports the script in the server
+        return f"{what}: {NO_GUARD}"
     places = [line for line in lines if line.startswith("File ")]
     why = redact(" ".join((*lines[-1:], f"({places[-1]})" if places else "")))
     return (

@@ -24,7 +24,7 @@ from concurrent_loader.stats.wait_attribution import BatchStatus
 from concurrent_loader.storage.span_recorder import active
 from concurrent_loader.workers.aggregate_stats import WorkerReports
 from concurrent_loader.workers.channel import Channel, Command, CommandKind, ReceivedBatch
-from concurrent_loader.workers.fork_server import starting
+from concurrent_loader.workers.fork_server import NO_GUARD, starting
 from concurrent_loader.workers.job import Job, PickledJob
 from concurrent_loader.workers.messages import ANY_RUN, Outcome
 from concurrent_loader.workers.serialization import read_metadata, unpack
@@ -310,8 +310,7 @@ class WorkerPool:
         elif not worker.has_responded:
             what = (
                 "a worker process ended before it could start; its standard error says why. Either an import failed (a "
-                "file with the name of a library, such as numpy.py, hides that library), or the script starts its work "
-                "while it is imported (move it below if __name__ == '__main__')"
+                f"file with the name of a library, such as numpy.py, hides that library), or {NO_GUARD}"
             )
         else:
             what = "a worker process ended too early; its standard error may say why"

@@ -34,7 +34,7 @@ class SingleFlight(Generic[K, V]):
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = _Call(asyncio.ensure_future(_start(make)))
-            call.task.add_done_callback(lambda _: self._calls.pop(key, None))
+            call.task.add_done_callback(lambda task: self._ended(key, task))
         call.num_callers += 1
         try:
             return await asyncio.shield(call.task)
@@ -44,6 +44,11 @@ class SingleFlight(Generic[K, V]):
                 self._calls.pop(key, None)
                 call.task.cancel()
                 await _unwound(call.task)
+
+    def _ended(self, key: K, task: asyncio.Task[V]) -> None:
+        self._calls.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved: from Python 3.14 on, a cancelled `shield` no longer does that
 
 
 class LeaderFlight(Generic[K, V]):
@@ -86,17 +91,12 @@ async def _start(make: Callable[[], Awaitable[V]]) -> V:
 
 
 async def _unwound(task: asyncio.Task[V]) -> None:
-    """Waits until a cancelled task has ended, and then raises a cancellation of the caller that arrived meanwhile.
-
-    No caller is left for the task's exception, so it is marked as retrieved.
-    """
+    """Waits until a cancelled task has ended, and then raises a cancellation of the caller that arrived meanwhile."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
             cancelled = error
-    if not task.cancelled():
-        task.exception()
     if cancelled is not None:
         raise cancelled

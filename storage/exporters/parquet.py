@@ -127,8 +127,12 @@ class _ParquetWriter:
         self._writer.close()
 
     def abandon(self) -> None:
-        """Keeps pyarrow from writing a footer when it collects the writer."""
+        """Drops pyarrow's writer, which would write a footer when it is collected.
+
+        Here, and not while an error passes the frames that hold it: pyarrow 26 loses the error then, on Python 3.14.
+        """
         self._writer.is_open = False
+        self._writer = None
 
     def _convert(self) -> None:
         """Converts rows to Arrow in batches, because many Python objects would fragment the memory."""

@@ -18,6 +18,7 @@ _MAX_GLOBAL_HEADERS = 1000
 _MAX_VALUE_BYTES = 1 << 30
 _BUFFER_BYTES = 1 << 18
 _FAULTS = (tarfile.TarError, *DAMAGE)
+_NoHeader, _EndMarker = tarfile.EmptyHeaderError, tarfile.EOFHeaderError  # type: ignore[attr-defined]
 
 
 class TarMember(NamedTuple):
@@ -36,14 +37,14 @@ class _Info(tarfile.TarInfo):
     """A header that is damaged is an error; tarfile would take it for the end of the archive."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Info:
-        if not buf:
-            raise FormatError("the archive ends without an end marker: it is cut off")
-        if not any(buf):
-            return super().frombuf(buf, encoding, errors)  # the end marker, which tarfile knows
+    def fromtarfile(cls, archive: tarfile.TarFile) -> _Info:
         try:
-            return super().frombuf(buf, encoding, errors)
+            return super().fromtarfile(archive)
         except tarfile.HeaderError as error:
+            if type(error) is _EndMarker:
+                raise
+            if type(error) is _NoHeader:
+                raise FormatError("the archive ends without an end marker: it is cut off") from error
             raise FormatError(f"a header of the archive is damaged: {error}") from error
 
 

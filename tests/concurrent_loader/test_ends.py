@@ -35,7 +35,10 @@ DROP_IN = """
         def __getitem__(self, number):
             return torch.tensor(number)
 
-    loader = ConcurrentDataLoader(Numbers(), batch_size=8, num_workers={num_workers})
+    context = "fork" if {num_workers} else None  # the usual one before Python 3.14: the class is defined below a guard
+    loader = ConcurrentDataLoader(
+        Numbers(), batch_size=8, num_workers={num_workers}, multiprocessing_context=context
+    )
 """
 HELD = """
     batches = iter(loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import io
 import json
 import logging
@@ -170,7 +171,7 @@ def failure_of(way, name, client, monkeypatch):
     for variable in case.environment:
         monkeypatch.setenv(variable, case.environment[variable])
     try:
-        if asyncio.iscoroutinefunction(way):
+        if inspect.iscoroutinefunction(way):
             asyncio.run(way(case, client))
         else:
             way(case, client)

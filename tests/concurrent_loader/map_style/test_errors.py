@@ -161,7 +161,8 @@ def test_a_batch_that_cannot_be_pickled_is_an_error_and_no_wait(stream):
             return threading.Lock() if number == 3 else number
 
     dataset = Locks("") if stream else Unpicklable("")
-    batches = iter(ConcurrentDataLoader(dataset, 2, num_workers=1, collate_fn=Collate("")))
+    forked = {"num_workers": 1, "multiprocessing_context": "fork"}  # a class of this function cannot be pickled
+    batches = iter(ConcurrentDataLoader(dataset, 2, collate_fn=Collate(""), **forked))
     assert next(batches) == [0, 1]
     with pytest.raises(RuntimeError, match=r"cannot be sent from a worker process \(TypeError: cannot pickle"):
         next(batches)

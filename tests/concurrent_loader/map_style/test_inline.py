@@ -172,8 +172,9 @@ class InWorker(Items):
 @pytest.mark.parametrize(("waiting", "found"), [(range(0), COMPUTES), (range(200), WAITS)])
 def test_workers_say_what_they_have_found_out(clocks, waiting, found, persistent):
     loader = ConcurrentDataLoader(
-        InWorker(200, clocks, waiting), 10, num_workers=2, collate_fn=as_list, persistent_workers=persistent
-    )
+        InWorker(200, clocks, waiting), 10, num_workers=2, collate_fn=as_list, persistent_workers=persistent,
+        multiprocessing_context="fork",  # so that workers have these clocks
+    )  # fmt: skip
     for in_turn in {COMPUTES: (200, 200), WAITS: (4, 0)}[found]:  # two items in each worker
         assert read(loader).count("MainThread") == in_turn
         assert list(loader._findings.bytes) == [found, found]

@@ -23,6 +23,11 @@ from torch.utils.data import (
 from concurrent_loader import ConcurrentDataLoader, LoaderStateError
 
 
+def forked(num_workers):
+    """The number of workers, which are forked: before Python 3.14 that is usual, and their locks cannot be pickled."""
+    return {"num_workers": num_workers, "multiprocessing_context": "fork" if num_workers else None}
+
+
 class Numbers(Dataset):
     def __init__(self, length):
         self.length, self.asked, self.lock = length, Counter(), threading.Lock()
@@ -193,7 +198,7 @@ def test_saved_at_the_last_batch_nothing_is_left_of_the_epoch():
 def test_with_workers_and_saved_again(kind, seed):
     def make(num_workers):
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        return ConcurrentDataLoader(Numbers(50), 4, num_workers=num_workers, **MAKERS[kind](generator))
+        return ConcurrentDataLoader(Numbers(50), 4, **forked(num_workers), **MAKERS[kind](generator))
 
     torch.manual_seed(3)
     expected = lists(make(0))
@@ -260,14 +265,14 @@ def test_out_of_order_each_item_comes_once():
             return index
 
     gate = torch.multiprocessing.get_context("fork").Event()
-    loader = ConcurrentDataLoader(Slow(10, gate), num_workers=2, in_order=False)
+    loader = ConcurrentDataLoader(Slow(10, gate), **forked(2), in_order=False)
     batches = iter(loader)
     seen = [next(batches).item() for _ in range(4)]
     state = saved(loader.state_dict())
     gate.set()
     assert 0 not in seen
     assert (state["num_batches"], state["apart"]) == (0, sorted(seen))
-    again = ConcurrentDataLoader(Slow(10, gate), num_workers=2, in_order=False)
+    again = ConcurrentDataLoader(Slow(10, gate), **forked(2), in_order=False)
     again.load_state_dict(json.loads(json.dumps(state)))
     assert sorted(seen + [batch.item() for batch in again]) == list(range(10))
 
@@ -287,7 +292,7 @@ def test_states_are_json():
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_between_epochs_the_order_is_fixed_without_a_generator(num_epochs, num_workers):
     def make():
-        return ConcurrentDataLoader(Numbers(30), 4, shuffle=True, num_workers=num_workers)
+        return ConcurrentDataLoader(Numbers(30), 4, shuffle=True, **forked(num_workers))
 
     torch.manual_seed(3)
     loader = make()

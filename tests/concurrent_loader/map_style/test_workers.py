@@ -163,7 +163,7 @@ class TestSameAsTorch:
                 return iter(range(info.id, 11, info.num_workers))
 
         def make(cls):
-            return plain(list(cls(Split(), batch_size=2, num_workers=2)))
+            return plain(list(cls(Split(), batch_size=2, num_workers=2, multiprocessing_context="fork")))
 
         assert make(ConcurrentDataLoader) == make(DataLoader)
 
@@ -204,7 +204,7 @@ def test_an_error_of_worker_init_fn():
         raise LookupError(f"no place for {worker_id}")
 
     theirs, ours = (
-        outcomes(cls(Squares(4), batch_size=4, num_workers=1, worker_init_fn=wrong))
+        outcomes(cls(Squares(4), batch_size=4, num_workers=1, worker_init_fn=wrong, multiprocessing_context="fork"))
         for cls in (DataLoader, ConcurrentDataLoader)
     )
     assert ours == theirs

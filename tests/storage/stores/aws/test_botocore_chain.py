@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_expiring_keys_are_asked_for_again(tmp_path):
         "import json; print(json.dumps({'Version': 1, 'AccessKeyId': 'id', 'SecretAccessKey': 's', 'SessionToken': 't',"
         "'Expiration': '2099-01-01T00:00:00Z'}))"
     )
-    (tmp_path / "config").write_text(f"[profile p]\ncredential_process = python3 {script}\n")
+    (tmp_path / "config").write_text(f"[profile p]\ncredential_process = {sys.executable} {script}\n")
     keys = CredentialProvider(S3Options(profile="p"), url="").get().keys
     assert keys.session_token == "t"
     assert keys.expires_at is not None
