@@ -54,7 +54,7 @@ class Slice:
 
     def payload(self, column: str) -> list[bytes | memoryview | None]:
         """Returns the verified bytes of each sample in a payload column; None for nulls."""
-        return [data for run in read_payload(self.shards, self.rows, column) for data in run]
+        return read_payload(self.shards, self.rows, column)
 
     def values(self, column: str) -> npt.NDArray[Any] | list[Any]:
         """Returns the values of a column, one per sample: an array for numbers, otherwise a list.
@@ -64,7 +64,7 @@ class Slice:
         runs = read_values(self.shards, self.rows, column)
         if runs and all(isinstance(run, np.ndarray) for run in runs):
             return joined(runs, optional=False)  # type: ignore[no-any-return]
-        return [value for run in runs for value in run]
+        return runs[0] if len(runs) == 1 and isinstance(runs[0], list) else [value for run in runs for value in run]
 
     def locate(self, place: int) -> dict[str, Any]:
         """Returns the sample number and shard key of the sample at a place of this slice, for an error."""

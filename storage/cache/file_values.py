@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -25,7 +25,7 @@ _MEAN_BYTES = 4 << 10  # of values that are copied out of what was read together
 
 def read_values(
     drive: Drive, fds: Indices, starts: Indices, ends: Indices, *, key_of: Callable[[int], str]
-) -> tuple[list[bytes | memoryview], Indices]:
+) -> tuple[list[bytes | memoryview], Sequence[int]]:
     """Reads values of open files.
 
     Args:
@@ -36,23 +36,18 @@ def read_values(
         key_of: Function from a value's number to the key of its shard, for errors.
 
     Returns:
-        The values, unverified, and (m,) int64: the number of the first value of each range that was read.
+        The values, unverified, and the number of the first value of each of the m ranges that were read.
 
     Raises:
         CorruptData: Bytes cannot be read, or a file is too short.
         StoreError: A range does not fit into memory.
     """
-    firsts, lasts = _ranges(fds, starts, ends)
-    files, begins, stops = fds[firsts], starts[firsts], ends[lasts]
-    found = drive.read_many(files, begins, stops)
-    ranges = [
-        read_exactly(drive, int(files[at]), int(begins[at]), int(stops[at]), shard=key_of(int(firsts[at])))
-        if data is None
-        else data
-        for at, data in enumerate(found)
-    ]
-    if len(firsts) == len(starts):
-        return list(ranges), firsts
+    joined_ranges = _ranges(fds, starts, ends)
+    if joined_ranges is None:
+        return _read(drive, fds, starts, ends, key_of), range(len(starts))
+    firsts, lasts = joined_ranges
+    begins = starts[firsts]
+    ranges = _read(drive, fds[firsts], begins, ends[lasts], lambda at: key_of(int(firsts[at])))
     values: list[bytes | memoryview] = []
     from_base, to_base = starts - np.repeat(begins, lasts - firsts + 1), ends - np.repeat(begins, lasts - firsts + 1)
     for first, last, data in zip(firsts.tolist(), lasts.tolist(), ranges, strict=True):
@@ -63,16 +58,25 @@ def read_values(
         joined = data if len(data) <= _MEAN_BYTES * (last + 1 - first) else memoryview(data)
         edges = zip(from_base[first : last + 1].tolist(), to_base[first : last + 1].tolist(), strict=True)
         values += [joined[start:end] for start, end in edges]
-    return values, firsts
+    return values, firsts.tolist()
 
 
-def _ranges(fds: Indices, starts: Indices, ends: Indices) -> tuple[Indices, Indices]:
-    """Returns the numbers of the first and of the last value of each range that is read."""
+def _read(
+    drive: Drive, fds: Indices, starts: Indices, ends: Indices, key_of: Callable[[int], str]
+) -> list[bytes | memoryview]:
+    found = drive.read_many(fds, starts, ends)
+    return [
+        read_exactly(drive, int(fds[at]), int(starts[at]), int(ends[at]), shard=key_of(at)) if data is None else data
+        for at, data in enumerate(found)
+    ]
+
+
+def _ranges(fds: Indices, starts: Indices, ends: Indices) -> tuple[Indices, Indices] | None:
+    """Returns the numbers of the first and of the last value of each range that is read; None for each value alone."""
     gaps = starts[1:] - ends[:-1]
     joins = (gaps >= 0) & (gaps <= _MAX_GAP_BYTES) & (ends[1:] - starts[1:] <= _MAX_JOINED_BYTES)
     if not joins.any():
-        every = np.arange(len(starts))
-        return every, every
+        return None
     joins &= fds[1:] == fds[:-1]
     pairs = np.array(list(_cut(joins, starts, ends)), np.int64)
     return pairs[:, 0], pairs[:, 1]

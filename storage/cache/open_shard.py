@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -198,8 +199,7 @@ class FileShard(OpenShard):
         return file_values.read_exactly(self._drive, self._fd, start, end, shard=self.entry.key)
 
     def read_many(self, starts: Indices, ends: Indices) -> list[bytes | memoryview]:
-        (values,) = _read_files([self], [starts], [ends])
-        return values
+        return _read_files([self], [starts], [ends])
 
     def _count_reads(self, count: int) -> None:
         self._num_reads += count
@@ -253,7 +253,7 @@ class _Room:
 _whole_shards = _Room(_MAX_WHOLE_BYTES)
 
 
-def read_payload(shards: Sequence[Any], rows: Sequence[Indices], column: str) -> list[Payload]:
+def read_payload(shards: Sequence[Any], rows: Sequence[Indices], column: str) -> list[bytes | memoryview | None]:
     """Returns the stored bytes of a column for rows of several shards, verified; the values of files with one call.
 
     Args:
@@ -261,53 +261,68 @@ def read_payload(shards: Sequence[Any], rows: Sequence[Indices], column: str) ->
         rows: (n,) int64 for each shard: row numbers in any order.
         column: Name of the column, as for `OpenShard.payload`.
 
-    Returns:
-        For each shard what its ``payload`` returns.
-
     Raises:
         CorruptData: A file cannot be read, or a value differs from what was written.
     """
-    files = [shard for shard in shards if isinstance(shard, FileShard)]
-    if len(files) < 2 or len(files) < len(shards) or files[0].index.schema[column].kind is ColumnKind.SMALL:
-        return [shard.payload(column, its) for shard, its in zip(shards, rows, strict=True)]
-    places = [file._places(column, its) for file, its in zip(files, rows, strict=True)]
-    values = _read_files(files, [starts for starts, _ in places], [ends for _, ends in places])
-    if all(file.index.has_digests for file in files):
-        expected = [file.index.payload_digests(column)[its].tolist() for file, its in zip(files, rows, strict=True)]
-        if [xxhash.xxh3_64_intdigest(value) for run in values for value in run] == [x for run in expected for x in run]:
-            return [file._with_nulls(column, its, data) for file, its, data in zip(files, rows, values, strict=True)]
+    if len(shards) < 2 or not _are_files(shards, column):
+        return [data for shard, its in zip(shards, rows, strict=True) for data in shard.payload(column, its)]
+    places = [file._places(column, its) for file, its in zip(shards, rows, strict=True)]
+    values = _read_files(shards, [starts for starts, _ in places], [ends for _, ends in places])
+    if _are_as_written(shards, rows, column, values) and all(file.index.valid(column) is None for file in shards):
+        return values
+    # Each by itself: for its nulls, or for an error that names what is damaged.
+    runs = itertools.pairwise(itertools.accumulate(map(len, rows), initial=0))
     return [
-        file._verified(column, its, *place, data)
-        for file, its, place, data in zip(files, rows, places, values, strict=True)
+        data
+        for file, its, place, (start, stop) in zip(shards, rows, places, runs, strict=True)
+        for data in file._verified(column, its, *place, values[start:stop])
     ]
 
 
 def read_values(shards: Sequence[Any], rows: Sequence[Indices], column: str) -> list[Any]:
-    """Returns a column's values for rows of several shards; see `read_payload` and `OpenShard.values`."""
-    files = [shard for shard in shards if isinstance(shard, FileShard)]
-    if len(files) < len(shards) or not files or files[0].index.schema[column].kind is not ColumnKind.PAYLOAD:
+    """Returns a column's values for rows of several shards in runs, arrays or lists; see `OpenShard.values`."""
+    if not _are_files(shards, column) or any(file.index.valid(column) is not None for file in shards):
         return [shard.values(column, its) for shard, its in zip(shards, rows, strict=True)]
-    payload = read_payload(files, rows, column)
-    return [file._decoded(column, data) for file, data in zip(files, payload, strict=True)]
+    payload: list[Any] = read_payload(shards, rows, column)
+    return [shards[0].index.schema[column].decode_many(payload)]
 
 
-def _read_files(
-    files: Sequence[FileShard], starts: Sequence[Indices], ends: Sequence[Indices]
-) -> list[list[bytes | memoryview]]:
+def _are_files(shards: Sequence[Any], column: str) -> bool:
+    """Returns whether all shards are files, and a column's values lie in their payload."""
+    is_file = bool(shards) and all(isinstance(shard, FileShard) for shard in shards)
+    return is_file and shards[0].index.schema[column].kind is ColumnKind.PAYLOAD
+
+
+def _are_as_written(
+    files: Sequence[FileShard], rows: Sequence[Indices], column: str, values: Sequence[bytes | memoryview]
+) -> bool:
+    if not all(file.index.has_digests for file in files):
+        return False
+    expected: list[int] = []
+    for file, its in zip(files, rows, strict=True):
+        expected += file.index.payload_digests(column)[its].tolist()
+    return list(map(xxhash.xxh3_64_intdigest, values)) == expected
+
+
+def _read_files(files: Sequence[FileShard], starts: Sequence[Indices], ends: Sequence[Indices]) -> list[Any]:
     """Returns the bytes of places in several files, unverified."""
     if len(files) > 1 and any(file._whole is not None or file._drive is not files[0]._drive for file in files):
-        return [file.read_many(first, last) for file, first, last in zip(files, starts, ends, strict=True)]
+        places = zip(files, starts, ends, strict=True)
+        return [data for file, first, last in places for data in file.read_many(first, last)]
     if (whole := files[0]._whole) is not None:
-        return [[whole[start:end] for start, end in zip(starts[0].tolist(), ends[0].tolist(), strict=True)]]
-    bounds = np.cumsum([0, *map(len, starts)])
+        return [whole[start:end] for start, end in zip(starts[0].tolist(), ends[0].tolist(), strict=True)]
+    counts = list(map(len, starts))
+    bounds = list(itertools.accumulate(counts, initial=0))
     values, firsts = file_values.read_values(
         files[0]._drive,
-        np.repeat(np.array([file._fd for file in files], np.int64), np.diff(bounds)),
+        np.repeat(np.array([file._fd for file in files], np.int64), counts),
         np.concatenate(starts),
         np.concatenate(ends),
-        key_of=lambda at: files[int(np.searchsorted(bounds, at, side="right")) - 1].key,
+        key_of=lambda at: files[bisect.bisect_right(bounds, at) - 1].key,
     )
-    num_reads = np.diff(np.searchsorted(firsts, bounds)).tolist()
-    for file, count in zip(files, num_reads, strict=True):
+    if len(firsts) < len(values):
+        edges = [bisect.bisect_left(firsts, bound) for bound in bounds]
+        counts = [stop - start for start, stop in itertools.pairwise(edges)]
+    for file, count in zip(files, counts, strict=True):
         file._count_reads(count)
-    return [values[start:stop] for start, stop in pairwise(bounds.tolist())]
+    return values
