@@ -76,7 +76,7 @@ def check_wheel(wheel: Path) -> None:
         names = archive.namelist()
     top = {name.split("/")[0] for name in names if not name.split("/")[0].endswith((".dist-info", ".libs"))}
     assert top == {"concurrent_loader"}, f"top-level packages: {top}"
-    assert len([name for name in names if name.endswith(".so") and ".libs/" not in name]) == 2, "native modules"
+    assert len([name for name in names if name.endswith(".so") and ".libs/" not in name]) == 3, "native modules"
     assert "concurrent_loader/py.typed" in names, "py.typed is missing"
     assert sys.platform != "linux" or "manylinux" in wheel.name, f"{wheel.name} was not repaired"
 
