@@ -49,7 +49,8 @@ def read_values(
     begins = starts[firsts]
     ranges = _read(drive, fds[firsts], begins, ends[lasts], lambda at: key_of(int(firsts[at])))
     values: list[bytes | memoryview] = []
-    from_base, to_base = starts - np.repeat(begins, lasts - firsts + 1), ends - np.repeat(begins, lasts - firsts + 1)
+    bases = np.repeat(begins, lasts - firsts + 1)
+    from_base, to_base = starts - bases, ends - bases
     for first, last, data in zip(firsts.tolist(), lasts.tolist(), ranges, strict=True):
         if first == last:
             values.append(data)

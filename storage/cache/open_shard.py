@@ -283,8 +283,11 @@ def read_values(shards: Sequence[Any], rows: Sequence[Indices], column: str) -> 
     """Returns a column's values for rows of several shards in runs, arrays or lists; see `OpenShard.values`."""
     if not _are_files(shards, column) or any(file.index.valid(column) is not None for file in shards):
         return [shard.values(column, its) for shard, its in zip(shards, rows, strict=True)]
+    spec = shards[0].index.schema[column]
+    if any(file.index.schema[column] != spec for file in shards):  # of a mixture: one is adopted, in another encoding
+        return [file.values(column, its) for file, its in zip(shards, rows, strict=True)]
     payload: list[Any] = read_payload(shards, rows, column)
-    return [shards[0].index.schema[column].decode_many(payload)]
+    return [spec.decode_many(payload)]
 
 
 def _are_files(shards: Sequence[Any], column: str) -> bool:

@@ -96,6 +96,22 @@ def test_a_shard_in_memory_among_them(shards: list[FileShard]) -> None:
     assert [bytes(data or b"") for data in found] == [expected(number)["image"] for number in numbers]
 
 
+def test_each_shard_decodes_its_own_type(drive: Drive, tmp_path: Path) -> None:
+    opened, written = [], []
+    for name in ("int32[...]", "float64[...]"):
+        written.append(np.arange(5, dtype=name[:-5]))
+        with ShardWriter(tmp_path / name[:3], columns={"a": name}) as writer:
+            writer.write({"a": written[-1]})
+        (entry,) = asyncio.run(load_manifest(open_store(tmp_path / name[:3]))).shards
+        opened.append(FileShard(entry, os.open(tmp_path / name[:3] / entry.key, os.O_RDONLY), drive=drive))
+    found = [value for run in read_values(opened, [np.zeros(1, np.int64)] * 2, "a") for value in run]
+    for shard in opened:
+        shard.close()
+    for value, wanted in zip(found, written, strict=True):
+        assert value.dtype == wanted.dtype
+        np.testing.assert_array_equal(value, wanted)
+
+
 def test_damage_names_shard_and_row(shards: list[FileShard], folder: Path) -> None:
     victim = shards[2]
     start = victim.index.payload_range(4, "image").start
