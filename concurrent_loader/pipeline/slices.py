@@ -64,7 +64,7 @@ class Slice:
         runs = read_values(self.shards, self.rows, column)
         if runs and all(isinstance(run, np.ndarray) for run in runs):
             return joined(runs, optional=False)  # type: ignore[no-any-return]
-        return runs[0] if len(runs) == 1 and isinstance(runs[0], list) else [value for run in runs for value in run]
+        return [value for run in runs for value in run]
 
     def locate(self, place: int) -> dict[str, Any]:
         """Returns the sample number and shard key of the sample at a place of this slice, for an error."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,11 +22,14 @@ import numpy.typing as npt
 
 __all__ = ["Drive", "in_thread"]
 
+_logger = logging.getLogger(__name__)
+
 _native: Any
 try:  # built where there is a C compiler
     _native = import_module("concurrent_loader.storage.cache._reads")
-except ImportError:
+except ImportError as _error:
     _native = None
+    _logger.info("cached values are read one by one, because the native module cannot be loaded: %s", _error)
 
 Indices = npt.NDArray[np.int64]
 

@@ -47,7 +47,7 @@ static PyObject *make_values(Range *ranges, Py_ssize_t count, const int64_t *fds
     PyObject *values = PyList_New(count);
     for (Py_ssize_t at = 0; values && at < count; at++) {
         if (starts[at] < 0 || ends[at] < starts[at] || fds[at] > INT32_MAX) {
-            PyErr_SetString(PyExc_ValueError, "a range must not end before it starts");
+            PyErr_SetString(PyExc_ValueError, "ranges must have a descriptor, and must not end before they start");
             Py_CLEAR(values);
             break;
         }

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from concurrent_loader.storage.cache.blocking_io import Drive
 from concurrent_loader.storage.errors import CorruptData, StoreError
 
-__all__ = ["read_exactly", "read_values"]
+__all__ = ["read_exactly", "read_file_values"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -23,7 +23,7 @@ _MAX_READ_BYTES = 1 << 20
 _MEAN_BYTES = 4 << 10  # of values that are copied out of what was read together
 
 
-def read_values(
+def read_file_values(
     drive: Drive, fds: Indices, starts: Indices, ends: Indices, *, key_of: Callable[[int], str]
 ) -> tuple[list[bytes | memoryview], Sequence[int]]:
     """Reads values of open files.
@@ -48,10 +48,12 @@ def read_values(
     firsts, lasts = joined_ranges
     begins = starts[firsts]
     ranges = _read(drive, fds[firsts], begins, ends[lasts], lambda at: key_of(int(firsts[at])))
+    ranges.reverse()
     values: list[bytes | memoryview] = []
     bases = np.repeat(begins, lasts - firsts + 1)
     from_base, to_base = starts - bases, ends - bases
-    for first, last, data in zip(firsts.tolist(), lasts.tolist(), ranges, strict=True):
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        data = ranges.pop()  # so that a range is freed as soon as its values are copied
         if first == last:
             values.append(data)
             continue

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from concurrent_loader.storage.cache import file_values
 from concurrent_loader.storage.cache.blocking_io import Drive
+from concurrent_loader.storage.cache.file_values import read_exactly, read_file_values
 from concurrent_loader.storage.errors import CorruptData, DigestMismatch, StoreError
 from concurrent_loader.storage.shards.format.index import ShardIndex
 from concurrent_loader.storage.shards.format.layout import HEADER_BYTES, parse_header
@@ -196,7 +196,7 @@ class FileShard(OpenShard):
         return True
 
     def read(self, start: int, end: int) -> bytes:
-        return file_values.read_exactly(self._drive, self._fd, start, end, shard=self.entry.key)
+        return read_exactly(self._drive, self._fd, start, end, shard=self.entry.key)
 
     def read_many(self, starts: Indices, ends: Indices) -> list[bytes | memoryview]:
         return _read_files([self], [starts], [ends])
@@ -268,9 +268,9 @@ def read_payload(shards: Sequence[Any], rows: Sequence[Indices], column: str) ->
         return [data for shard, its in zip(shards, rows, strict=True) for data in shard.payload(column, its)]
     places = [file._places(column, its) for file, its in zip(shards, rows, strict=True)]
     values = _read_files(shards, [starts for starts, _ in places], [ends for _, ends in places])
-    if _are_as_written(shards, rows, column, values) and all(file.index.valid(column) is None for file in shards):
+    if all(file.index.valid(column) is None for file in shards) and _are_as_written(shards, rows, column, values):
         return values
-    # Each by itself: for its nulls, or for an error that names what is damaged.
+    # Each by itself: for its nulls, or for an error that names the damaged value.
     runs = itertools.pairwise(itertools.accumulate(map(len, rows), initial=0))
     return [
         data
@@ -316,7 +316,7 @@ def _read_files(files: Sequence[FileShard], starts: Sequence[Indices], ends: Seq
         return [whole[start:end] for start, end in zip(starts[0].tolist(), ends[0].tolist(), strict=True)]
     counts = list(map(len, starts))
     bounds = list(itertools.accumulate(counts, initial=0))
-    values, firsts = file_values.read_values(
+    values, firsts = read_file_values(
         files[0]._drive,
         np.repeat(np.array([file._fd for file in files], np.int64), counts),
         np.concatenate(starts),
