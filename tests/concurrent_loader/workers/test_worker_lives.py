@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from concurrent_loader.storage import ShardWriter
+from concurrent_loader.workers import fork_server
 
 pytestmark = pytest.mark.processes
 
@@ -136,8 +137,19 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path, temporary: Path, ur
     with started(temporary, str(script)) as process:
         out, err = process.communicate(timeout=TIMEOUT_S)
         assert (process.returncode, out) == (1, "")
-        assert err.splitlines()[-1].startswith("concurrent_loader.errors.")
+        # From 3.14 on, the fork server itself imports the script, and ends before it has forked a worker.
+        error = "LoaderError" if sys.version_info >= (3, 14) else "WorkerDied"
+        assert err.splitlines()[-1].startswith(f"concurrent_loader.errors.{error}: ")
         assert "if __name__ == '__main__'" in err.splitlines()[-1]
+
+
+def test_a_server_that_imports_a_script_without_a_guard_names_the_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import multiprocessing\nmultiprocessing.get_context('spawn').Process(target=print).start()\n")
+    monkeypatch.setattr(fork_server.spawn, "get_preparation_data", lambda _name: {"init_main_from_path": str(script)})
+    assert fork_server._cause().endswith(fork_server.NO_GUARD)
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["in the working directory", "on the search path"])
