@@ -58,8 +58,8 @@ LIMITS
 
 install_package() {
   local python
-  for python in python3.13 python3.12 python3.11 python3; do
-    "$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && break
+  for python in python3.14 python3.13 python3.12 python3.11 python3; do
+    "$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && break
   done
   "$python" -m venv "$venv"
   if [[ -n ${WHEELS_PREFIX:-} ]]; then
