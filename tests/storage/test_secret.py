@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from concurrent_loader.storage import redaction
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.redaction import MASK
 from concurrent_loader.storage.secret import Secret, hide, is_lost, reveal
@@ -21,6 +22,17 @@ from concurrent_loader.storage.stores.options import AzureOptions, GoogleOptions
 
 VALUE = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYzEXAMPLE"
 QUOTED = quote(VALUE, safe="")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgets_secrets():
+    """Forgets this module's secrets at its end.
+
+    Hypothesis tries texts that it finds in the source code, such as 127.0.0.1, and errors of later tests show them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redaction, "_known", redaction._KnownSecrets())
+        yield
 
 
 @contextmanager
