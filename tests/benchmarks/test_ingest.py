@@ -25,16 +25,17 @@ MEASURED = {
 
 def test_ratios_are_medians_of_those_within_a_round() -> None:
     def turns(*walls: float) -> dict[int, dict[str, Any]]:
-        return {number: {"wall_s": wall, "num_shards": 12} for number, wall in enumerate(walls)}
+        return {number: {"wall_s": wall, "durable_s": wall + 4, "num_shards": 12} for number, wall in enumerate(walls)}
 
     found = {side.name: turns(8, 8, 8) for side in OURS}
     found |= {"decode_1": turns(10, 20, 30), "decode_2": turns(5, 12, 10), "none_2": turns(4, 4, 4)}
-    found |= {"quarter": turns(5, 5, 5), "litdata": turns(6, 20, 20), "mosaicml": {1: {"wall_s": 8}}}
+    found |= {"quarter": turns(5, 5, 5), "litdata": turns(6, 20, 20), "mosaicml": {1: {"wall_s": 8, "durable_s": 28}}}
     rows = [{"side": name, "cpu_s_per_1000": 0.5} for name in ("decode_1", "header_1")]
     photos = PhotoFolder(Path("photos"), count=1000, num_bytes=50_000_000, digest="")
     made = figures(rows, found, photos, {"rss_mb": 100.0, "rss_mb_tenth": 64.0, "rss_per_file": 300.0})
     assert made["scaling_2"] == 2
     assert made["vs_best_peer"] == 2  # of 1.5, 2 (the faster one of two) and 5
+    assert made["durable_vs_best_peer"] == 3  # of 1.25, 3 and 3
     assert made["verified_img_s_core"] == 2000
     assert made["fixed_s"] == 4  # a quarter took 5 s, all 8 s: 4 s, and 4 s for each 1,000 images
     assert made["shards_per_gb"] == 240
