@@ -78,15 +78,22 @@ class CacheBudget:
         """
         if num_bytes > self.budget_bytes:
             yield False
-        elif self._credit_bytes >= num_bytes:
-            self._credit_bytes -= num_bytes
+        elif self._take_credit(num_bytes):
             yield True
         elif newcomer is not None and self._num_refusals and newcomer >= self._refused_from:
             self._num_refusals -= 1
             yield False
         else:
             async with self._lock() as locked:
-                yield locked and await in_thread(lambda: self._make_room(num_bytes, newcomer))
+                # While this call waited for the lock, another one may have reserved room for it, too.
+                has_room = locked and self._take_credit(num_bytes)
+                yield has_room or (locked and await in_thread(lambda: self._make_room(num_bytes, newcomer)))
+
+    def _take_credit(self, num_bytes: int) -> bool:
+        if self._credit_bytes < num_bytes:
+            return False
+        self._credit_bytes -= num_bytes
+        return True
 
     @asynccontextmanager
     async def _lock(self) -> AsyncIterator[bool]:

@@ -98,6 +98,19 @@ async def test_many_who_want_a_shard_cause_one_fetch(
     await cache.close()
 
 
+async def test_shards_that_are_fetched_together_count_the_folder_once(
+    engine: FetchEngine, entries: list[ShardEntry], tmp_path: Path, drive: Any
+) -> None:
+    cache = DiskShardCache(engine, tmp_path, budget_bytes="1GiB", drive=drive)
+    before = drive.calls["names"]
+    await asyncio.gather(*map(cache.acquire, entries))
+    assert len(entries) > 2
+    assert drive.calls["names"] == before + 1
+    for entry in entries:
+        cache.release(entry)
+    await cache.close()
+
+
 async def test_memory_forgets_what_nobody_needs(engine: FetchEngine, entries: list[ShardEntry]) -> None:
     cache = MemoryShardCache(engine)
     for _ in range(2):
