@@ -87,7 +87,7 @@ class JoinedSource:
     async def acquire(self, unit: int) -> OpenUnit:
         return await self._shards.acquire(unit)
 
-    async def acquire_rows(self, unit: int, rows: npt.NDArray[np.int64]) -> None:
+    async def row_fetcher(self, unit: int, rows: npt.NDArray[np.int64]) -> None:
         """Returns None: the samples of a batch would take a request per file and sample."""
 
     def release(self, unit: int, *, done_for_epoch: bool = False) -> None:

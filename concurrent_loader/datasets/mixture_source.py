@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from concurrent_loader.datasets.protocol import GroupChooser, LoadableDataset, OpenUnit
+from concurrent_loader.datasets.protocol import GroupChooser, LoadableDataset, OpenUnit, RowFetcher
 from concurrent_loader.order.mixture_plan import MixturePlan
 from concurrent_loader.order.protocol import BatchIndex
 from concurrent_loader.storage.errors import StoreClosed
@@ -85,9 +85,11 @@ class MixtureSource:
             await loop.reach(source.set_schedule(child_plan, self._world_size, shared=self._shared))
         return await loop.reach(source.acquire(place.unit), lambda _: source.release(place.unit))
 
-    async def acquire_rows(self, unit: int, rows: npt.NDArray[np.int64]) -> OpenUnit | None:
+    async def row_fetcher(self, unit: int, rows: npt.NDArray[np.int64]) -> RowFetcher | None:
         place = self._current_plan.decode_unit(unit)
-        return await self._loops[place.child].reach(self._sources[place.child].acquire_rows(place.unit, rows))
+        loop = self._loops[place.child]
+        fetch = await loop.reach(self._sources[place.child].row_fetcher(place.unit, rows))
+        return None if fetch is None else lambda: loop.reach(fetch())
 
     def release(self, unit: int, *, done_for_epoch: bool = False) -> None:
         place = self._current_plan.decode_unit(unit)

@@ -125,7 +125,7 @@ class ObjectSource:
     def choose_groups(self, choosers: Sequence[Mapping[str, GroupChooser]]) -> None:
         """Does nothing: raw objects have no index beside them, so videos are fetched whole."""
 
-    async def acquire_rows(self, unit: int, rows: Indices) -> None:
+    async def row_fetcher(self, unit: int, rows: Indices) -> None:
         """Returns None: a unit is one sample."""
 
     async def acquire(self, unit: int) -> OpenUnit:

@@ -7,7 +7,7 @@ that come next. A `Source` fetches units on the dataset's event loop, and transl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from concurrent_loader.storage.media import ClipIndex
 from concurrent_loader.storage.shards.format.schema import Schema
 from concurrent_loader.storage.sizes import Size
 
-__all__ = ["FetchTimes", "GroupChooser", "LoadableDataset", "OpenUnit", "Source", "StoredDataset"]
+__all__ = ["FetchTimes", "GroupChooser", "LoadableDataset", "OpenUnit", "RowFetcher", "Source", "StoredDataset"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -47,6 +47,14 @@ class OpenUnit(Protocol):
 
     def values(self, column: str, rows: Indices) -> npt.NDArray[Any] | Sequence[Any]:
         """Returns the values of a column for some rows: an array for numbers, otherwise a list."""
+
+
+RowFetcher = Callable[[], Coroutine[Any, Any, OpenUnit | None]]
+"""Function that fetches a few rows of a unit by themselves; they are None if only the whole unit can be verified.
+
+Raises:
+    StorageError: A request failed, or bytes are damaged.
+"""
 
 
 class Source(Protocol):
@@ -100,18 +108,15 @@ class Source(Protocol):
     async def acquire(self, unit: int) -> OpenUnit:
         """Fetches a unit, and keeps it open until `release`."""
 
-    async def acquire_rows(self, unit: int, rows: Indices) -> OpenUnit | None:
-        """Fetches a few rows of a unit; they are not released. Called before the unit itself is fetched.
+    async def row_fetcher(self, unit: int, rows: Indices) -> RowFetcher | None:
+        """Returns a function that fetches a few rows of a unit, which are not released; it sends no request itself.
 
         Args:
             unit: Number of the unit.
             rows: (n,) int64: stored rows, in ascending order.
 
         Returns:
-            None if the whole unit takes little more than these rows.
-
-        Raises:
-            StorageError: A request failed, or bytes are damaged.
+            None if the whole unit takes little more than these rows, or is local.
         """
 
     def release(self, unit: int, *, done_for_epoch: bool = False) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from concurrent_loader.datasets.clip_columns import ClipColumn, clip_column
-from concurrent_loader.datasets.protocol import FetchTimes, GroupChooser, OpenUnit
+from concurrent_loader.datasets.protocol import FetchTimes, GroupChooser, OpenUnit, RowFetcher
 from concurrent_loader.datasets.selection import Selection
 from concurrent_loader.order.epoch_plan import EpochPlan
 from concurrent_loader.order.listed_plan import ListedPlan
@@ -97,14 +97,18 @@ class ShardSource:
                 )
         return await self._cache.acquire(self._reader.entry(unit))
 
-    async def acquire_rows(self, unit: int, rows: Indices) -> OpenUnit | None:
+    async def row_fetcher(self, unit: int, rows: Indices) -> RowFetcher | None:
         entry = self._reader.entry(unit)
         # Rows of virtual shards are not ranges of the adopted object if it is transformed.
         is_worth_it = self._payload and not self._is_sparse(unit) and entry.source is None
         if not is_worth_it or not is_sparse(entry, len(rows)) or await self._cache.is_local(entry):
             return None
-        index = await self._reader.index(unit)
-        return await SparseShard.fetch(self._cache.fetcher, index, entry, rows, self._payload)
+
+        async def fetch() -> OpenUnit | None:
+            index = await self._reader.index(unit)
+            return await SparseShard.fetch(self._cache.fetcher, index, entry, rows, self._payload)
+
+        return fetch
 
     def release(self, unit: int, *, done_for_epoch: bool = False) -> None:
         self._fetch_times.pop(unit, None)

@@ -1,7 +1,8 @@
 """Fetches the first batch's samples by themselves, where that takes less than fetching their whole shards.
 
-The first batch of an iteration needs a few samples of each of many shards. Its samples are requested first, and the
-whole shards as soon as samples arrive. All later batches are made of whole shards.
+The first batch of an iteration may need a few samples of a shard, and many of another. Both are requested at once: the
+few samples, and the other shards as a whole. What later batches need is requested when something of that has arrived:
+first the shards of which the first batch has a few samples. All later batches are made of whole shards.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from concurrent_loader.datasets.protocol import OpenUnit, Source
+from concurrent_loader.datasets.protocol import OpenUnit, RowFetcher, Source
 from concurrent_loader.order.protocol import BatchIndex
+from concurrent_loader.pipeline.shard_leases import ShardLeases
 from concurrent_loader.storage.errors import StorageError
 
 __all__ = ["FirstRows"]
+
+Start = Callable[[Any], asyncio.Task[Any]]
 
 _HEAD_START_S = 1.0  # maximum delay of the whole shards
 
@@ -29,15 +33,18 @@ class FirstRows:
 
     Args:
         source: Source of the dataset's units, called shards here.
+        leases: Leases of the whole shards.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, leases: ShardLeases) -> None:
         self._source = source
+        self._leases = leases
         self._tasks: dict[int, asyncio.Task[OpenUnit | None]] = {}
         self._step = -1
+        self._has_all = False  # whether no shard is fetched as a whole
 
-    async def fetch(self, index: BatchIndex, start: Callable[[Any], asyncio.Task[Any]]) -> None:
-        """Starts to fetch a batch's samples, and waits for the first ones, if any come sooner than their whole shard.
+    async def fetch(self, index: BatchIndex, start: Start) -> None:
+        """Starts to fetch what a batch needs: few samples of a shard by themselves, other shards as a whole.
 
         Args:
             index: First batch.
@@ -46,17 +53,27 @@ class FirstRows:
         self._step = index.step
         count = len(index) - index.num_padded
         shards, rows = index.shard[:count], self._source.resolve(index).row[:count]
-        for shard in dict.fromkeys(shards.tolist()):
-            self._tasks[shard] = start(self._fetch(shard, np.unique(rows[shards == shard])))
-        waiting = set(self._tasks.values())
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + _HEAD_START_S
-        while waiting:
-            done, waiting = await asyncio.wait(
-                waiting, timeout=until_s - loop.time(), return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done or any(task.result() is not None for task in done):
-                return
+        numbers = list(dict.fromkeys(shards.tolist()))
+        fetchers = await asyncio.gather(*(self._fetcher(each, np.unique(rows[shards == each])) for each in numbers))
+        for shard, fetch in zip(numbers, fetchers, strict=True):
+            if fetch is not None:
+                self._tasks[shard] = start(_fetched(fetch))
+        self._has_all = len(self._tasks) == len(numbers)
+        await self._leases.prefetch(index.step, start, ahead_bytes=0, deferred=frozenset(self._tasks))
+
+    async def follow(self, step: int, start: Start, *, ahead_bytes: int) -> None:
+        """Starts to fetch what later batches need, when the first batch has had its head start.
+
+        Args:
+            step: Step of the first batch.
+            start: Function that starts a task.
+            ahead_bytes: Budget for shards of later steps.
+        """
+        if self._has_all:
+            await self._wait_for_first()
+            await self._leases.prefetch(step, start, ahead_bytes=0)
+        await self._leases.wait_for_first()
+        await self._leases.prefetch(step, start, ahead_bytes=ahead_bytes)
 
     async def wait(self, step: int, shard: int, whole: asyncio.Future[OpenUnit | Exception]) -> OpenUnit | None:
         """Returns the first batch's samples of a shard; None if the whole shard must be used, or came first.
@@ -73,8 +90,26 @@ class FirstRows:
         task.cancel()
         return None
 
-    async def _fetch(self, shard: int, rows: npt.NDArray[np.int64]) -> OpenUnit | None:
+    async def _wait_for_first(self) -> None:
+        waiting = set(self._tasks.values())
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _HEAD_START_S
+        while waiting:
+            done, waiting = await asyncio.wait(
+                waiting, timeout=until_s - loop.time(), return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done or any(task.result() is not None for task in done):
+                return
+
+    async def _fetcher(self, shard: int, rows: npt.NDArray[np.int64]) -> RowFetcher | None:
         try:
-            return await self._source.acquire_rows(shard, rows)
+            return await self._source.row_fetcher(shard, rows)
         except StorageError:
             return None  # the whole shard is fetched, and its error is the one that is reported
+
+
+async def _fetched(fetch: RowFetcher) -> OpenUnit | None:
+    try:
+        return await fetch()
+    except StorageError:
+        return None  # as above

@@ -116,7 +116,7 @@ class Pipeline:
         )
         self._traces: dict[int, BatchTrace] = {}  # step → trace of the batch that is being made
         self._num_ready = 0  # delivered batches that the consumer has not taken
-        self._first_rows = FirstRows(config.source)
+        self._first_rows = FirstRows(config.source, self._leases)
         self._grace_period_s = STOP_S
         # Delivered batches that still hold shards; each one comes with the other workers' batches before it.
         self._delivered: deque[list[BatchIndex]] = deque()
@@ -243,14 +243,15 @@ class Pipeline:
                 await self._slots.acquire()
                 if is_first:
                     await self._first_rows.fetch(index, start)
-                await self._leases.prefetch(index.step, start, ahead_bytes=0 if is_first else config.prefetch_bytes)
+                else:
+                    await self._leases.prefetch(index.step, start, ahead_bytes=config.prefetch_bytes)
                 trace = self._traces[index.step] = BatchTrace(index.step, self._processing.clock.now)
                 order.put_nowait((passed, start(self._make(index, threads, trace))))
                 passed = []
                 if is_first:
                     is_first = False
-                    await self._leases.wait_for_first()
-                    await self._leases.prefetch(index.step, start, ahead_bytes=config.prefetch_bytes)
+                    threads.start()  # while the first requests are under way
+                    await self._first_rows.follow(index.step, start, ahead_bytes=config.prefetch_bytes)
             order.put_nowait(None)
 
         start(schedule())

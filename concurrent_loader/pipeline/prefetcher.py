@@ -32,6 +32,7 @@ class Prefetcher:
         self._source = source
         self._units: dict[int, asyncio.Future[OpenUnit | Exception]] = {}
         self._queue: deque[int] = deque()
+        self._deferred: list[int] = []
         self._num_fetchers = 0
         self._began: dict[int, float] = {}  # unit → monotonic seconds at which its fetcher took it
 
@@ -43,18 +44,28 @@ class Prefetcher:
             start: Function that starts a task.
         """
         self._units[unit] = asyncio.get_running_loop().create_future()
-        self._queue.append(unit)
-        self._add_fetcher(start)
+        self._enqueue(unit, start)
+
+    def defer(self, unit: int) -> None:
+        """Adds a unit that only `prefetch_deferred` queues."""
+        self._units[unit] = asyncio.get_running_loop().create_future()
+        self._deferred.append(unit)
+
+    def prefetch_deferred(self, start: Start) -> None:
+        """Queues all deferred units, in their order."""
+        deferred, self._deferred = self._deferred, []
+        for unit in deferred:
+            self._enqueue(unit, start)
 
     def __getitem__(self, unit: int) -> asyncio.Future[OpenUnit | Exception]:
-        """Returns the future of a queued unit: the open unit, or the exception that fetching it raised.
+        """Returns the future of a queued or deferred unit: the open unit, or the exception that fetching it raised.
 
         Wait for the future with `asyncio.wait` and do not await it: cancelling one waiter would cancel it for all.
         """
         return self._units[unit]
 
     def all(self) -> Collection[asyncio.Future[OpenUnit | Exception]]:
-        """Returns the futures of all queued and fetched units."""
+        """Returns the futures of all units: deferred, queued and fetched."""
         return self._units.values()
 
     def under_way(self) -> list[tuple[float, int]]:
@@ -76,6 +87,10 @@ class Prefetcher:
     def _release(self, unit: int, outcome: OpenUnit | Exception, *, done_for_epoch: bool = False) -> None:
         if not isinstance(outcome, Exception):
             self._source.release(unit, done_for_epoch=done_for_epoch)
+
+    def _enqueue(self, unit: int, start: Start) -> None:
+        self._queue.append(unit)
+        self._add_fetcher(start)
 
     def _is_below_bound(self, num_fetchers: int) -> bool:
         bound = self._source.max_concurrent

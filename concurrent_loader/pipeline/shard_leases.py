@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from concurrent_loader.datasets.protocol import OpenUnit, Source
@@ -75,8 +75,15 @@ class ShardLeases:
         """Returns the future of a prefetched shard; see `Prefetcher.__getitem__`."""
         return self._prefetcher[shard]
 
-    async def prefetch(self, step: int, start: Callable[[Any], asyncio.Task[Any]], *, ahead_bytes: int) -> None:
-        """Starts fetching the shards of a step, and shards of later steps within a budget.
+    async def prefetch(
+        self,
+        step: int,
+        start: Callable[[Any], asyncio.Task[Any]],
+        *,
+        ahead_bytes: int,
+        deferred: Collection[int] = frozenset(),
+    ) -> None:
+        """Starts fetching the shards of a step, and shards of later steps within a budget; deferred ones before these.
 
         A shard that the step needs is fetched even if it is larger than the budget.
 
@@ -84,7 +91,9 @@ class ShardLeases:
             step: Step about to be made.
             start: Function that starts a task.
             ahead_bytes: Budget for shards of later steps; 0 fetches this step's shards only.
+            deferred: Shards that the next call starts fetching, none by default.
         """
+        self._prefetcher.prefetch_deferred(start)
         while self._ahead and self._ahead[0][0] <= step:
             self._ahead_bytes -= heapq.heappop(self._ahead)[1]
         last_step = step + self._lookahead.max_steps if ahead_bytes else step
@@ -97,7 +106,10 @@ class ShardLeases:
             if first_use > step:
                 heapq.heappush(self._ahead, (first_use, size))
                 self._ahead_bytes += size
-            self._prefetcher.prefetch(shard, start)
+            if shard in deferred:
+                self._prefetcher.defer(shard)
+            else:
+                self._prefetcher.prefetch(shard, start)
             last_use = self._plan.last_use_step(shard, self._rank, self._world_size)
             heapq.heappush(self._last_uses, (last_use, shard))
 
@@ -106,6 +118,7 @@ class ShardLeases:
 
         Until then the first batch's shards do not share the bandwidth with prefetched ones. If processors or the
         network are the limit, the first batch comes earlier; otherwise prefetching starts one shard transfer later.
+        Shards that are deferred are not waited for, unless there are no others.
         """
         if futures := self._prefetcher.all():
             await asyncio.wait(futures, timeout=_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)

@@ -21,6 +21,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -40,7 +41,7 @@ _Work = tuple[int, int, Future[Any], Callable[[], Any]]  # (priority, number, â€
 
 
 class DecodeThreads(Executor):
-    """A fixed number of daemon threads, which start with the first work.
+    """A fixed number of daemon threads, which start with the first work, or by `start`.
 
     Args:
         num_threads: Number of threads.
@@ -61,6 +62,15 @@ class DecodeThreads(Executor):
         self._closed = False
         self._exited: Future[None] = Future()
         self._exited.set_running_or_notify_cancel()  # so that no waiter can cancel it
+
+    def start(self) -> None:
+        """Starts the threads ahead of the first work, which would wait 20 ms for them.
+
+        If no thread can be started, the first work tries again, and has the error.
+        """
+        with self._lock, suppress(RuntimeError):
+            if not self._closed and not self._threads:
+                self._start()
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Submits a call; equivalent to `submit_with_priority` with priority 0.

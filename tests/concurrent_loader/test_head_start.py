@@ -26,7 +26,7 @@ class Shards:
 
     def __init__(self) -> None:
         self.asked: list[int] = []
-        self.rows: Any = None  # futures of the first batch, if they are fetched by themselves
+        self.rows: dict[int, asyncio.Future[Any]] = {}  # of shards whose samples are fetched by themselves
         self.arrivals = [asyncio.get_running_loop().create_future() for _ in range(NUM_SHARDS)]
 
     async def set_schedule(self, plan: Any, world_size: int, *, shared: bool = False) -> None: ...
@@ -54,8 +54,11 @@ class Shards:
     def key(self, unit: int) -> str:
         return str(unit)
 
-    async def acquire_rows(self, unit: int, rows: Any) -> Any:
-        return None if self.rows is None else await self.rows[unit]
+    async def row_fetcher(self, unit: int, rows: Any) -> Any:
+        async def fetch() -> Any:
+            return await self.rows[unit]
+
+        return fetch if unit in self.rows else None
 
     async def acquire(self, unit: int) -> Any:
         self.asked.append(unit)
@@ -65,13 +68,14 @@ class Shards:
 Watch = Callable[[Shards, list[int]], Awaitable[None]]
 
 
-def watch(look: Watch, *, start_step: int = 0, worker: int = 0, num_workers: int = 1, by_rows: bool = False) -> None:
-    """Runs a pipeline in virtual time and looks on; given are the shards, and which of them the first batch needs."""
+def watch(look: Watch, *, start_step: int = 0, worker: int = 0, num_workers: int = 1, num_by_rows: int = 0) -> None:
+    """Runs a pipeline in virtual time and looks on; given are the shards, and which of them the first batch needs.
+
+    The samples of the first few of these are fetched by themselves.
+    """
 
     async def run() -> None:
         source: Any = Shards()
-        if by_rows:
-            source.rows = [asyncio.get_running_loop().create_future() for _ in range(NUM_SHARDS)]
         plan = EpochPlan(samples_per_unit=np.full(NUM_SHARDS, ROWS), global_batch_size=8, window=60, groups=2)
         processing: Any = SimpleNamespace(clock=SimpleNamespace(now=time.monotonic), choosers=lambda epoch: [])
         config = PipelineConfig(
@@ -81,6 +85,7 @@ def watch(look: Watch, *, start_step: int = 0, worker: int = 0, num_workers: int
         pipeline = Pipeline(config, deliver=lambda batch, spans: None)
         own = next(step for step in range(start_step, 100) if step % num_workers == worker)
         needed = sorted(set(plan.batch(own).shard.tolist()))
+        source.rows = {unit: asyncio.get_running_loop().create_future() for unit in needed[:num_by_rows]}
         task = asyncio.create_task(pipeline.run())
         await asyncio.sleep(0.001)
         try:
@@ -132,26 +137,53 @@ def test_it_can_be_cancelled_while_it_waits() -> None:
 
 def test_the_first_batchs_samples_are_asked_for_before_their_shards() -> None:
     async def look(shards: Shards, needed: list[int]) -> None:
+        assert list(shards.rows) == needed
         assert not shards.asked
-        shards.rows[needed[0]].set_result(None)  # this shard comes as a whole
+        shards.rows[needed[0]].set_exception(ConnectionFailed("gone"))  # this shard is needed as a whole
         await asyncio.sleep(0.001)
         assert not shards.asked
         shards.rows[needed[1]].set_result(object())
         await asyncio.sleep(0.001)
         assert sorted(shards.asked) == needed
 
-    watch(look, by_rows=True)
+    watch(look, num_by_rows=NUM_SHARDS)
 
 
-@pytest.mark.parametrize("outcome", [None, ConnectionFailed("gone")])
-def test_shards_whose_samples_do_not_come_are_asked_for(outcome: Exception | None) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_shards_whose_samples_do_not_come_are_asked_for(fails: bool) -> None:
     async def look(shards: Shards, needed: list[int]) -> None:
-        if outcome is None:
-            await asyncio.sleep(1)
-        else:
+        if fails:
             for unit in needed:
-                shards.rows[unit].set_exception(outcome)
+                shards.rows[unit].set_exception(ConnectionFailed("gone"))
             await asyncio.sleep(0.001)
+        else:
+            await asyncio.sleep(1)
         assert sorted(shards.asked) == needed
 
-    watch(look, by_rows=True)
+    watch(look, num_by_rows=NUM_SHARDS)
+
+
+def test_shards_that_come_as_a_whole_do_not_wait_for_the_samples_of_others() -> None:
+    async def look(shards: Shards, needed: list[int]) -> None:
+        assert sorted(shards.asked) == needed[2:]
+        for unit in needed[:2]:
+            shards.rows[unit].set_result(object())
+        await asyncio.sleep(0.001)
+        assert sorted(shards.asked) == needed[2:]
+        shards.arrivals[needed[2]].set_result(object())
+        await asyncio.sleep(0.001)
+        assert sorted(shards.asked[: len(needed)]) == needed  # those of the first batch before all others
+        assert len(shards.asked) >= len(needed) + 15
+
+    watch(look, num_by_rows=2)
+
+
+def test_samples_that_fail_beside_a_whole_shard_come_with_their_shard() -> None:
+    async def look(shards: Shards, needed: list[int]) -> None:
+        shards.rows[needed[0]].set_exception(ConnectionFailed("gone"))
+        await asyncio.sleep(0.9)
+        assert sorted(shards.asked) == needed[1:]
+        await asyncio.sleep(0.2)  # nothing has arrived for a second
+        assert needed[0] in shards.asked
+
+    watch(look, num_by_rows=1)

@@ -35,12 +35,17 @@ def far(url: str, **options: Any) -> ShardDataset:
     return ShardDataset(url, client="fsspec", **options)
 
 
+async def rows_of(source: Any, unit: int, rows: Any) -> Any:
+    fetch = await source.row_fetcher(unit, rows)
+    return None if fetch is None else await fetch()
+
+
 def test_a_few_rows_take_a_request_per_neighbourhood(url: str) -> None:
     with far(url) as dataset:
         gets, num_bytes = dataset.fetch_stats.num_gets, dataset.fetch_stats.num_bytes
         rows = np.array([1, 2, 50])
         first = int(dataset.reader.first_samples[1])
-        found: Any = dataset.loop.run(dataset.source.acquire_rows(1, rows))
+        found: Any = dataset.loop.run(rows_of(dataset.source, 1, rows))
         assert dataset.fetch_stats.num_gets == gets + 3  # index, two neighbours, one more
         assert dataset.fetch_stats.num_bytes < num_bytes + 4 * VALUE_BYTES
         assert [bytes(data) for data in found.payload("data", rows)] == [value(first + row) for row in rows.tolist()]
@@ -51,16 +56,16 @@ def test_a_few_rows_take_a_request_per_neighbourhood(url: str) -> None:
 def test_whole_shards_where_rows_save_little_or_a_copy_is_there(url: str, tmp_path: Path) -> None:
     one = np.array([3])
     with ShardDataset(url) as here, far(url, cache_dir=str(tmp_path)) as cached:
-        assert here.loop.run(here.source.acquire_rows(0, one)) is None
+        assert here.loop.run(rows_of(here.source, 0, one)) is None
         source, run = cached.source, cached.loop.run
-        assert run(source.acquire_rows(0, np.arange(20))) is None
-        assert run(source.acquire_rows(0, one)) is not None
+        assert run(rows_of(source, 0, np.arange(20))) is None
+        assert run(rows_of(source, 0, one)) is not None
         run(source.acquire(0))
-        assert run(source.acquire_rows(0, one)) is None
+        assert run(rows_of(source, 0, one)) is None
         source.release(0)
-        assert run(source.acquire_rows(0, one)) is None  # its file
+        assert run(rows_of(source, 0, one)) is None  # its file
         assert cached.select_columns(["number"]).source.num_bytes(0) < VALUE_BYTES
-        assert run(cached.select_columns(["number"]).source.acquire_rows(0, one)) is None  # only the index is needed
+        assert run(rows_of(cached.select_columns(["number"]).source, 0, one)) is None  # only the index is needed
 
 
 def test_wrong_bytes_are_noticed(url: str, tmp_path: Path) -> None:
@@ -71,8 +76,8 @@ def test_wrong_bytes_are_noticed(url: str, tmp_path: Path) -> None:
         try:
             path.write_bytes(data.replace(value(5), bytes(VALUE_BYTES)))
             with pytest.raises(DigestMismatch):
-                dataset.loop.run(dataset.source.acquire_rows(0, np.array([5])))
-            assert dataset.loop.run(dataset.source.acquire_rows(0, np.array([6]))) is not None
+                dataset.loop.run(rows_of(dataset.source, 0, np.array([5])))
+            assert dataset.loop.run(rows_of(dataset.source, 0, np.array([6]))) is not None
         finally:
             path.write_bytes(data)
 
@@ -82,7 +87,7 @@ def test_a_shard_with_fewer_samples_than_its_manifest_states_is_a_typed_error(ur
         sound = dataset.reader.entry(0)
         patch.setattr(dataset.reader, "entry", lambda shard: replace(sound, num_samples=sound.num_samples + 1))
         with pytest.raises(CorruptData, match="number of samples"):
-            dataset.loop.run(dataset.source.acquire_rows(0, np.array([sound.num_samples])))
+            dataset.loop.run(rows_of(dataset.source, 0, np.array([sound.num_samples])))
 
 
 @pytest.mark.slow

@@ -21,14 +21,25 @@ class Rows:
     def resolve(self, index: BatchIndex) -> BatchIndex:
         return index
 
-    async def acquire_rows(self, shard: int, rows: Any) -> Any:
-        return shard, rows.tolist()
+    async def row_fetcher(self, shard: int, rows: Any) -> Any:
+        async def fetch() -> Any:
+            return shard, rows.tolist()
+
+        return fetch
+
+
+class Leases:
+    """The leases of the whole shards, which are not asked for."""
+
+    async def prefetch(self, step: int, start: Any, *, ahead_bytes: int, deferred: Any) -> None:
+        assert (step, ahead_bytes, deferred) == (5, 0, {7, 9})
 
 
 def test_a_later_batch_that_asks_first_waits_for_the_whole_shard() -> None:
     async def run() -> None:
         source: Any = Rows()
-        first_rows = FirstRows(source)
+        leases: Any = Leases()
+        first_rows = FirstRows(source, leases)
         numbers = np.array([7, 7, 9])
         index = BatchIndex(5, numbers, np.array([3, 1, 2]), numbers)
         await first_rows.fetch(index, asyncio.ensure_future)

@@ -204,3 +204,20 @@ def test_every_unit_is_asked_for_once_and_none_is_left_held(bound: int | None, m
         assert bench.units.held == []
 
     run_in_virtual_time(run())
+
+
+async def test_deferred_units_are_queued_together_and_only_then() -> None:
+    bench = Bench(max_concurrent=1)
+    bench.prefetcher.defer(4)
+    bench.prefetcher.defer(2)
+    await bench.prefetch(7)
+    assert bench.units.asked == [7]
+    await bench.come(7)
+    assert not bench.prefetcher[4].done()
+    bench.prefetcher.release(2)  # not needed any more
+    bench.prefetcher.prefetch_deferred(bench.start)
+    bench.prefetcher.prefetch_deferred(bench.start)  # nothing is left
+    await settled()
+    await bench.come(4)
+    assert bench.units.asked == [7, 4]
+    assert bench.prefetcher[4].result() == "unit 4"

@@ -57,6 +57,18 @@ async def test_a_pool_that_was_never_used_starts_no_thread() -> None:
     assert await threads.join_async(0)
 
 
+async def test_threads_may_start_ahead_of_the_first_work() -> None:
+    before = threading.active_count()
+    threads = DecodeThreads(3)
+    for _ in range(2):
+        threads.start()
+        assert threading.active_count() == before + 3
+    assert await asyncio.get_running_loop().run_in_executor(threads, divmod, 7, 2) == (3, 1)
+    assert await threads.join_async(10)
+    threads.start()
+    assert threading.active_count() == before
+
+
 def scarce(monkeypatch: pytest.MonkeyPatch, num_threads: int) -> None:
     """Has the system refuse further threads of a pool."""
     start = threading.Thread.start
@@ -84,6 +96,7 @@ async def test_where_no_thread_can_be_started_that_is_said_each_time(monkeypatch
     scarce(monkeypatch, 0)
     threads = DecodeThreads(2)
     for _ in range(2):
+        threads.start()  # no work has been lost yet
         with pytest.raises(RuntimeError, match="can't start new thread"):
             threads.submit(fail)
     assert await threads.join_async(10)
