@@ -129,9 +129,8 @@ $(WHEEL): $(SOURCES) $(DEPENDENCIES)
 	@# Not those of another Python, which `make test-313` builds in an environment of its own.
 	@if [[ "$(VENV)" == .venv ]]; then \
 		rm -f concurrent_loader/*/*.so storage/*/*.so; \
-		cp $(VENV)/lib/python*/site-packages/concurrent_loader/decode/*.so concurrent_loader/decode/ 2>/dev/null || true; \
-		for folder in cache lossless; do \
-			cp $(VENV)/lib/python*/site-packages/concurrent_loader/storage/$$folder/*.so storage/$$folder/ 2>/dev/null || true; \
+		for folder in batch decode storage/cache storage/lossless; do \
+			cp $(VENV)/lib/python*/site-packages/concurrent_loader/$$folder/*.so concurrent_loader/$$folder/ 2>/dev/null || true; \
 		done; fi
 	@touch $@
 

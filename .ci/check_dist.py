@@ -62,7 +62,9 @@ def check_source(source: Path) -> None:
         members = {member.name.partition("/")[2]: member for member in archive.getmembers()}
     links = [name for name, member in members.items() if member.issym() or member.islnk()]
     assert not links, f"links in the source distribution: {links}"
-    sources = ("storage/cache/file_reads.c", "storage/lossless/lossless_tiles.c", "decode/jpeg_crop.c")
+    sources = (
+        "batch/packed_rows.c", "decode/jpeg_crop.c", "storage/cache/file_reads.c", "storage/lossless/lossless_tiles.c",
+    )  # fmt: skip
     needed = ("LICENSE", *(f"concurrent_loader/{name}" for name in sources))
     missing = [name for name in needed if name not in members]
     assert not missing, f"missing in the source distribution: {missing}"
@@ -76,7 +78,7 @@ def check_wheel(wheel: Path) -> None:
         names = archive.namelist()
     top = {name.split("/")[0] for name in names if not name.split("/")[0].endswith((".dist-info", ".libs"))}
     assert top == {"concurrent_loader"}, f"top-level packages: {top}"
-    assert len([name for name in names if name.endswith(".so") and ".libs/" not in name]) == 3, "native modules"
+    assert len([name for name in names if name.endswith(".so") and ".libs/" not in name]) == 4, "native modules"
     assert "concurrent_loader/py.typed" in names, "py.typed is missing"
     assert sys.platform != "linux" or "manylinux" in wheel.name, f"{wheel.name} was not repaired"
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [path for folder in ("concurrent_loader/decode", "storage") for path in (ROOT / folder).rglob("*.c")]
+FOLDERS = ("concurrent_loader/batch", "concurrent_loader/decode", "storage")
+SOURCES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.c")]
 
 
 @pytest.mark.fast
@@ -24,7 +25,7 @@ def test_native_modules_declare_that_they_need_no_gil(source: Path) -> None:
 
 @pytest.mark.fast
 def test_there_are_native_modules() -> None:
-    assert {path.name for path in SOURCES} == {"file_reads.c", "jpeg_crop.c", "lossless_tiles.c"}
+    assert {path.name for path in SOURCES} == {"file_reads.c", "jpeg_crop.c", "lossless_tiles.c", "packed_rows.c"}
 
 
 # Defined only where it can run: a Python with the GIL cannot tell.
@@ -33,7 +34,8 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
     def test_the_import_leaves_the_gil_off() -> None:
         program = (
             "import sys; from concurrent_loader import ConcurrentDataLoader, ShardDataset; "
-            "from concurrent_loader.decode import _jpeg_crop; from concurrent_loader.storage.cache import _reads; "
+            "from concurrent_loader.batch import _packed_rows; from concurrent_loader.decode import _jpeg_crop; "
+            " from concurrent_loader.storage.cache import _reads; "
             "from concurrent_loader.storage.lossless import _tiles; "
             "raise SystemExit(sys._is_gil_enabled())"
         )

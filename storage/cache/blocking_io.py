@@ -15,12 +15,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Drive", "in_thread"]
+__all__ = ["Drive", "cut_values", "in_thread"]
 
 _logger = logging.getLogger(__name__)
 
@@ -176,6 +176,19 @@ class Drive:
 
 
 T = TypeVar("T")
+
+
+def cut_values(data: bytes | memoryview, starts: Indices, ends: Indices) -> list[bytes]:
+    """Returns copies of the ranges [start, end) of some bytes.
+
+    Args:
+        data: Bytes.
+        starts: (n,) int64.
+        ends: (n,) int64.
+    """
+    if _native is not None:
+        return cast("list[bytes]", _native.cut(data, starts, ends))
+    return [bytes(data[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
 async def in_thread(call: Callable[[], T], dispose: Callable[[T], object] = lambda result: None) -> T:

@@ -1,4 +1,5 @@
-/* Reads many ranges of open files, with the GIL released once. `Drive.read_many` in blocking_io.py is its caller.
+/* Reads many ranges of open files, with the GIL released once, and cuts what was read into values. `Drive.read_many` and
+ * `cut_values` in blocking_io.py are the callers.
  *
  * A thread that releases the GIL for each range wakes a thread that waits for it, and then waits itself: with two cores
  * that takes longer than the reading of a range that is in the page cache.
@@ -101,7 +102,40 @@ done:
     return values;
 }
 
+PyDoc_STRVAR(cut_doc,
+             "cut(data, starts, ends, /)\n--\n\nReturns copies of ranges of a buffer. Starts and ends are buffers of "
+             "int64.");
+
+static PyObject *cut(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer data, starts, ends;
+    if (!PyArg_ParseTuple(args, "y*y*y*:cut", &data, &starts, &ends)) return NULL;
+    Py_ssize_t count = starts.len / (Py_ssize_t)sizeof(int64_t);
+    const int64_t *first = starts.buf, *last = ends.buf;
+    PyObject *values = NULL;
+    if (ends.len != starts.len || starts.len % (Py_ssize_t)sizeof(int64_t))
+        PyErr_SetString(PyExc_ValueError, "starts and ends must be int64 and of one length");
+    else
+        values = PyList_New(count);
+    for (Py_ssize_t at = 0; values && at < count; at++) {
+        PyObject *value = NULL;
+        if (first[at] < 0 || last[at] < first[at] || last[at] > data.len)
+            PyErr_SetString(PyExc_ValueError, "ranges must lie within the buffer");
+        else
+            value = PyBytes_FromStringAndSize((const char *)data.buf + first[at], (Py_ssize_t)(last[at] - first[at]));
+        if (value)
+            PyList_SetItem(values, at, value);
+        else
+            Py_CLEAR(values);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&ends);
+    return values;
+}
+
 static PyMethodDef methods[] = {
+    {"cut", cut, METH_VARARGS, cut_doc},
     {"read_many", read_many, METH_VARARGS, read_doc},
     {NULL, NULL, 0, NULL},
 };

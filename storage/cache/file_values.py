@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from concurrent_loader.storage.cache.blocking_io import Drive
+from concurrent_loader.storage.cache.blocking_io import Drive, cut_values
 from concurrent_loader.storage.errors import CorruptData, StoreError
 
 __all__ = ["read_exactly", "read_file_values"]
@@ -58,9 +58,12 @@ def read_file_values(
             values.append(data)
             continue
         # Python's garbage collector traverses everything again and again for many small views, not for bytes.
-        joined = data if len(data) <= _MEAN_BYTES * (last + 1 - first) else memoryview(data)
-        edges = zip(from_base[first : last + 1].tolist(), to_base[first : last + 1].tolist(), strict=True)
-        values += [joined[start:end] for start, end in edges]
+        begins_at, ends_at = from_base[first : last + 1], to_base[first : last + 1]
+        if len(data) <= _MEAN_BYTES * (last + 1 - first):
+            values += cut_values(data, begins_at, ends_at)
+        else:
+            view = memoryview(data)
+            values += [view[start:end] for start, end in zip(begins_at.tolist(), ends_at.tolist(), strict=True)]
     return values, firsts.tolist()
 
 

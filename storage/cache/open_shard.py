@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from concurrent_loader.storage.cache.blocking_io import Drive
+from concurrent_loader.storage.cache.blocking_io import Drive, cut_values
 from concurrent_loader.storage.cache.file_values import read_exactly, read_file_values
 from concurrent_loader.storage.errors import CorruptData, DigestMismatch, StoreError
 from concurrent_loader.storage.shards.format.index import ShardIndex
@@ -313,7 +313,7 @@ def _read_files(files: Sequence[FileShard], starts: Sequence[Indices], ends: Seq
         places = zip(files, starts, ends, strict=True)
         return [data for file, first, last in places for data in file.read_many(first, last)]
     if (whole := files[0]._whole) is not None:
-        return [whole[start:end] for start, end in zip(starts[0].tolist(), ends[0].tolist(), strict=True)]
+        return list(cut_values(whole, starts[0], ends[0]))
     counts = list(map(len, starts))
     bounds = list(itertools.accumulate(counts, initial=0))
     values, firsts = read_file_values(

@@ -6,13 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from concurrent_loader import ConcurrentDataLoader, ShardDataset
+from concurrent_loader.batch import encoded_rows
 from concurrent_loader.batch.encoded_rows import EncodedRows, can_pack_encoded, gather_rows
 from concurrent_loader.batch.ragged import arrange
 from concurrent_loader.storage import Column, ConfigurationError, ShardWriter
 
 TOKENS = Column("x", "int16[...]")
+
+
+@pytest.fixture(autouse=True, params=["native", "numpy"])
+def _with_and_without_the_native_module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "numpy":
+        monkeypatch.setattr(encoded_rows, "_native", None)
 
 
 def stored(*arrays: Any) -> list[bytes]:
@@ -86,3 +95,31 @@ def test_text_and_bytes_are_packed_by_the_loader(tmp_path: Path, shuffle: bool) 
         for name, how in (("maybe", "packed"), ("text", "pad"), ("text", "list")):
             with pytest.raises(ConfigurationError):
                 next(iter(ConcurrentDataLoader(dataset, 4, ragged={name: how})))  # type: ignore[dict-item]
+
+
+def test_the_native_module_refuses_what_it_was_not_made_for() -> None:
+    native = pytest.importorskip("concurrent_loader.batch._packed_rows")
+    rows = stored([1, 2], [3])
+    for header_bytes, item_bytes in ((8, 2), (16, 0), (-1, 2)):
+        with pytest.raises(ValueError, match="must be"):
+            native.count_numbers(rows, header_bytes, item_bytes)
+    for size, header_bytes in ((5, 16), (7, 16), (6, -1), (6, 19), (6, 21)):
+        with pytest.raises(ValueError, match="shorter"):
+            native.join_into(bytearray(size), rows, header_bytes)
+    for bad in ([None], None, [*rows, 3]):
+        with pytest.raises(TypeError):
+            native.count_numbers(bad, 16, 2)
+        with pytest.raises(TypeError):
+            native.join_into(bytearray(6), bad, 16)
+    with pytest.raises(TypeError):
+        native.join_into(bytes(6), rows, 16)
+    assert native.count_numbers([], 16, 2) == b""
+
+
+@given(st.lists(st.lists(st.integers(-(2**15), 2**15 - 1), max_size=20), max_size=20), st.randoms())
+def test_both_ways_pack_the_same(values: list[list[int]], random: Any) -> None:
+    rows = EncodedRows.of(TOKENS, [memoryview(row) if random.random() < 0.5 else row for row in stored(*values)])
+    order = random.sample(range(len(values)), len(values))
+    packed = gather_rows([rows], order).packed("x")
+    assert packed["x"].tolist() == [number for at in order for number in values[at]]
+    assert packed["x_seq_lens"].tolist() == [len(values[at]) for at in order]

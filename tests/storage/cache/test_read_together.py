@@ -13,7 +13,7 @@ import pytest
 
 from concurrent_loader.storage import ShardWriter
 from concurrent_loader.storage.cache import FileShard, blocking_io, read_payload, read_values
-from concurrent_loader.storage.cache.blocking_io import Drive
+from concurrent_loader.storage.cache.blocking_io import Drive, cut_values
 from concurrent_loader.storage.errors import CorruptData, DigestMismatch, StoreError
 from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
 from concurrent_loader.storage.stores import open_store
@@ -178,7 +178,20 @@ def test_the_native_module_refuses_what_it_was_not_made_for() -> None:
     with pytest.raises(ValueError, match="must"):
         native.read_many(b"abc", b"abc", b"abc")
     assert native.read_many(b"", b"", b"") == []
+    for starts, ends in ((one, two), (one + 1, one), (one - 1, one), (one, one + 4)):
+        with pytest.raises(ValueError, match="must"):
+            native.cut(b"abc", starts, ends)
+    with pytest.raises(ValueError, match="must"):
+        native.cut(b"abc", b"abc", b"abc")
     assert native.read_many(np.full(1, -1), one, one + 5) == [None]
+
+
+@pytest.mark.usefixtures("drive")
+def test_values_are_cut_out_of_bytes_and_of_views() -> None:
+    starts, ends = np.array([0, 3, 1, 3]), np.array([2, 3, 6, 6])
+    for data in (b"abcdef", memoryview(b"abcdef")):
+        assert cut_values(data, starts, ends) == [b"ab", b"", b"bcdef", b"def"]
+    assert cut_values(b"", starts[:0], ends[:0]) == []
 
 
 def test_without_enough_memory_for_a_range_the_error_says_so(shards: list[FileShard]) -> None:

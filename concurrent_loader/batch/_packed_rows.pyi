@@ -1,0 +1,6 @@
+from collections.abc import Sequence
+
+from typing_extensions import Buffer
+
+def count_numbers(rows: Sequence[Buffer], header_bytes: int, item_bytes: int, /) -> bytes | None: ...
+def join_into(target: Buffer, rows: Sequence[Buffer], header_bytes: int, /) -> None: ...
