@@ -118,7 +118,7 @@ class ShardLeases:
 
         Until then the first batch's shards do not share the bandwidth with prefetched ones. If processors or the
         network are the limit, the first batch comes earlier; otherwise prefetching starts one shard transfer later.
-        Shards that are deferred are not waited for, unless there are no others.
+        Deferred shards do not arrive: there must be others, or the wait takes the whole second.
         """
         if futures := self._prefetcher.all():
             await asyncio.wait(futures, timeout=_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)
