@@ -21,9 +21,6 @@ static uint64_t little_endian(const unsigned char *from) {
     return value;
 }
 
-/* Returns the values as a tuple, which no other thread can change. */
-static PyObject *as_tuple(PyObject *rows) { return PySequence_Tuple(rows); }
-
 PyDoc_STRVAR(count_doc,
              "count_numbers(rows, header_bytes, item_bytes, /)\n--\n\nReturns how many numbers each row has, as int64 in "
              "bytes; None if a row is no array of one dimension.");
@@ -37,7 +34,7 @@ static PyObject *count_numbers(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "header_bytes must be 0 or 16, and item_bytes positive");
         return NULL;
     }
-    PyObject *rows = as_tuple(given);
+    PyObject *rows = PySequence_Tuple(given); /* which no other thread can change */
     if (!rows) return NULL;
     Py_ssize_t number = PyTuple_Size(rows);
     PyObject *counts = PyBytes_FromStringAndSize(NULL, number * (Py_ssize_t)sizeof(int64_t));
@@ -75,7 +72,7 @@ static PyObject *join_into(PyObject *module, PyObject *args) {
     PyObject *given;
     Py_ssize_t header;
     if (!PyArg_ParseTuple(args, "w*On:join_into", &target, &given, &header)) return NULL;
-    PyObject *rows = as_tuple(given);
+    PyObject *rows = PySequence_Tuple(given);
     Py_ssize_t number = rows ? PyTuple_Size(rows) : 0, filled = 0;
     int failed = !rows;
     for (Py_ssize_t at = 0; !failed && at < number; at++) {

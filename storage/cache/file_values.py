@@ -57,8 +57,8 @@ def read_file_values(
         if first == last:
             values.append(data)
             continue
-        # Python's garbage collector traverses everything again and again for many small views, not for bytes.
         begins_at, ends_at = from_base[first : last + 1], to_base[first : last + 1]
+        # Python's garbage collector traverses everything again and again for many small views, not for bytes.
         if len(data) <= _MEAN_BYTES * (last + 1 - first):
             values += cut_values(data, begins_at, ends_at)
         else:

@@ -313,7 +313,7 @@ def _read_files(files: Sequence[FileShard], starts: Sequence[Indices], ends: Seq
         places = zip(files, starts, ends, strict=True)
         return [data for file, first, last in places for data in file.read_many(first, last)]
     if (whole := files[0]._whole) is not None:
-        return list(cut_values(whole, starts[0], ends[0]))
+        return cut_values(whole, starts[0], ends[0])
     counts = list(map(len, starts))
     bounds = list(itertools.accumulate(counts, initial=0))
     values, firsts = read_file_values(
