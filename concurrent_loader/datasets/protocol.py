@@ -50,7 +50,7 @@ class OpenUnit(Protocol):
 
 
 RowFetcher = Callable[[], Coroutine[Any, Any, OpenUnit | None]]
-"""Function that fetches a few rows of a unit by themselves; they are None if only the whole unit can be verified.
+"""Function that fetches a few rows of a unit by themselves; returns None if only the whole unit can be verified.
 
 Raises:
     StorageError: A request failed, or bytes are damaged.

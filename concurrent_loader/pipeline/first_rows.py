@@ -1,8 +1,9 @@
 """Fetches the first batch's samples by themselves, where that takes less than fetching their whole shards.
 
-The first batch of an iteration may need a few samples of a shard, and many of another. Both are requested at once: the
-few samples, and the other shards as a whole. What later batches need is requested when something of that has arrived:
-first the shards of which the first batch has a few samples. All later batches are made of whole shards.
+The first batch of an iteration may need few samples of one shard, and many of another. The few samples and the other
+shards, as a whole, are requested at once. When one of these shards has arrived, the shards that were read in part are
+requested, and then those of later batches. If there is no such shard, the first samples take its place. All later
+batches are made of whole shards.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class ShardLeases:
         ahead_bytes: int,
         deferred: Collection[int] = frozenset(),
     ) -> None:
-        """Starts fetching the shards of a step, and shards of later steps within a budget; deferred ones before these.
+        """Starts fetching shards: those that the last call deferred, those of a step, and within a budget later ones.
 
         A shard that the step needs is fetched even if it is larger than the budget.
 
@@ -91,7 +91,7 @@ class ShardLeases:
             step: Step about to be made.
             start: Function that starts a task.
             ahead_bytes: Budget for shards of later steps; 0 fetches this step's shards only.
-            deferred: Shards that the next call starts fetching, none by default.
+            deferred: Shards of the step that only the next call starts fetching, none by default.
         """
         self._prefetcher.prefetch_deferred(start)
         while self._ahead and self._ahead[0][0] <= step:
