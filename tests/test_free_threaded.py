@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -26,6 +28,17 @@ def test_native_modules_declare_that_they_need_no_gil(source: Path) -> None:
 @pytest.mark.fast
 def test_there_are_native_modules() -> None:
     assert {path.name for path in SOURCES} == {"file_reads.c", "jpeg_crop.c", "lossless_tiles.c", "packed_rows.c"}
+
+
+CAN_BUILD = shutil.which("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
+
+
+@pytest.mark.fast
+@pytest.mark.skipif(not CAN_BUILD, reason="needs a C compiler and Python's headers")
+@pytest.mark.parametrize("name", ["batch._packed_rows", "storage.cache._reads", "storage.lossless._tiles"])
+def test_native_modules_are_there_if_they_can_be_built(name: str) -> None:
+    """Their own tests run without them, too, and would not notice that the build fails."""
+    assert importlib.import_module(f"concurrent_loader.{name}")
 
 
 # Defined only where it can run: a Python with the GIL cannot tell.
