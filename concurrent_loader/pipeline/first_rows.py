@@ -53,8 +53,9 @@ class FirstRows:
         """
         self._step = index.step
         count = len(index) - index.num_padded
-        shards, rows = index.shard[:count], self._source.resolve(index).row[:count]
-        numbers = list(dict.fromkeys(shards.tolist()))
+        # Padding may be other rows of the same shards.
+        shards, rows = index.shard, self._source.resolve(index).row
+        numbers = list(dict.fromkeys(shards[:count].tolist()))
         fetchers = await asyncio.gather(*(self._fetcher(each, np.unique(rows[shards == each])) for each in numbers))
         for shard, fetch in zip(numbers, fetchers, strict=True):
             if fetch is not None:
@@ -75,6 +76,13 @@ class FirstRows:
             await self._leases.prefetch(step, start, ahead_bytes=0)
         await self._leases.wait_for_first()
         await self._leases.prefetch(step, start, ahead_bytes=ahead_bytes)
+
+    def is_needless(self, step: int, shard: int, whole: asyncio.Future[OpenUnit | Exception]) -> bool:
+        """Returns whether the whole shard is there. The first batch's samples of it are given up then."""
+        task = self._tasks.pop(shard, None) if step == self._step and whole.done() else None
+        if task is not None:
+            task.cancel()
+        return whole.done()
 
     async def wait(self, step: int, shard: int, whole: asyncio.Future[OpenUnit | Exception]) -> OpenUnit | None:
         """Returns the first batch's samples of a shard; None if the whole shard must be used, or came first.

@@ -292,7 +292,7 @@ class Pipeline:
                     padding.append(shard)
                     continue
                 future = self._leases[shard]
-                if not future.done():
+                if not self._first_rows.is_needless(index.step, shard, future):
                     with self._waiting(trace, shard):
                         if (first_rows := await self._first_rows.wait(index.step, shard, future)) is not None:
                             shards[shard] = first_rows

@@ -90,6 +90,21 @@ def test_a_shard_with_fewer_samples_than_its_manifest_states_is_a_typed_error(ur
             dataset.loop.run(rows_of(dataset.source, 0, np.array([sound.num_samples])))
 
 
+def test_padding_from_the_same_shard(url: str) -> None:
+    """The first batch of the iteration is the last one of the epoch: few samples, and the first ones of the epoch."""
+    with ShardDataset(url) as here, far(url) as there:
+
+        def last(dataset: ShardDataset) -> tuple[list[int], list[bytes]]:
+            view = dataset.subset(range(120, 180))
+            loader = ConcurrentDataLoader(view, batch_size=19, last_batch="pad", groups=1, num_threads=1)
+            loader.load_state_dict({**loader.state_dict(), "step": 3})
+            (batch,) = loader
+            assert batch.num_padded == 16
+            return batch["number"].tolist(), batch["data"]
+
+        assert last(there) == last(here)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_first_batch_is_the_same_at_any_step(url: str, mixed: bool) -> None:
