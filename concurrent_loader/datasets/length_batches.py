@@ -34,7 +34,7 @@ class _Dataset(Protocol):
     @property
     def unit_bounds(self) -> Indices: ...
     def __len__(self) -> int: ...
-    def lengths(self, name: str) -> Indices: ...
+    def lengths(self, name: str, *, exact: bool = False) -> Indices: ...
     def sample_plan(self, options: PlanOptions, epoch: int) -> EpochPlan: ...
 
 
@@ -92,13 +92,12 @@ def plan_packed(dataset: _Dataset, options: PlanOptions, batching: Packed, epoch
     """
     column = dataset.schema[batching.column]
     is_ragged = column.dtype is not None and column.dtype.kind in "iu" and column.shape is None
-    if not is_ragged or column.encoding:
+    if not is_ragged:
         raise SchemaError(
-            "Packed needs a column of token arrays in shards of this project", column=column.name,
-            expected="int32[...]", got=f"{column.type} {column.encoding}".strip(),
-        )  # fmt: skip
+            "Packed needs a column of token arrays", column=column.name, expected="int32[...]", got=column.type
+        )
     own = dataset.fingerprint
-    lengths = batching.remember((own,), lambda: dataset.lengths(column.name))
+    lengths = batching.remember((own,), lambda: dataset.lengths(column.name, exact=True))
     identity = batching.remember((own, 0), lambda: batching.fingerprint(lengths))
     whole = _all_samples(dataset, options, epoch)
 

@@ -26,7 +26,7 @@ from concurrent_loader.storage.cache import DiskShardCache, ShardCache
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, NotFound, SchemaError, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.hidden_arguments import hides_secrets
-from concurrent_loader.storage.images import IMAGE_SUFFIXES, ImageType
+from concurrent_loader.storage.images import COLUMN_FORMATS, FORMATS, IMAGE_SUFFIXES, ImageType
 from concurrent_loader.storage.listing import (
     Listing,
     decode_listing,
@@ -63,8 +63,8 @@ class ObjectDataset(BucketDataset):
         columns: Columns of samples and batches; all by default. Without the payload column nothing is fetched.
         labels: ``"folder"`` makes the first folder of a key its class; ``metadata["classes"]["label"]`` has the names,
             in the order of their bytes. None, the default, means no labels.
-        suffixes: Endings of the keys to include, in any case. Default: the usual endings of images, or of the
-            column's audio or video formats; all keys for ``"bytes"``.
+        suffixes: Endings of the keys to include, in any case. Default: the usual endings of the column
+            type's files, such as ``.jpg`` and ``.jpeg`` for ``"jpeg"``; all keys for ``"bytes"``.
         pattern: Pattern that keys must match, too; ``*`` and ``?`` also match slashes.
         listing: Local file for the listing, instead of a file in ``cache_dir``. Without either, each opening lists.
         refresh: Whether to list again and replace the stored listing, False by default.
@@ -128,8 +128,7 @@ class ObjectDataset(BucketDataset):
         self._wanted_columns = None if columns is None else tuple(columns)
         self._by_folder = labels == "folder"
         if suffixes is None and column_type != "bytes":
-            formats = MEDIA_COLUMNS.get(column_type, ())
-            suffixes = [f".{each}" for name in formats for each in MEDIA_FORMATS[name].suffixes] or IMAGE_SUFFIXES
+            suffixes = _suffixes_of(column_type)
         self._suffixes = None if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
         self._pattern = pattern
         self._listing_path = None if listing is None else os.fspath(listing)
@@ -179,7 +178,13 @@ class ObjectDataset(BucketDataset):
         listing = self.listing
         return listing.keys.tolist() if name == "key" else self._labels.copy()
 
-    def value_lengths(self, name: str, samples: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+    def value_lengths(
+        self,
+        name: str,
+        samples: npt.NDArray[np.int64] | None,
+        *,
+        exact: bool = False,
+    ) -> npt.NDArray[np.int64]:
         """Returns the sizes of the objects in bytes, or the lengths of their keys."""
         if self.schema[name].kind is ColumnKind.PAYLOAD:
             sizes = np.asarray(self.listing.sizes, np.int64)
@@ -394,3 +399,10 @@ class ObjectDataset(BucketDataset):
             return None  # no folder, or a folder that the cache does not trust
         name = xxhash.xxh3_128_hexdigest(self._query.encode(errors="surrogatepass"))
         return Path(self.cache_dir).expanduser() / f"{name}.listing"
+
+
+def _suffixes_of(column_type: str) -> Sequence[str]:
+    """Returns the usual endings of a column type's files, with the dot."""
+    images = [suffix for name in COLUMN_FORMATS.get(column_type, ()) for suffix in FORMATS[name].suffixes]
+    media = [f".{suffix}" for name in MEDIA_COLUMNS.get(column_type, ()) for suffix in MEDIA_FORMATS[name].suffixes]
+    return images or media or IMAGE_SUFFIXES

@@ -40,6 +40,10 @@ class ObjectUnit:
         self._data = data
         self._facts = facts
 
+    def encoding(self, column: str) -> str:
+        """Returns no encoding: objects have none."""
+        return ""
+
     def payload(self, column: str, rows: Indices) -> list[memoryview]:
         """Returns the bytes of the object, or of another column's text, once per row."""
         data = self._data if column == self._payload else memoryview(str(self._facts[column]).encode())

@@ -42,6 +42,9 @@ class OpenUnit(Protocol):
     def cached(self) -> bool:
         """Whether the bytes come from a local file, which may be damaged, and which `Source.replace` fetches again."""
 
+    def encoding(self, column: str) -> str:
+        """Returns the encoding of a column's stored values; empty for this project's own."""
+
     def payload(self, column: str, rows: Indices) -> Sequence[bytes | memoryview | None]:
         """Returns the verified bytes of a payload column, or of text, for some rows; None for nulls."""
 

@@ -101,14 +101,20 @@ class ReadableDataset(PublicNames, ABC):
         """
 
     @abstractmethod
-    def lengths(self, name: str) -> Indices:
+    def lengths(self, name: str, *, exact: bool = False) -> Indices:
         """Returns the lengths of a column's values, (len,) int64, from the shards' indexes: no payload is fetched.
 
         Integers are lengths themselves. The length of an array of any shape is its number of items, of a string of
-        characters, of bytes and images of bytes. Arrays count exactly if they have one dimension.
+        characters, of bytes and images of bytes. Arrays count exactly if they have one dimension, and are in shards of
+        this project, or were adopted as bare numbers.
+
+        Args:
+            name: Name of the column.
+            exact: Whether to raise an error if adopted arrays have headers, whose size is not known. False by default:
+                they are counted as items then.
 
         Raises:
-            SchemaError: The column does not exist, or its values have no lengths.
+            SchemaError: The column does not exist, or its values have no (exact) lengths.
         """
 
     @abstractmethod

@@ -117,9 +117,11 @@ class ShardDataset(BucketDataset):
         """Returns one column of some samples. Of a str or json column, only their values are decoded."""
         return self.loop.run(self.reader.column(name, samples))
 
-    def value_lengths(self, name: str, samples: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+    def value_lengths(
+        self, name: str, samples: npt.NDArray[np.int64] | None, *, exact: bool = False
+    ) -> npt.NDArray[np.int64]:
         """Returns the lengths of a column's values, of all samples or of some in ascending order."""
-        return self.loop.run(self.reader.lengths(name, samples))
+        return self.loop.run(self.reader.lengths(name, samples, exact=exact))
 
     # -- reading -----------------------------------------------------------------------------------------------
 

@@ -284,6 +284,10 @@ class SparseShard:
         await map_concurrently(fetch, np.split(order, cuts))
         return cls(index, entry.key, payload)
 
+    def encoding(self, column: str) -> str:
+        """Returns the encoding of a column's stored values; empty for this project's own."""
+        return self._index.schema[column].encoding
+
     def payload(self, column: str, rows: Indices) -> list[Any]:
         """Returns the stored bytes of a column for some rows, or the clips; None for nulls. Text is UTF-8."""
         if self._index.schema[column].kind is ColumnKind.SMALL:

@@ -237,16 +237,17 @@ class WholeDataset(Selectable):
         """
 
     @abstractmethod
-    def value_lengths(self, name: str, samples: Indices | None) -> Indices:
+    def value_lengths(self, name: str, samples: Indices | None, *, exact: bool = False) -> Indices:
         """Returns the lengths of a column's values, without reading payload; see `ReadableDataset.lengths`.
 
         Args:
             name: Name of the column.
             samples: (n,) int64, sample numbers in ascending order; None for all samples.
+            exact: As for `ReadableDataset.lengths`.
         """
 
-    def lengths(self, name: str) -> Indices:
-        return self.value_lengths(name, None)
+    def lengths(self, name: str, *, exact: bool = False) -> Indices:
+        return self.value_lengths(name, None, exact=exact)
 
     @property
     @abstractmethod
@@ -348,8 +349,9 @@ class DatasetView(Selectable):
             return self._base.column(name)
         return self._base.column_values(name, self._selection.numbers)
 
-    def lengths(self, name: str) -> Indices:
-        return self._base.value_lengths(name, None if self._selection is None else self._selection.numbers)
+    def lengths(self, name: str, *, exact: bool = False) -> Indices:
+        numbers = None if self._selection is None else self._selection.numbers
+        return self._base.value_lengths(name, numbers, exact=exact)
 
     async def read_samples(self, samples: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         if self._selection is not None:

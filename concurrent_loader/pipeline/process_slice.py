@@ -70,7 +70,8 @@ def _read_column(processing: SampleProcessing, part: Slice, name: str, linked: L
             return linked.read(name)
     with processing.clock.measure("read"):
         if decoder is None:
-            if processing.packs_encoded(name):
+            # The schema of a dataset does not have the encodings of its shards.
+            if processing.packs_encoded(name) and part.is_own(name):
                 rows = EncodedRows.of(processing.schema[name], part.payload(name))
                 if rows is not None:
                     return rows

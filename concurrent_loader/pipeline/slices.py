@@ -52,6 +52,10 @@ class Slice:
         """Returns the shard key of each sample."""
         return [shard.key for shard, rows in zip(self.shards, self.rows, strict=True) for _ in range(len(rows))]
 
+    def is_own(self, column: str) -> bool:
+        """Returns whether all values of a column are stored in this project's own encoding."""
+        return not any(shard.encoding(column) for shard in self.shards)
+
     def payload(self, column: str) -> list[bytes | memoryview | None]:
         """Returns the verified bytes of each sample in a payload column; None for nulls."""
         return read_payload(self.shards, self.rows, column)

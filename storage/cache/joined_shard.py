@@ -26,6 +26,7 @@ class ShardPart(Protocol):
     def key(self) -> str: ...
     @property
     def cached(self) -> bool: ...
+    def encoding(self, column: str) -> str: ...
     def payload(self, column: str, rows: Rows) -> Sequence[bytes | memoryview | None]: ...
     def values(self, column: str, rows: Rows) -> npt.NDArray[Any] | Sequence[Any]: ...
 
@@ -62,6 +63,10 @@ class JoinedShard:
     def cached(self) -> bool:
         """Whether the bytes come from local files; after damage was found, whether the damaged ones do."""
         return all(self.parts[number].cached for number in self.damaged or self.parts)
+
+    def encoding(self, column: str) -> str:
+        """Returns the encoding of a column's stored values; empty for this project's own."""
+        return self._read(column, lambda part, name: part.encoding(name))
 
     def payload(self, column: str, rows: Rows) -> Sequence[bytes | memoryview | None]:
         """Returns the verified bytes of a payload column for some rows; None for nulls."""

@@ -78,6 +78,10 @@ class OpenShard(ABC):
         """Returns the bytes [start, end) of several places, unverified."""
         return [self.read(start, end) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
+    def encoding(self, column: str) -> str:
+        """Returns the encoding of a column's stored values; empty for this project's own."""
+        return self.index.schema[column].encoding
+
     def payload(self, column: str, rows: Indices) -> Payload:
         """Returns the stored bytes of a column for given rows, None for nulls.
 

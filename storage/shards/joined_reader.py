@@ -65,11 +65,13 @@ class JoinedReader(DatasetReader):
         part, stored = self.place(name)
         return await part.column(stored, samples)
 
-    async def lengths(self, name: str, samples: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+    async def lengths(
+        self, name: str, samples: npt.NDArray[np.int64] | None = None, *, exact: bool = False
+    ) -> npt.NDArray[np.int64]:
         """Returns the lengths of a column's values; see `DatasetReader.lengths`."""
         self.check_columns([name])
         part, stored = self.place(name)
-        return await part.lengths(stored, samples)
+        return await part.lengths(stored, samples, exact=exact)
 
 
 def open_reader(manifest: Manifest, engine: FetchEngine, cache: ShardCache) -> DatasetReader:

@@ -20,13 +20,14 @@ from concurrent_loader.storage.fetch.engine import FetchEngine
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.shards.format.index import ShardIndex
 from concurrent_loader.storage.shards.format.nulls import joined
-from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
+from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
 from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import BundleEntry, Manifest, ShardEntry
 
 __all__ = ["DatasetReader"]
 
 _ROW_HEADER_BYTES = 16  # of an array of any shape with one dimension; see `RaggedArrayCodec`
+_BARE = "raw/1d"  # encoding of an array without a header
 _MAX_INDEXES = 256  # parsed shard indexes kept for random access
 
 
@@ -161,7 +162,9 @@ class DatasetReader:
             return found
         return [value for part in parts for value in part]
 
-    async def lengths(self, name: str, samples: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+    async def lengths(
+        self, name: str, samples: npt.NDArray[np.int64] | None = None, *, exact: bool = False
+    ) -> npt.NDArray[np.int64]:
         """Returns the lengths of a column's values, from the shards' indexes, without reading payload.
 
         Args:
@@ -169,12 +172,14 @@ class DatasetReader:
                 of items (exact for one dimension), of a string of characters, and of other payload its bytes. A null
                 has length 0.
             samples: (n,) int64: sample numbers in ascending order; all samples by default.
+            exact: Whether to refuse adopted arrays whose length is not known from their size, False by default. The
+                number of items that their size allows is returned otherwise.
 
         Returns:
             (n,) int64.
 
         Raises:
-            SchemaError: The column does not exist, or its values have no lengths.
+            SchemaError: The column does not exist, or its values have no (exact) lengths.
         """
         (name,) = self.check_columns([name])
         column = self.schema[name]
@@ -193,18 +198,11 @@ class DatasetReader:
                 rows = self.live.rows_of_shard(shard)
             else:
                 rows = self.live.rows(shard, samples[bounds[shard] : bounds[shard + 1]])
-            lengths: npt.NDArray[np.int64] = (index.payload_ends(name) - index.payload_starts(name))[rows].astype(
-                np.int64
-            )
-            return lengths
+            num_bytes = (index.payload_ends(name) - index.payload_starts(name))[rows].astype(np.int64)
+            return _num_items(index.schema[name], num_bytes, exact=exact)
 
         parts = await map_concurrently(part_of, np.flatnonzero(np.diff(bounds)).tolist())
-        num_bytes = np.concatenate([np.empty(0, np.int64), *parts])
-        if column.dtype is None:
-            return num_bytes
-        header_bytes = _ROW_HEADER_BYTES if column.shape is None else 0
-        items: npt.NDArray[np.int64] = np.maximum(num_bytes - header_bytes, 0) // column.dtype.itemsize
-        return items
+        return np.concatenate([np.empty(0, np.int64), *parts])
 
     async def index(self, shard: int) -> ShardIndex:
         """Returns a shard's parsed index; a few hundred are cached."""
@@ -263,3 +261,23 @@ class DatasetReader:
             }
 
         return await self.cache.read(entry, start, end, decoded)
+
+
+def _num_items(column: Column, num_bytes: npt.NDArray[np.int64], *, exact: bool) -> npt.NDArray[np.int64]:
+    """Returns the number of items of stored arrays of the given sizes; other values are counted in bytes.
+
+    Args:
+        column: The column as this shard stores it.
+        num_bytes: (n,) int64, sizes of the stored values.
+        exact: Whether to refuse encodings with headers of unknown sizes.
+    """
+    if column.dtype is None:
+        return num_bytes
+    if exact and column.encoding not in ("", _BARE):
+        raise SchemaError(
+            "the lengths of arrays in this encoding are not known without reading them: convert the dataset",
+            column=column.name, expected=_BARE, got=column.encoding,
+        )  # fmt: skip
+    header_bytes = _ROW_HEADER_BYTES if column.shape is None and column.encoding != _BARE else 0
+    items: npt.NDArray[np.int64] = np.maximum(num_bytes - header_bytes, 0) // column.dtype.itemsize
+    return items

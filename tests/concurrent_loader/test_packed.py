@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,6 +21,7 @@ from concurrent_loader import (
     Packed,
     PackedTokens,
     ShardDataset,
+    adopt,
 )
 from concurrent_loader.storage import SchemaError, ShardWriter, delete
 
@@ -210,3 +212,54 @@ def test_what_cannot_be_packed_is_refused(corpus: ShardDataset) -> None:
         mixture = Mixture([tokens, tokens], per=per)  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match="Packed needs a Mixture"):
             NativeDataLoader(mixture, 4, batching=Packed("tokens", packing=packing))  # type: ignore[arg-type]
+
+
+LITDATA = Path(__file__).parents[1] / "storage" / "adopt" / "golden" / "litdata"
+
+
+def test_adopted_tokens_are_packed_whole(tmp_path: Path) -> None:
+    """LitData's tokens have no header, unlike arrays of this project."""
+    adopt("litdata", str(LITDATA / "tokens"), str(tmp_path))
+    documents = [[*range(5)], [*range(10, 13)], [*range(20, 28)], [30]]
+    with ShardDataset(str(tmp_path)) as dataset:
+        assert dataset.lengths("tokens", exact=True).tolist() == [5, 3, 8, 1]
+        assert dataset.subset([1, 3]).lengths("tokens").tolist() == [3, 1]
+        loader = NativeDataLoader(dataset, 2, batching=Packed("tokens", 8, eos=EOS))
+        packed = [PackedTokens.of(batch) for batch in loader]
+    rows = [row[:size] for each in packed for row, size in zip(each.tokens.tolist(), each.seq_lens.sum(1), strict=True)]
+    assert [token for row in rows for token in row] == [token for each in documents for token in (*each, EOS)]
+
+
+def test_adopted_arrays_with_headers_are_refused(tmp_path: Path) -> None:
+    adopt("litdata", str(LITDATA / "all"), str(tmp_path))
+    with ShardDataset(str(tmp_path)) as dataset:
+        assert len(dataset.lengths("tensor")) == len(dataset)
+        with pytest.raises(SchemaError, match=r"not known.*litdata/tensor"):
+            dataset.lengths("tensor", exact=True)
+        with pytest.raises(SchemaError, match=r"not known.*litdata/tensor"):
+            NativeDataLoader(dataset.select_columns(["tensor"]), 2, batching=Packed("tensor"))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_adopted_numbers_that_look_like_a_header_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    """This project stores [7, 8, 9] and [5, 6] as these bytes."""
+    if not native:
+        monkeypatch.setattr("concurrent_loader.batch.encoded_rows._native", None)
+    documents = [[1, 3, 7, 8, 9], [1, 2, 5, 6]]
+    folder = tmp_path / "chunks"
+    folder.mkdir()
+    (folder / "c.bin").write_bytes(struct.pack("<4I9q", 2, 16, 56, 88, *documents[0], *documents[1]))
+    leaf = {"type": None, "context": None, "children_spec": []}
+    config = {
+        "chunk_bytes": None, "chunk_size": 9, "compression": None, "data_format": ["no_header_tensor:17"],
+        "data_spec": json.dumps([1, leaf]), "encryption": None, "item_loader": "TokensLoader",
+    }  # fmt: skip
+    chunk = {"chunk_bytes": 88, "chunk_size": 2, "dim": 9, "filename": "c.bin"}
+    (folder / "index.json").write_text(json.dumps({"chunks": [chunk], "config": config}))
+    adopt("litdata", str(folder), str(tmp_path / "index"))
+    with ShardDataset(str(tmp_path / "index")) as dataset:
+        assert dataset.columns == ("tokens",)
+        batch = next(iter(NativeDataLoader(dataset, 2, ragged={"tokens": "packed"})))
+    assert batch["tokens"].tolist() == documents[0] + documents[1]
