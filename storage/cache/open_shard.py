@@ -316,7 +316,8 @@ def _read_files(files: Sequence[FileShard], starts: Sequence[Indices], ends: Seq
     if len(files) > 1 and any(file._whole is not None or file._drive is not files[0]._drive for file in files):
         places = zip(files, starts, ends, strict=True)
         return [data for file, first, last in places for data in file.read_many(first, last)]
-    if (whole := files[0]._whole) is not None:
+    # With several files, another thread may have made the first one whole since.
+    if len(files) == 1 and (whole := files[0]._whole) is not None:
         return cut_values(whole, starts[0], ends[0])
     counts = list(map(len, starts))
     bounds = list(itertools.accumulate(counts, initial=0))

@@ -202,3 +202,19 @@ def test_without_enough_memory_for_a_range_the_error_says_so(shards: list[FileSh
         shard._drive.read = refuse  # type: ignore[method-assign]
     with pytest.raises(StoreError, match="memory"):
         read_payload(shards, [np.arange(shard.entry.num_samples) for shard in shards], "image")
+
+
+def test_a_shard_that_another_thread_reads_as_a_whole_meanwhile(shards: list[FileShard]) -> None:
+    drive = shards[1]._drive
+
+    class Late(FileShard):
+        @property
+        def _drive(self) -> Drive:  # type: ignore[override]  # asked for between two looks at the first shard
+            shards[1].__class__ = FileShard
+            shards[0]._whole = bytes(shards[0].read(0, shards[0].entry.tail_start))
+            return drive
+
+    shards[1].__class__ = Late
+    rows = [np.arange(shard.entry.num_samples) for shard in shards]
+    assert list(map(bytes, read_payload(shards, rows, "image"))) == [expected(at)["image"] for at in range(100)]
+    assert shards[0]._whole is not None
