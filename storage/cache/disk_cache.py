@@ -124,7 +124,8 @@ class DiskShardCache(ShardCache):
 
     async def is_local(self, entry: ShardEntry) -> bool:
         path = Path(self._folder.root, file_name_of(entry.digest, FileKind.SHARD))
-        return await super().is_local(entry) or await in_thread(path.exists)
+        # Not `Path.exists`, which raises the errors of a broken drive before Python 3.14.
+        return await super().is_local(entry) or await in_thread(lambda: os.path.exists(path))  # noqa: PTH110
 
     async def _load(self, entry: ShardEntry) -> OpenShard:
         try:
