@@ -64,6 +64,7 @@ class HedgedCall(Generic[T]):
         self._hooks = hooks
         self._hedges: list[asyncio.Task[T]] = []
         self._winner: asyncio.Task[T] | None = None
+        self._first: list[T] = []  # the first request's answer
         self._is_over = False
         self._may_interrupt = False
         self._is_queued = False
@@ -92,6 +93,7 @@ class HedgedCall(Generic[T]):
             elif not await self._wait_for_hedge():
                 raise
         else:
+            self._first.append(answer)
             if self._was_interrupted():  # the first request succeeded nevertheless
                 owner.uncancel()
                 self._winner = None
@@ -171,6 +173,6 @@ class HedgedCall(Generic[T]):
             if task is not self._winner and not task.cancelled() and failure is None:
                 await self._discard(task.result())
         if cancelled is not None:
-            if self._winner is not None:
-                await self._discard(self._winner.result())
+            for answer in self._first if self._winner is None else [self._winner.result()]:
+                await self._discard(answer)
             raise cancelled
