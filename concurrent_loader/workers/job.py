@@ -91,6 +91,7 @@ def check_job(job: Job) -> None:
                 "workers cannot read a dataset in this process's memory; pass num_workers=0", url=stored.url
             )
     parts = {name: getattr(job.processing, name) for name in _USER_CODE}
+    parts |= {"sampling": job.plan.sampling, "batching": job.plan.batching}
     for name, part in {**parts, "worker_init_fn": job.worker_init_fn, "dataset": job.dataset}.items():
         before = get_spawning_popen()
         set_spawning_popen(_Rehearsal())  # type: ignore[arg-type]  # it does all that pickling asks for

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from concurrent_loader import Batch, ConcurrentDataLoader, Mixture, ObjectDataset, ShardDataset
+from concurrent_loader import Batch, ConcurrentDataLoader, Mixture, ObjectDataset, ShardDataset, Weighted
 from concurrent_loader.augment import RandomResizedCrop
 from concurrent_loader.errors import CollateError, LoaderError, LoaderTimeout, TransformError, WorkerDied
 from concurrent_loader.pipeline.batch_iterator import END, Failure
@@ -467,6 +467,8 @@ def test_batches_that_come_while_a_worker_is_asked_are_kept(dataset: ShardDatase
         ({"collate_fn": lambda samples: samples}, "collate_fn cannot be sent"),
         ({"decode": {"data": lambda data: data}}, "decode cannot be sent"),
         ({"worker_init_fn": lambda worker: None}, "worker_init_fn cannot be sent"),
+        ({"shuffle": True, "sampling": Weighted(lambda epoch: np.ones(NUM_SAMPLES))}, "sampling cannot be sent"),
+        ({"batching": recipes.local_sampler()}, "batching cannot be sent"),
         ({"multiprocessing_context": "fork"}, "cannot be forked"),
         ({"multiprocessing_context": "teleport"}, "unknown start method"),
         ({"multiprocessing_context": 3}, "a start method or a context"),

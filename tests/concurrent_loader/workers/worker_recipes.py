@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,14 @@ class Begin:
 
 def closure() -> Callable[[Sample], Sample]:
     return lambda sample: sample
+
+
+def local_sampler() -> torch.utils.data.Sampler[int]:
+    class First(torch.utils.data.Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter([0])
+
+    return First()
 
 
 class Holding:
