@@ -27,7 +27,7 @@ import numpy.typing as npt
 import xxhash
 import zstandard
 
-from concurrent_loader.storage.errors import DeadlineExceeded, FormatError, StorageError
+from concurrent_loader.storage.errors import DeadlineExceeded, FormatError, NotFound, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.retry import call_with_retries
 from concurrent_loader.storage.stores.objects import Buffer, ObjectMeta
@@ -40,6 +40,7 @@ __all__ = [
     "Texts",
     "decode_listing",
     "encode_listing",
+    "list_metas",
     "list_objects",
     "load_listing",
     "save_listing",
@@ -157,6 +158,21 @@ async def list_objects(
     return found.listing()
 
 
+async def list_metas(engine: FetchEngine, prefix: str) -> list[ObjectMeta]:
+    """Returns the metadata of the objects whose keys start with a prefix, in the order of the keys' bytes.
+
+    Broken symbolic links are left out. Time is limited, and failures are repeated, as for `scan_objects`.
+
+    Args:
+        engine: Engine whose store is listed, under its retry policy.
+        prefix: Start of the keys.
+
+    Raises:
+        StorageError: It cannot be listed, or an entry cannot be read.
+    """
+    return (await scan_objects(engine, prefix, _Metas)).found
+
+
 class ObjectVisitor(Protocol):
     """Receives the entries of a listing."""
 
@@ -223,6 +239,20 @@ async def _scan_once(engine: FetchEngine, prefix: str, visitor: V) -> V:
     except TimeoutError as error:
         raise DeadlineExceeded(f"the next page of a listing did not come within {page_s:.3g} s") from error
     return visitor
+
+
+class _Metas:
+    """Collects metadata."""
+
+    def __init__(self) -> None:
+        self.found: list[ObjectMeta] = []
+
+    def add(self, meta: ObjectMeta) -> None:
+        self.found.append(meta)
+
+    def refuse(self, error: StorageError) -> None:
+        if not isinstance(error, NotFound):
+            raise error
 
 
 class _ListingVisitor:

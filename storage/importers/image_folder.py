@@ -22,10 +22,12 @@ from concurrent_loader.storage.importers.lossless_encoding import LOSSLESS_EXTEN
 from concurrent_loader.storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
 from concurrent_loader.storage.importers.source_files import is_hidden, version_of
 from concurrent_loader.storage.importers.split_files import split_by_bytes
+from concurrent_loader.storage.listing import scan_objects
 from concurrent_loader.storage.printable import printable
 from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.sizes import Size, parse_size
+from concurrent_loader.storage.stores.objects import ObjectMeta
 from concurrent_loader.storage.stores.store import Store
 
 __all__ = ["ImageFolder", "extension_of"]
@@ -38,6 +40,22 @@ class _File(msgspec.Struct, frozen=True, gc=False):  # 250 bytes each, of which 
     key: str
     size: int
     version: str | None  # ETag or time, which changes with the bytes
+
+
+class _Visitor:
+    """Receives the entries of the listing, and leaves out hidden ones."""
+
+    def __init__(self) -> None:
+        self.files: list[_File] = []
+        self.problems: list[StorageError] = []
+
+    def add(self, meta: ObjectMeta) -> None:
+        if not is_hidden(meta.key):
+            self.files.append(_File(meta.key, meta.size, version_of(meta)))
+
+    def refuse(self, error: StorageError) -> None:
+        if not is_hidden(error.key or ""):
+            self.problems.append(error)
 
 
 class ImageFolder:
@@ -124,7 +142,8 @@ class ImageFolder:
             NotFound: There is no image.
             ConfigurationError: An image is not in a class folder.
         """
-        found, problems = await self._engine.call_with_retries(self._list, "")
+        seen = await scan_objects(self._engine, "", _Visitor)
+        found, problems = seen.files, seen.problems
         self._files = [file for file in found if self._is_wanted(file.key)]
         self._problems = [
             ImportProblem(name=problem.key or "", reason=problem.what) for problem in problems if self._counts(problem)
@@ -202,15 +221,6 @@ class ImageFolder:
         return FetchEngine(self._store, in_flight=self._in_flight, bytes_in_flight=self._max_bytes)
 
     # -- scanning ------------------------------------------------------------------------------------------------------
-
-    async def _list(self) -> tuple[list[_File], list[StorageError]]:
-        problems: list[StorageError] = []
-        files = [
-            _File(meta.key, meta.size, version_of(meta))
-            async for meta in self._store.list("", on_error=problems.append)
-            if not is_hidden(meta.key)
-        ]
-        return files, [problem for problem in problems if not is_hidden(problem.key or "")]
 
     def _is_wanted(self, key: str) -> bool:
         return "." in key.rpartition("/")[2] and extension_of(key) in self._extensions

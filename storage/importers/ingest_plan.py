@@ -20,6 +20,7 @@ from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.importers.item_run import EncodedSizes, OnError
 from concurrent_loader.storage.importers.protocol import Importer, ImportProblem, ImportScan
+from concurrent_loader.storage.listing import list_metas
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.writing.records import UNFINISHED_FOLDER, Records, run_name
 from concurrent_loader.storage.shards.writing.written_shards import DoneShard
@@ -221,11 +222,7 @@ async def load_plan(engine: FetchEngine, name: str) -> PartPlan:
 
 async def list_plans(engine: FetchEngine) -> dict[str, int]:
     """Returns the names of the unfinished imports, with the number of parts that are written."""
-
-    async def list_keys() -> list[str]:
-        return [meta.key async for meta in engine.store.list(f"{UNFINISHED_FOLDER}/")]
-
-    keys = [key.split("/") for key in await engine.call_with_retries(list_keys, f"{UNFINISHED_FOLDER}/")]
+    keys = [meta.key.split("/") for meta in await list_metas(engine, f"{UNFINISHED_FOLDER}/")]
     found = {key[1]: 0 for key in keys if len(key) == 3 and key[2] == "plan.json"}
     for key in keys:
         if len(key) == 3 and key[1] in found and key[2].startswith("part-"):

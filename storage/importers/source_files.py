@@ -17,6 +17,7 @@ from concurrent_loader.storage.errors import ConfigurationError, NotFound, Objec
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.importers.loop_calls import LoopCalls
 from concurrent_loader.storage.importers.store_file import StoreFile
+from concurrent_loader.storage.listing import list_metas
 from concurrent_loader.storage.printable import printable
 from concurrent_loader.storage.stores.backends.local import LocalStore
 from concurrent_loader.storage.stores.backends.open_store import open_store
@@ -169,14 +170,11 @@ class SourceFiles:
             key = self._key
             self.files = [SourceFile.of(await self.engine.call_with_retries(lambda: self.store.head(key), key))]
             return
-        found = await self.engine.call_with_retries(self._find_once, "")
+        found = [SourceFile.of(meta) for meta in await list_metas(self.engine, "")]
         self.files = [file for file in found if self._matches(file.key)]
         self.num_ignored = len(found) - len(self.files)
         if not self.files:
             raise self._nothing_found([file.key for file in found])
-
-    async def _find_once(self) -> list[SourceFile]:
-        return [SourceFile.of(meta) async for meta in self.store.list("")]
 
     def _matches(self, key: str) -> bool:
         is_seen = self._hidden or not is_hidden(key)

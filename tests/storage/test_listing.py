@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +13,20 @@ from hypothesis import strategies as st
 
 from concurrent_loader.storage.errors import DeadlineExceeded, FormatError, ServerError, StorageError, StoreError
 from concurrent_loader.storage.fetch import FetchEngine, RetryPolicy
+from concurrent_loader.storage.importers import ImageFolder
+from concurrent_loader.storage.importers.ingest_plan import list_plans
 from concurrent_loader.storage.listing import (
     Listing,
     Texts,
     decode_listing,
     encode_listing,
+    list_metas,
     list_objects,
     load_listing,
     save_listing,
 )
-from concurrent_loader.storage.stores import LocalStore, MemoryStore
+from concurrent_loader.storage.shards.writing.records import Records
+from concurrent_loader.storage.stores import LocalStore, MemoryStore, ObjectMeta
 from concurrent_loader.storage.testing.faults.fault_store import Fail, FaultStore, Wait, in_order
 from concurrent_loader.storage.virtual_time import run_in_virtual_time
 
@@ -172,3 +177,28 @@ async def test_only_wanted_names_that_cannot_be_read_matter(tmp_path: Path) -> N
     problems: list[StorageError] = []
     assert (await list_objects(engine, wanted, problems)).keys.tolist() == ["1.jpg"]
     assert [problem.key for problem in problems] == ["new\nline.jpg"]
+
+
+class FarStore(MemoryStore):
+    """Lists 20,000 objects in pages of a second each: longer than any single request may take."""
+
+    def _list(self, prefix: str) -> AsyncIterator[ObjectMeta | StorageError]:
+        return self._pages(prefix)
+
+    async def _pages(self, prefix: str) -> AsyncIterator[ObjectMeta | StorageError]:
+        for number in range(20_000):
+            if number % 1000 == 0:
+                await asyncio.sleep(1)
+            yield ObjectMeta(f"{prefix}a/{number:05}.jpg", 1, None)
+
+
+def test_a_listing_may_take_longer_than_a_request() -> None:
+    async def listed_by_all() -> list[int]:
+        store = FarStore("memory://far")
+        engine = FetchEngine(store)
+        found = [len(await list_metas(engine, "shards/")), (await ImageFolder(store).scan()).num_samples]
+        records = Records(engine, "run")
+        await records.open()
+        return [*found, len(records.keys) - 1, len(await list_plans(engine))]
+
+    assert run_in_virtual_time(listed_by_all()) == [20_000, 20_000, 20_000, 0]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from concurrent_loader.storage.errors import CorruptData, InvalidRange, NotFound
 from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.listing import list_metas
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.shards.editing.purge_targets import every_manifest
 from concurrent_loader.storage.shards.editing.shard_samples import fetch_index
@@ -160,11 +161,7 @@ def _hits(index: ShardIndex, digests: npt.NDArray[np.uint64], found: PurgeScan) 
 async def _listed(engine: FetchEngine) -> dict[str, ObjectMeta]:
     found: dict[str, ObjectMeta] = {}
     for folder in ("shards/", "columns/", "tails/"):
-
-        async def list_once(folder: str = folder) -> dict[str, ObjectMeta]:
-            return {meta.key: meta async for meta in engine.store.list(folder)}
-
-        found |= await engine.call_with_retries(list_once, folder)
+        found |= {meta.key: meta for meta in await list_metas(engine, folder)}
     return found
 
 

@@ -17,6 +17,7 @@ import xxhash
 from concurrent_loader.storage.errors import StorageError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.upload import Uploader
+from concurrent_loader.storage.listing import list_metas
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.shards.format.index import ShardIndex
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry, no_digests, shard_key
@@ -80,11 +81,7 @@ class Records:
         If there are any, an empty record is written, too: garbage collection keeps what the records name, however old,
         as long as the newest one is recent.
         """
-
-        async def list_keys() -> set[str]:
-            return {meta.key async for meta in self._engine.store.list(self._prefix)}
-
-        self._known = await self._engine.call_with_retries(list_keys, self._prefix)
+        self._known = {meta.key for meta in await list_metas(self._engine, self._prefix)}
         if self._known:
             key = self._key("resumed")
             await self._uploader.put(key, b"{}")
