@@ -23,6 +23,7 @@ import numpy as np
 from concurrent_loader.storage.errors import ConfigurationError, StorageError
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.hidden_arguments import hides_secrets
+from concurrent_loader.storage.listing import list_metas
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.shards.editing.commit_edit import OpenDataset, commit_edit, open_to_edit
 from concurrent_loader.storage.shards.editing.purge_scan import PurgeCopy, PurgeScan, scan
@@ -178,15 +179,15 @@ class _Purge:
         before = await load_plan(self._engine)
         await self._check_alone()
         edited = await commit_edit(self._engine, self._rewritten)
-        plan = (await self._plan(edited.manifest)).joined(before)
+        plan = await self._plan(edited.manifest, before)
         found = PurgeScan(copies=[], stray=[], unreadable=[], left=[])
         if plan.manifests or plan.objects or plan.digests:
             await self._uploader.put(PLAN_KEY, msgspec.json.encode(plan))
             await self._check_alone()  # again: to write shards takes long
             await self._remove(plan, edited.manifest.snapshot)
             found = await self._proof(plan)
-            if not found.left:
-                await self._delete(PLAN_KEY)
+            if not (found.left or found.copies or found.unreadable):
+                await self._delete(PLAN_KEY)  # without it, the next call would not know what to search for
         return PurgeReport(
             url=self._engine.store.url,
             dry_run=False,
@@ -239,10 +240,15 @@ class _Purge:
 
     # -- the other snapshots, and the objects --------------------------------------------------------------------------
 
-    async def _plan(self, newest: Manifest | None) -> PurgePlan:
-        """Returns what to remove; ``newest`` and its successors stay."""
+    async def _plan(self, newest: Manifest | None, before: PurgePlan | None = None) -> PurgePlan:
+        """Returns what to remove; ``newest`` and its successors stay.
+
+        Args:
+            newest: Newest snapshot; None for a dry run.
+            before: Plan of a purge that was interrupted. Since then, a commit may have written its objects again.
+        """
         manifests: list[str] = []
-        objects: set[str] = set()
+        objects: set[str] = set() if before is None else set(before.objects)
         kept: set[str] = set()
         async for key, manifest in every_manifest(self._engine):
             tainted = tainted_objects(manifest, self._targets)
@@ -257,7 +263,7 @@ class _Purge:
             objects=sorted((objects | self._rewriter.keys) - kept),
             digests=[f"{digest:016x}" for digest in self._targets.digests.tolist()],
             rows={name: len(rows) for name, rows in self._targets.rows.items() if name not in self._targets.added},
-        )
+        ).joined(before)
 
     async def _remove(self, plan: PurgePlan, newest: int) -> None:
         for number in _numbers(plan):
@@ -286,10 +292,7 @@ class _Purge:
         """Raises an error if a job has written shards that it has not committed yet."""
         prefix = f"{UNFINISHED_FOLDER}/"
 
-        async def list_jobs() -> set[str]:
-            return {meta.key.split("/")[1] async for meta in self._engine.store.list(prefix)}
-
-        if jobs := await self._engine.call_with_retries(list_jobs, prefix):
+        if jobs := {meta.key.split("/")[1] for meta in await list_metas(self._engine, prefix)}:
             url = self._engine.store.url
             raise ConfigurationError(
                 "an import, adoption or conversion into this dataset is unfinished, and may need what a purge removes: "

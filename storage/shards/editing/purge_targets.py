@@ -13,6 +13,7 @@ import xxhash
 
 from concurrent_loader.storage.errors import ConfigurationError, CorruptData, FormatError, NotFound
 from concurrent_loader.storage.fetch import FetchEngine
+from concurrent_loader.storage.listing import list_metas
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.shards.editing.shard_samples import fetch_index
 from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
@@ -52,12 +53,12 @@ class PurgePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(self.rows.values())
 
     def joined(self, other: PurgePlan | None) -> PurgePlan:
-        """Returns a plan that removes what either removes."""
+        """Returns this plan with the manifests, digests and rows of an earlier one."""
         if other is None:
             return self
         return PurgePlan(
             manifests=sorted({*self.manifests, *other.manifests}),
-            objects=sorted({*self.objects, *other.objects}),
+            objects=self.objects,
             digests=sorted({*self.digests, *other.digests}),
             rows={name: max(self.rows.get(name, 0), other.rows.get(name, 0)) for name in {**self.rows, **other.rows}},
         )
@@ -109,20 +110,15 @@ async def every_manifest(engine: FetchEngine, *, but: int | None = None) -> Asyn
     Raises:
         FormatError: A manifest is damaged.
     """
-    store = engine.store
-
-    async def list_keys(folder: str) -> list[str]:
-        return [meta.key async for meta in store.list(folder) if _MANIFEST.fullmatch(meta.key)]
-
     for folder in _FOLDERS:
-        for key in sorted(await engine.call_with_retries(lambda folder=folder: list_keys(folder), folder)):  # type: ignore[misc]
-            if but is not None and key == manifest_key(but):
+        for key in sorted(meta.key for meta in await list_metas(engine, folder)):
+            if not _MANIFEST.fullmatch(key) or (but is not None and key == manifest_key(but)):
                 continue
             try:
                 data = (await engine.fetch_object(key)).data
             except NotFound:
                 continue  # garbage collection has just moved or deleted it
-            yield key, decode(data, url=store.url)
+            yield key, decode(data, url=engine.store.url)
 
 
 async def find_targets(engine: FetchEngine, fetcher: ShardFetcher, newest: Manifest) -> Targets:

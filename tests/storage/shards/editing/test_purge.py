@@ -152,9 +152,12 @@ def test_copies_in_other_samples_are_named(url: Path) -> None:
     report = purge(url)
     assert not report.is_proved
     assert [(copy.snapshot, copy.sample, copy.column) for copy in report.copies] == [(4, 99, "data")]
+    again = purge(url)  # nothing is left to remove, but the copy is still there
+    assert (again.is_proved, again.copies) == (False, report.copies)
     delete(url, ids=[99])
     report = purge(url)
     assert report.is_proved
+    assert not (url / "purged" / "plan.json").exists()
     assert found(url, 7) == []
     check(url, [*range(7), *range(8, 100), 300])
 
@@ -242,6 +245,23 @@ def test_stopped_anywhere_and_repeated(url: Path, num_calls: int, monkeypatch: p
     for snapshot in (1, 2):
         with pytest.raises(SnapshotDeleted):
             ShardDataset(url, snapshot=snapshot)
+
+
+def test_shards_that_were_written_again_after_an_interruption_stay(url: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same samples make shards of the same names."""
+    delete(url, ids=[7])
+
+    async def stop(*_: object) -> None:
+        raise Stop("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Purge, "_remove", stop)
+        with pytest.raises(Stop):
+            purge(url)
+    write(url, range(100), append=True)
+    report = purge(url)
+    assert not report.is_proved  # sample 7 is there again
+    check(url, [*range(7), *range(8, 100), *range(100)])
 
 
 @pytest.mark.slow
