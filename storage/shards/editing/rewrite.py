@@ -124,7 +124,8 @@ class Rewriter:
 
     async def _run(self, manifest: Manifest, live: LiveRows, run: range, total: int) -> Sequence[ShardEntry]:
         """Writes the live rows of consecutive shards as new shards."""
-        hashed = xxhash.xxh3_128()
+        # Columns that were renamed or dropped since the last attempt change what is written, but no shard.
+        hashed = xxhash.xxh3_128(repr((manifest.schema, manifest.places)).encode())
         for number in run:
             for part in manifest.parts:
                 hashed.update(part.table.digest(number).encode())

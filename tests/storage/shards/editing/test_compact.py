@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concurrent_loader import ShardDataset, add_column
+from concurrent_loader import ShardDataset, add_column, drop_column, rename_column
 from concurrent_loader.storage import FetchEngine, ShardWriter, compact, delete, open_store, verify_dataset
 from concurrent_loader.storage.errors import ConfigurationError, CorruptData
 from concurrent_loader.storage.shards.editing import commit_edit as committing
@@ -149,6 +149,25 @@ def test_another_writer_meanwhile(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     report = compact(url, below=1)
     assert report.snapshot == 5
     check(url, [*range(100, 300), 500, 501, 502])
+
+
+def test_a_rename_and_a_drop_meanwhile(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shards that the first attempt wrote have the columns of before."""
+    delete(url, ids=range(0, 300, 2))  # in every shard
+    real, left = committing.commit, [1]
+
+    async def late(*args: Any, **options: Any) -> None:
+        if left.pop() if left else 0:
+            await asyncio.to_thread(rename_column, url, "label", "number")
+            await asyncio.to_thread(drop_column, url, "name")
+        await real(*args, **options)
+
+    monkeypatch.setattr(committing, "commit", late)
+    compact(url, below=1)
+    with ShardDataset(url) as dataset:
+        assert "name" not in dataset.columns
+        assert [row["number"] for row in dataset[:]] == [number for number in range(300) if number % 2]
+        assert dataset.column("number").tolist() == [number for number in range(300) if number % 2]
 
 
 def test_a_damaged_shard_ends_it_with_nothing_committed(tmp_path: Path) -> None:
