@@ -20,9 +20,10 @@ from concurrent_loader.storage.shards.format.nulls import null_rows
 from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
 from concurrent_loader.storage.shards.format.value_codecs import MAX_SMALL_VALUE_BYTES, max_exact_integer
 
-__all__ = ["EncodedBatch", "encode_batch"]
+__all__ = ["EncodedBatch", "Sizes", "encode_batch"]
 
 Mask = npt.NDArray[np.bool_]
+Sizes = npt.NDArray[np.int64]
 Estimate = Callable[[object], int]
 
 
@@ -35,19 +36,32 @@ class EncodedBatch:
         fixed: (n, width) uint8 of each FIXED column.
         values: Bytes of each value of SMALL and PAYLOAD columns.
         nulls: Rows of the nulls of each optional column, ascending.
-        num_bytes: (n,) int64, bytes of each sample's SMALL and PAYLOAD values.
-        estimates: (n,) int64, upper estimate of ``num_bytes`` that decides where a shard ends.
+        sizes: (n,) int64 of each SMALL and PAYLOAD column, bytes of its values.
+        estimates: (n,) int64 of each of these columns, upper estimates that decide where a shard ends.
     """
 
     num_samples: int
     fixed: Mapping[str, npt.NDArray[np.uint8]]
     values: Mapping[str, Sequence[bytes]]
     nulls: Mapping[str, Sequence[int]]
-    num_bytes: npt.NDArray[np.int64]
-    estimates: npt.NDArray[np.int64]
+    sizes: Mapping[str, Sizes]
+    estimates: Mapping[str, Sizes]
+
+    @property
+    def num_bytes(self) -> Sizes:
+        """(n,) int64, bytes of each sample's SMALL and PAYLOAD values."""
+        return self._sum(self.sizes)
+
+    @property
+    def estimated_bytes(self) -> Sizes:
+        """(n,) int64, upper estimates of `num_bytes`."""
+        return self._sum(self.estimates)
+
+    def _sum(self, sizes: Mapping[str, Sizes]) -> Sizes:
+        return sum(sizes.values(), np.zeros(self.num_samples, np.int64))
 
     def select(self, names: Mapping[str, str]) -> EncodedBatch:
-        """Returns some columns under other names; only whole batches have sizes.
+        """Returns some columns under other names.
 
         Args:
             names: Name in the result → name in this batch.
@@ -57,18 +71,18 @@ class EncodedBatch:
             {new: self.fixed[name] for new, name in names.items() if name in self.fixed},
             {new: self.values[name] for new, name in names.items() if name in self.values},
             {new: self.nulls[name] for new, name in names.items() if name in self.nulls},
-            self.num_bytes,
-            self.estimates,
+            {new: self.sizes[name] for new, name in names.items() if name in self.sizes},
+            {new: self.estimates[name] for new, name in names.items() if name in self.estimates},
         )
 
 
-def encode_batch(schema: Schema, columns: Any, estimate: Mapping[str, Estimate]) -> EncodedBatch:
+def encode_batch(schema: Schema, columns: Any, estimate_of: Callable[[Column], Estimate]) -> EncodedBatch:
     """Encodes the columns of a batch; see `ShardWriter.write_batch`.
 
     Args:
         schema: Columns of every sample.
         columns: Values of each column: a mapping, or a table of Arrow, polars or pandas.
-        estimate: Function of a value of each SMALL and PAYLOAD column: upper estimate of its bytes.
+        estimate_of: Function that returns the upper estimate of a SMALL or PAYLOAD column: the bytes of a value.
 
     Raises:
         SchemaError: Columns are missing, differ in length, or have an unsuitable value; the error names column and row.
@@ -83,24 +97,24 @@ def encode_batch(schema: Schema, columns: Any, estimate: Mapping[str, Estimate])
     if len(set(lengths.values())) > 1:
         raise SchemaError("columns of a batch differ in length", got=lengths)
     num_samples = next(iter(lengths.values()))
-    batch = EncodedBatch(num_samples, {}, {}, {}, np.zeros(num_samples, np.int64), np.zeros(num_samples, np.int64))
-    fixed, values, nulls = dict(batch.fixed), dict(batch.values), dict(batch.nulls)
+    fixed: dict[str, npt.NDArray[np.uint8]] = {}
+    values: dict[str, Sequence[bytes]] = {}
+    nulls: dict[str, Sequence[int]] = {}
+    sizes: dict[str, Sizes] = {}
+    estimates: dict[str, Sizes] = {}
     for column in schema:
         if column.kind is ColumnKind.FIXED:
             fixed[column.name], null = _encode_fixed(column, columns[column.name])
         else:
             rows = _rows(columns[column.name])
             values[column.name] = encoded = _encode_values(column, rows)
-            sizes = np.fromiter(map(len, encoded), np.int64, num_samples)
-            batch.num_bytes[:] += sizes
-            known = column.dtype is None and column.base_type != "json"  # their estimate is their length
-            batch.estimates[:] += (
-                sizes if known else np.fromiter(map(estimate[column.name], rows), np.int64, num_samples)
-            )
+            sizes[column.name] = estimates[column.name] = np.fromiter(map(len, encoded), np.int64, num_samples)
+            if column.dtype is not None or column.base_type == "json":  # the estimate of others is their length
+                estimates[column.name] = np.fromiter(map(estimate_of(column), rows), np.int64, num_samples)
             null = [at for at, value in enumerate(rows) if value is None] if column.optional else []
         if column.optional:
             nulls[column.name] = null
-    return EncodedBatch(num_samples, fixed, values, nulls, batch.num_bytes, batch.estimates)
+    return EncodedBatch(num_samples, fixed, values, nulls, sizes, estimates)
 
 
 # -- numbers and arrays of one shape -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from concurrent_loader.storage.shards.manifest.commit_tokens import with_token
 from concurrent_loader.storage.shards.manifest.manifest import ColumnPlace, ColumnSet, Manifest
 from concurrent_loader.storage.shards.manifest.statistics import merge_statistics
 from concurrent_loader.storage.shards.writing.batch_columns import EncodedBatch, encode_batch
-from concurrent_loader.storage.shards.writing.shard_sizing import ShardSplitter
+from concurrent_loader.storage.shards.writing.shard_sizing import ShardSplitter, estimate_of
 from concurrent_loader.storage.shards.writing.written_shards import WrittenShards
 from concurrent_loader.storage.stores.objects import Buffer
 
@@ -87,7 +87,7 @@ class PartSplitter:
 
     def encode(self, columns: Any) -> EncodedBatch:
         """Checks and encodes a batch; see `concurrent_loader.storage.shards.writing.batch_columns.encode_batch`."""
-        return encode_batch(self._schema, columns, self._cutter.estimate)
+        return encode_batch(self._schema, columns, estimate_of)
 
     def extend(self, batch: EncodedBatch) -> Iterator[list[ShardBuilder]]:
         """Adds many samples; yields the shard of each part when the dataset's shard is full. Raises like `add`."""

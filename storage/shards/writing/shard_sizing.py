@@ -9,11 +9,11 @@ import numpy as np
 
 from concurrent_loader.storage.errors import ConfigurationError
 from concurrent_loader.storage.shards.format.builder import ShardBuilder
-from concurrent_loader.storage.shards.format.schema import Schema
-from concurrent_loader.storage.shards.writing.batch_columns import EncodedBatch
+from concurrent_loader.storage.shards.format.schema import Column, Schema
+from concurrent_loader.storage.shards.writing.batch_columns import EncodedBatch, Sizes
 from concurrent_loader.storage.sizes import Size, parse_size
 
-__all__ = ["ShardSplitter", "parse_shard_size"]
+__all__ = ["ShardSplitter", "estimate_of", "parse_shard_size"]
 
 _MIN_SHARD_BYTES = 4 << 10
 _MAX_SHARD_BYTES = 1 << 30
@@ -49,10 +49,7 @@ class ShardSplitter:
         self._builder = ShardBuilder(schema)
         # The cost of a sample that does not depend on its values: fixed columns and index entries.
         self._row_bytes = sum(column.min_tail_bytes for column in schema)
-        self._variable = [
-            (column.name, _json_bytes if column.base_type == "json" else _num_bytes)
-            for column in (*schema.payload, *schema.small)
-        ]
+        self._variable = [(column.name, estimate_of(column)) for column in (*schema.payload, *schema.small)]
 
     @property
     def num_samples(self) -> int:
@@ -84,20 +81,15 @@ class ShardSplitter:
         Yields:
             Rows that were added to the open shard, and this shard if further samples go to the next one.
         """
-        start = 0
+        start, sizes = 0, (batch.num_bytes, batch.estimated_bytes)
         while start < batch.num_samples:
-            rows = range(start, self._last_fitting(batch, start))
+            rows = range(start, self._last_fitting(start, *sizes))
             self._builder.extend(batch.fixed, batch.values, batch.nulls, rows)
             start = rows.stop
             done: ShardBuilder | None = None
             if start < batch.num_samples:
                 done, self._builder = self._builder, ShardBuilder(self._schema)
             yield rows, done
-
-    @property
-    def estimate(self) -> Mapping[str, Callable[[object], int]]:
-        """Upper estimate of the bytes of a value, by the names of SMALL and PAYLOAD columns."""
-        return dict(self._variable)
 
     def take_rest(self) -> ShardBuilder | None:
         """Returns the open shard if it has samples, and opens an empty one."""
@@ -106,22 +98,22 @@ class ShardSplitter:
         done, self._builder = self._builder, ShardBuilder(self._schema)
         return done
 
-    def _last_fitting(self, batch: EncodedBatch, start: int) -> int:
+    def _last_fitting(self, start: int, num_bytes: Sizes, estimates: Sizes) -> int:
         """Returns the first row that does not fit into the open shard, or the number of rows."""
         is_empty = self._builder.num_samples == 0
         before = self._builder.estimated_bytes
         num_nulls = sum(column.optional for column in self._schema)
         num_rows = 1024
         while True:
-            stop = min(batch.num_samples, start + num_rows)
+            stop = min(len(num_bytes), start + num_rows)
             added = np.arange(stop - start)
             bitmaps = ((self._builder.num_samples + added + 7) // 8 - (self._builder.num_samples + 7) // 8) * num_nulls
-            sizes = np.cumsum(batch.num_bytes[start:stop]) - batch.num_bytes[start:stop]
-            sizes += before + bitmaps + self._row_bytes * (added + 1) + batch.estimates[start:stop]
+            sizes = np.cumsum(num_bytes[start:stop]) - num_bytes[start:stop]
+            sizes += before + bitmaps + self._row_bytes * (added + 1) + estimates[start:stop]
             full = np.flatnonzero(sizes[is_empty:] > self._shard_bytes)
             if len(full):
                 return start + int(full[0]) + is_empty
-            if stop == batch.num_samples:
+            if stop == len(num_bytes):
                 return stop
             num_rows *= 4
 
@@ -130,6 +122,11 @@ class ShardSplitter:
         for name, num_bytes in self._variable:
             estimate += num_bytes(sample.get(name))
         return estimate
+
+
+def estimate_of(column: Column) -> Callable[[object], int]:
+    """Returns the upper estimate of the bytes of a value, for a SMALL or PAYLOAD column."""
+    return _json_bytes if column.base_type == "json" else _num_bytes
 
 
 # Upper estimates of the bytes of a value. An unsuitable value counts as zero, because the builder rejects it.

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from concurrent_loader import add_column, rename_column
 from concurrent_loader.storage.errors import SchemaError
 from concurrent_loader.storage.shards.writing.writer import ShardWriter
 
@@ -79,6 +80,34 @@ def test_batches_and_rows_give_the_same_bytes(tmp_path: Path) -> None:
     expected = _written(tmp_path / "rows", COLUMNS, _by_rows(ROWS))
     assert len(expected) > 20
     assert _written(tmp_path / "batches", COLUMNS, write) == expected
+
+
+def test_batches_and_rows_give_the_same_bytes_beside_added_and_renamed_columns(tmp_path: Path) -> None:
+    added = {"facts": "json", "text": "str", "vector": "float32[300]", "words": "int32[...]"}
+    rows = [
+        {
+            "id": number, "meta": {"a": [number] * (number % 30)}, "facts": {"b": "x" * (number % 90)},
+            "text": "y" * (number % 200), "vector": np.full(300, number, np.float32),
+            "words": np.arange(number % 40, dtype=np.int32),
+        }
+        for number in range(NUM)
+    ]  # fmt: skip
+    columns = {"id": "int64", "meta": "json", **added}
+
+    def made(folder: Path, write: Callable[[ShardWriter], None]) -> Any:
+        _written(folder, {"id": "int64", "info": "json"}, lambda writer: writer.write({"id": -1, "info": {}}))
+        rename_column(folder, "info", "meta")
+        for name, type_ in added.items():
+            add_column(folder, name, type_, [rows[0][name]])
+        return _written(folder, columns, write, append=True)
+
+    def by_batch(writer: ShardWriter) -> None:
+        for start in (0, 500):
+            part = rows[start : start + 500]
+            writer.write_batch({name: [row[name] for row in part] for name in columns})
+
+    expected = made(tmp_path / "rows", _by_rows(rows))
+    assert made(tmp_path / "batches", by_batch) == expected
 
 
 _NULLS = np.arange(NUM) % 5 == 0
