@@ -94,6 +94,7 @@ def ingest(
     Raises:
         ConfigurationError: An option is invalid, or source and destination are the same.
         CorruptData: A file cannot be imported (``on_error="fail"``), or no file can.
+        SchemaError: The dataset to append to has other columns.
         CommitConflict: Another writer committed meanwhile; another run appends to its snapshot.
         StorageError: Source or destination failed.
 
@@ -113,9 +114,9 @@ def ingest(
     with LoopThread("storage-ingest") as loop:
         try:
             scanned = _scan(importer, loop, target, options)
-            planned = None if scanned.repeats else scanned.plan()
+            planned = None if scanned.repeats or scanned.needs_stream else scanned.plan()
             if planned is not None and len(planned[1]) > 1:
-                options.check_mode(scanned.newest, scanned.url)
+                scanned.check_destination()
                 write = _writer_of_parts(workers, engine, address, target)
                 report = _ingest_parts(*planned, target, write, resume=resume, on_progress=on_progress)
             else:

@@ -24,10 +24,12 @@ from concurrent_loader.storage.importers.made_part import make_part
 from concurrent_loader.storage.importers.protocol import Importer, ImportScan
 from concurrent_loader.storage.importers.sample_source import as_importer
 from concurrent_loader.storage.loop_thread import LoopThread
+from concurrent_loader.storage.shards.format.schema import Schema
 from concurrent_loader.storage.shards.manifest.commit_tokens import check_token, snapshot_of, user_metadata
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import latest_snapshot, load_manifest
 from concurrent_loader.storage.shards.writing.shard_sizing import parse_shard_size
+from concurrent_loader.storage.shards.writing.written_shards import check_append
 from concurrent_loader.storage.sizes import Size
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.store import Store
@@ -127,12 +129,24 @@ class ScannedImport:
         """Whether the dataset has a commit of this name."""
         return snapshot_of(self.newest, self.checked_token) is not None
 
-    def plan(self) -> tuple[PartPlan, list[IngestPart]] | None:
-        """Returns the plan and its parts; None if the source is one stream.
+    def check_destination(self) -> None:
+        """Checks that parts can be written to the dataset.
 
         Raises:
             AlreadyExists: There is a dataset, and the import neither appends nor overwrites.
+            SchemaError: The dataset to append to has other columns.
         """
+        self.options.check_mode(self.newest, self.url)
+        if self.options.append and self.newest is not None:
+            check_append(self.newest, Schema.parse(self.scan.columns), self.url)
+
+    @property
+    def needs_stream(self) -> bool:
+        """Whether the samples must be written one after the other: columns were added to the dataset to append to."""
+        return self.options.append and self.newest is not None and bool(self.newest.places)
+
+    def plan(self) -> tuple[PartPlan, list[IngestPart]] | None:
+        """Returns the plan and its parts; None if the source is one stream."""
         importers = split_importer(self.importer, self.scan, shard_bytes=self.options.shard_bytes)
         if not importers:
             return None
@@ -205,6 +219,7 @@ def plan_parts(
 
     Raises:
         AlreadyExists: The dataset exists, and neither ``append`` nor ``overwrite`` is set; or it has this commit.
+        SchemaError: The dataset to append to has other columns.
         ConfigurationError: An option is invalid, or the source is one stream that cannot be divided.
 
     Example:
@@ -225,7 +240,7 @@ def plan_parts(
             scanned = scan_import(importer, loop, store, options)
             if scanned.repeats:
                 raise AlreadyExists("the dataset has this commit already", url=store.url, got=scanned.checked_token)
-            options.check_mode(scanned.newest, store.url)
+            scanned.check_destination()
             made = scanned.plan()
             if made is None:
                 raise ConfigurationError(

@@ -32,7 +32,7 @@ from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.manifest.snapshots import commit, latest_snapshot, load_manifest
 from concurrent_loader.storage.shards.writing.records import Records
 from concurrent_loader.storage.shards.writing.upload_queue import UploadQueue
-from concurrent_loader.storage.shards.writing.written_shards import WrittenShards
+from concurrent_loader.storage.shards.writing.written_shards import WrittenShards, check_append
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.store import Store
 
@@ -51,6 +51,7 @@ class PartsCommit:
 
     Raises:
         CommitConflict: The snapshot to build on was deleted or replaced.
+        SchemaError: The snapshot to append to has other columns.
     """
 
     def __init__(self, plan: PartPlan, queue: UploadQueue, *, num_parts: int | None = None) -> None:
@@ -61,7 +62,10 @@ class PartsCommit:
         self._parent = None if plan.parent is None else queue.run(load_manifest(queue.store, plan.parent[0]))
         if plan.parent is not None and self._parent is not None and self._parent.digest != plan.parent[1]:
             raise CommitConflict("the dataset was made anew since the import was planned; plan it again")
-        self._written = WrittenShards(Schema.parse(plan.columns))
+        schema = Schema.parse(plan.columns)
+        if plan.append and self._parent is not None:
+            check_append(self._parent, schema, queue.store.url)
+        self._written = WrittenShards(schema)
         self._next = 0
         self._num_samples = 0
         self._num_bytes = 0
@@ -206,6 +210,7 @@ def commit_parts(
     queue = UploadQueue(store, in_flight=4, keep_store=isinstance(url, Store))
     try:
         engine = FetchEngine(store)
+        plan = None
         try:
             name = queue.run(_plan_name(engine, parts))
             plan = queue.run(load_plan(engine, name))
@@ -216,11 +221,16 @@ def commit_parts(
                 raise _missing(store, missing, plan.num_parts)
         except NotFound:
             made = None
-            if parts is not None and not isinstance(parts, str):
-                first = parts[0]
-                made = queue.run(committed_earlier(store, first.token, parent=first.parent))
+            if plan is not None:
+                parent = 0 if plan.parent is None else plan.parent[0]
+                made = queue.run(committed_earlier(store, plan.token, parent=parent))
+            elif parts is not None and not isinstance(parts, str):
+                made = queue.run(committed_earlier(store, parts[0].token, parent=parts[0].parent))
             if made is None:
                 raise
+            if plan is not None:  # the call that committed was interrupted while it deleted the records
+                with suppress(StorageError):
+                    queue.run(delete_plan(engine, plan.name))
             return IngestReport(
                 manifest=made, num_samples=0, num_bytes=0, num_ignored=0, skipped=(), duration_s=0.0, repeats=True
             )

@@ -27,6 +27,7 @@ from concurrent_loader.storage.shards.manifest.snapshots import commit, latest_s
 from concurrent_loader.storage.shards.writing.part_shards import PartSplitter, WrittenParts
 from concurrent_loader.storage.shards.writing.shard_sizing import parse_shard_size
 from concurrent_loader.storage.shards.writing.upload_queue import UploadQueue
+from concurrent_loader.storage.shards.writing.written_shards import check_same_columns
 from concurrent_loader.storage.sizes import Size
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.store import Store
@@ -312,7 +313,7 @@ class ShardWriter(PublicNames):
                 got=f"snapshot {snapshot}",
             )
         if self._append and parent is not None:
-            self._check_same_columns(parent, queue.store.url)
+            check_same_columns(parent, self.schema, queue.store.url)
         return parent
 
     def _committed_before(self, queue: UploadQueue, newest: Manifest | None) -> Manifest | None:
@@ -369,7 +370,7 @@ class ShardWriter(PublicNames):
         """Takes the newest snapshot as the parent; returns the snapshot of an earlier commit with the same token."""
         parent = queue.run(load_manifest(queue.store))
         if not self._overwrite:
-            self._check_same_columns(parent, queue.store.url)
+            check_same_columns(parent, self.schema, queue.store.url)
             if parent.places != self._places:
                 raise SchemaError(
                     "columns of the dataset were added, renamed or dropped since this writer began, so its shards do "
@@ -378,13 +379,6 @@ class ShardWriter(PublicNames):
             self._append = True  # a writer of a new dataset now adds to the one that another writer committed first
         self._parent = parent
         return self._committed_before(queue, parent)
-
-    def _check_same_columns(self, parent: Manifest, url: str) -> None:
-        if list(parent.schema.items()) != list(self.schema.to_dict().items()):
-            raise SchemaError(
-                "the columns differ from those of the dataset to append to", url=url,
-                expected=parent.schema, got=self.schema.to_dict(),
-            )  # fmt: skip
 
     @contextmanager
     def _whole(self) -> Iterator[None]:

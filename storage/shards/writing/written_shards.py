@@ -24,9 +24,20 @@ from concurrent_loader.storage.shards.manifest.statistics import (
 from concurrent_loader.storage.shards.writing.column_bundles import BundleBuilder
 from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["DoneShard", "WrittenShards", "finish_part", "finish_shard", "shard_entry", "shard_statistics"]
+__all__ = [
+    "DoneShard",
+    "WrittenShards",
+    "check_append",
+    "check_same_columns",
+    "finish_part",
+    "finish_shard",
+    "shard_entry",
+    "shard_statistics",
+]
 
 Upload = Callable[[str, Buffer], None]
+
+_CHANGED = "columns of this dataset were added, renamed or dropped; append with ShardWriter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,7 @@ class WrittenShards:
         """
         base = parent if append else None
         if base is not None and base.places:
-            raise SchemaError("columns of this dataset were added, renamed or dropped; append with ShardWriter")
+            raise SchemaError(_CHANGED)
         first = base.num_stored_samples if base else 0
         bundles = (replace(entry, first_sample=first + entry.first_sample) for entry in self._bundles)
         snapshot = parent.snapshot + 1 if parent else 1
@@ -172,3 +183,27 @@ def shard_statistics(index: ShardIndex) -> Statistics:
         if (valid := index.valid(column.name)) is not None:
             facts.setdefault(column.name, {})["num_null"] = int(np.count_nonzero(~valid))
     return facts
+
+
+def check_append(parent: Manifest, schema: Schema, url: str) -> None:
+    """Checks that shards with these columns can be added to a snapshot.
+
+    Raises:
+        SchemaError: The snapshot has other columns, or they were added, renamed or dropped.
+    """
+    if parent.places:
+        raise SchemaError(_CHANGED, url=url)
+    check_same_columns(parent, schema, url)
+
+
+def check_same_columns(parent: Manifest, schema: Schema, url: str) -> None:
+    """Checks that a snapshot has these columns, in this order.
+
+    Raises:
+        SchemaError: It has others.
+    """
+    if list(parent.schema.items()) != list(schema.to_dict().items()):
+        raise SchemaError(
+            "the columns differ from those of the dataset to append to", url=url,
+            expected=parent.schema, got=schema.to_dict(),
+        )  # fmt: skip

@@ -12,12 +12,15 @@ from uuid import uuid4
 
 import pytest
 
+from concurrent_loader.storage.columns import drop_column
 from concurrent_loader.storage.errors import (
+    AccessDenied,
     AlreadyExists,
     CommitConflict,
     ConfigurationError,
     CorruptData,
     NotFound,
+    SchemaError,
     ServerError,
     StorageError,
     StoreError,
@@ -154,6 +157,41 @@ class TestTheResult:
         report = commit_parts(url)
         assert report.manifest.metadata["classes"] == {"label": ["b", "a"]}
         assert (report.manifest.snapshot, report.manifest.num_samples) == (2, NUM_FILES - 1)
+
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            {"image": "jpeg", "label": "int64"},
+            {"image": "jpeg", "label": "int64", "path": "str", "caption": "str"},
+            {"label": "int64", "image": "jpeg", "path": "str"},
+        ],
+        ids=["fewer", "more", "in another order"],
+    )
+    def test_of_an_append_with_other_columns_is_refused(self, images: Path, columns: dict[str, str]) -> None:
+        url = new_url()
+        with ShardWriter(url, columns=columns) as writer:
+            image = next(images.rglob("*.jpg")).read_bytes()
+            everything = {"image": image, "label": 0, "path": "x", "caption": "y"}
+            writer.write({name: everything[name] for name in columns})
+        before = keys(url)
+        with pytest.raises(SchemaError, match="columns differ"):
+            ingest(ImageFolder(open_store(images)), url, append=True, shard_size=SHARD, on_error="skip")
+        with pytest.raises(SchemaError, match="columns differ"):
+            plan(images, url, append=True)
+        assert keys(url) == before
+
+    def test_of_an_append_after_a_drop_is_a_stream(self, images: Path) -> None:
+        url = new_url()
+        columns = {"image": "jpeg", "label": "int64", "path": "str", "caption": "str"}
+        with ShardWriter(url, columns=columns, metadata={"classes": {"label": ["a", "b"]}}) as writer:
+            image = next(images.rglob("*.jpg")).read_bytes()
+            writer.write({"image": image, "label": 0, "path": "x", "caption": "y"})
+        drop_column(url, "caption")
+        with pytest.raises(SchemaError, match="added, renamed or dropped"):
+            plan(images, url, append=True)
+        report = ingest(ImageFolder(open_store(images)), url, append=True, shard_size=SHARD, on_error="skip")
+        assert (report.manifest.snapshot, report.manifest.num_samples) == (3, NUM_FILES)
+        assert is_intact(url)
 
     def test_of_a_part_does_not_depend_on_the_run(self, images: Path) -> None:
         url = new_url()
@@ -334,6 +372,26 @@ class TestAFailingStore:
         report = retried(lambda: commit_parts(store, parts))
         assert report.manifest.digest == whole.manifest.digest
         assert is_intact(url)
+
+    @pytest.mark.parametrize("by", ["parts", "name", "nothing"])
+    def test_that_is_interrupted_while_the_records_are_deleted(
+        self, images: Path, whole: IngestReport, by: str
+    ) -> None:
+        url = new_url()
+        parts = plan(images, url)
+        for part in parts:
+            write_part(part, url)
+        left = [3]
+
+        def script(call: Call) -> Sequence[Fault]:
+            left[0] -= call.operation == "delete"
+            return (Fail(AccessDenied),) if call.operation == "delete" and left[0] < 0 else ()
+
+        commit_parts(FaultStore(MemoryStore(url), script), parts)
+        assert 0 < sum(key.startswith("unfinished/") for key in keys(url)) < len(parts) + 1
+        report = commit_parts(url, {"parts": parts, "name": parts[0].plan, "nothing": None}[by])
+        assert (report.repeats, report.manifest.digest) == (True, whole.manifest.digest)
+        assert not any(key.startswith("unfinished/") for key in keys(url))
 
     def test_whose_commit_arrives_without_an_answer(self, images: Path, whole: IngestReport) -> None:
         url = new_url()
