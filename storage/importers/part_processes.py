@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
@@ -21,6 +23,7 @@ from concurrent_loader.storage.errors import StorageError
 from concurrent_loader.storage.importers.ingest_plan import IngestPart, WrittenPart
 from concurrent_loader.storage.importers.item_run import IngestProgress
 from concurrent_loader.storage.importers.made_part import MadePart, make_part
+from concurrent_loader.storage.redaction import redact
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.store import Store
 
@@ -249,13 +252,28 @@ class _Pool:
 
     def submit(self, target: PartTarget, run: list[IngestPart]) -> Future[list[WrittenPart]]:
         """Starts a run of parts."""
-        return self._executor.submit(target.write_run, run)
+        return self._executor.submit(_write_run, target, run)
 
     def close(self) -> None:
         """Ends the processes, in the middle of a part if need be."""
         self._alive.close()
         self._executor.shutdown(cancel_futures=True)
         self._reader.close()
+
+
+def _write_run(target: PartTarget, run: list[IngestPart]) -> list[WrittenPart]:
+    """Writes parts in a worker process. An error that the parent could not unpickle would look like a killed worker."""
+    try:
+        return target.write_run(run)
+    except Exception as error:  # noqa: BLE001 - of any kind
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
+        except Exception:  # noqa: BLE001 - whatever the error's own class raises
+            made = StorageError(redact(f"a worker process raised {type(error).__qualname__}: {error}"))
+            made.add_note(redact("".join(traceback.format_exception(error))))
+        else:
+            raise
+        raise made from None
 
 
 def _begin(alive: Connection) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -14,9 +15,10 @@ import psutil
 import pytest
 from PIL import Image
 
-from concurrent_loader.storage.errors import ConfigurationError, CorruptData
+from concurrent_loader.storage.errors import ConfigurationError, CorruptData, StorageError
 from concurrent_loader.storage.importers import ImageFolder
 from concurrent_loader.storage.importers.ingest import IngestProgress, ingest
+from concurrent_loader.storage.importers.part_processes import PartTarget, _write_run
 from concurrent_loader.storage.importers.parts_commit import unfinished_imports
 from concurrent_loader.storage.shards.manifest.snapshots import load_manifest
 from concurrent_loader.storage.stores import open_store
@@ -63,6 +65,29 @@ def test_the_error_of_a_part_is_raised(images: Path, tmp_path: Path) -> None:
         ingest(ImageFolder(open_store(tmp_path / "bad")), tmp_path / "out", shard_size=SHARD, workers=2)
     assert caught.value.key == "a/050.jpg"
     assert not (tmp_path / "out" / "manifests").exists()
+
+
+class Odd(Exception):
+    """Is pickled, but not unpickled."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+
+
+@pytest.mark.parametrize(("error", "kind"), [(Odd(3, "no such token"), StorageError), (KeyError("x"), KeyError)])
+def test_an_error_that_cannot_be_unpickled_comes_in_words(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
+) -> None:
+    """The pool would take it for the death of the worker, again and again."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(PartTarget, "write_run", fail)
+    with pytest.raises(kind) as caught:
+        _write_run(PartTarget("memory://x"), [])
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert str(error) in str(caught.value)
 
 
 @pytest.mark.processes
