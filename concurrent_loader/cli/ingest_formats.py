@@ -134,12 +134,15 @@ def _importer(
 ) -> Any:
     from concurrent_loader.storage.checked_url import check_there, check_url
     from concurrent_loader.storage.importers.column_types import parse_column_types
+    from concurrent_loader.storage.stores.backends.open_store import takes_no_options
 
     if row.is_stored:
         check_there(check_url(src))
     importer = getattr(import_module(f"concurrent_loader.storage.importers.{row.module}"), row.class_name)
     given = {name: value for name, value in own.items() if value is not None}
-    at = src if row.is_stored else ""
+    places = [given[option.name] for option in row.options if option.is_stored and option.name in given]
+    places += [src] if row.is_stored else []
+    at = next((place for place in places if not takes_no_options(place)), "")  # a bucket, if there is one
     return importer(
         src, columns=parse_column_types(column or []), drop=drop or [], client=client_for(at, client),
         storage_options=options_for(at, options), **given,

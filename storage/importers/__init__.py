@@ -76,8 +76,8 @@ FORMATS = (
         "CocoDataset",
         "Import images with COCO's annotations: boxes, classes, masks, keypoints, captions.",
         (
-            ImportOption("images", "Folder of the images. Required."),
-            ImportOption("captions", "Another JSON file of the same images, with captions."),
+            ImportOption("images", "Folder of the images. Required.", is_stored=True),
+            ImportOption("captions", "Another JSON file of the same images, with captions.", is_stored=True),
             ImportOption("boxes", "Form of a box: xyxy (default: two corners) or xywh (as in COCO)."),
             ImportOption("verify", "How to check each image: decode it (default), read its header, or none."),
         ),

@@ -25,6 +25,7 @@ from concurrent_loader.storage.importers.split_files import split_by_bytes
 from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.sizes import format_size
+from concurrent_loader.storage.stores.backends.open_store import takes_no_options
 from concurrent_loader.storage.stores.objects import ObjectMeta
 
 __all__ = ["CocoDataset"]
@@ -71,7 +72,8 @@ class CocoDataset:
         columns: Types of columns by name, in place of the ones above.
         drop: Names of columns to leave out.
         client: Client library of the source's stores, as for `open_store`.
-        storage_options: Options of the source's stores, as for `open_store`.
+        storage_options: Options of the source's stores, as for `open_store`. If some files are in a bucket and others
+            on the local drive, they are those of the bucket.
 
     Example:
         >>> import json, pathlib
@@ -108,12 +110,17 @@ class CocoDataset:
         self._verify = check_verification(verify)
         self._types = {name: Column(name, type_).type for name, type_ in dict(columns or {}).items()}
         self._drop = tuple(drop)
-        options: dict[str, Any] = {"client": client, "storage_options": storage_options}
-        self._json = SourceFiles(source, suffixes=(".json",), what="a JSON file", **options)
-        self._captions = (
-            None if captions is None else SourceFiles(captions, suffixes=(".json",), what="a JSON file", **options)
-        )
-        self._images = SourceFiles(images, suffixes=IMAGE_SUFFIXES, what="an image", **options)
+        places = [place for place in (source, images, captions) if place is not None]
+        is_mixed = len({takes_no_options(place) for place in places}) > 1
+
+        def files(place: str | os.PathLike[str], suffixes: tuple[str, ...], what: str) -> SourceFiles:
+            if is_mixed and takes_no_options(place):
+                return SourceFiles(place, suffixes=suffixes, what=what)
+            return SourceFiles(place, suffixes=suffixes, what=what, client=client, storage_options=storage_options)
+
+        self._json = files(source, (".json",), "a JSON file")
+        self._captions = None if captions is None else files(captions, (".json",), "a JSON file")
+        self._images = files(images, IMAGE_SUFFIXES, "an image")
         self._file = CocoFile()
         self._by_image: dict[int, list[CocoAnnotation]] = {}
         self._captions_by_image: dict[int, list[str]] = {}

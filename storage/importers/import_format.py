@@ -15,6 +15,7 @@ class ImportOption:
         name: Name of the constructor's argument; the option is spelled with dashes.
         help: Help text of the option.
         is_list: Whether the option may be repeated; the argument is then a list.
+        is_stored: Whether the value is a path or a URL.
 
     Example:
         >>> from concurrent_loader.storage.importers import ImportOption
@@ -25,6 +26,7 @@ class ImportOption:
     name: str
     help: str
     is_list: bool = False
+    is_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from concurrent_loader.storage.stores.store import Store
 if TYPE_CHECKING:
     from concurrent_loader.storage.stores.options import S3Options
 
-__all__ = ["open_for", "open_store"]
+__all__ = ["open_for", "open_store", "takes_no_options"]
 
 _CLIENTS = ("auto", "native", "aiobotocore", "obstore", "fsspec")
 _S3 = ("s3", "s3a")
@@ -129,6 +129,10 @@ def _open_filesystem(url: str, options: dict[str, Any]) -> Store:
 
 def open_for(url: str | os.PathLike[str], client: str, options: Mapping[str, Any]) -> Store:
     """Opens a store with options that may be meant for another one: a local folder or memory takes none."""
+    return open_store(url) if takes_no_options(url) else open_store(url, client=client, **options)
+
+
+def takes_no_options(url: str | os.PathLike[str]) -> bool:
+    """Returns whether a URL is of a local folder or of memory."""
     text = os.fspath(url)
-    is_local = "://" not in text or text.partition("://")[0].lower() in ("file", "memory")
-    return open_store(url) if is_local else open_store(url, client=client, **options)
+    return "://" not in text or text.partition("://")[0].lower() in ("file", "memory")

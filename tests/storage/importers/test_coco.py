@@ -9,7 +9,9 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from concurrent_loader.cli.app import app
 from concurrent_loader.storage.errors import ConfigurationError, CorruptData, FormatError, NotFound
 from concurrent_loader.storage.importers import CocoDataset
 from concurrent_loader.storage.importers.ingest import ingest
@@ -97,6 +99,36 @@ def test_captions_alone_in_a_bucket(tmp_path: Path, url: str, encoded: Any, samp
     assert [len(sample["captions"]) for sample in samples_of(url)] == [2] * NUM_IMAGES
     again = CocoDataset(f"{source}/notes/captions.json", images=f"{source}/images")
     assert ingest(again, url, append=True).repeats
+
+
+@pytest.mark.parametrize("images_are_remote", [True, False])
+def test_annotations_here_and_images_in_a_bucket_or_the_other_way_round(
+    tmp_path: Path, url: str, encoded: Any, samples_of: Any, s3_bucket: Any, images_are_remote: bool
+) -> None:
+    objects, _ = documents()
+    here = write(tmp_path, objects, encoded)
+
+    async def fill() -> None:
+        async with open_store(s3_bucket.url, **s3_bucket.storage_options) as store:
+            for path in (here, *(tmp_path / "images").iterdir()):
+                await store.put(str(path.relative_to(tmp_path)), path.read_bytes())
+
+    asyncio.run(fill())
+    source, images = (here, f"{s3_bucket.url}/images") if images_are_remote else (
+        f"{s3_bucket.url}/instances.json", tmp_path / "images",
+    )  # fmt: skip
+    ingest(CocoDataset(source, images=images, storage_options=s3_bucket.storage_options), url)
+    assert len(samples_of(url)) == NUM_IMAGES
+    flags = [f"--storage-option={name}={value}" for name, value in s3_bucket.storage_options.items()]
+    result = CliRunner().invoke(app, ["ingest", "coco", str(source), url, f"--images={images}", "--overwrite", *flags])
+    assert result.exit_code == 0, result.output
+    assert len(samples_of(url)) == NUM_IMAGES
+
+
+def test_options_of_a_bucket_are_refused_where_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "i.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="no options"):
+        CocoDataset(tmp_path / "i.json", images=tmp_path, storage_options={"region": "eu-west-1"})
 
 
 def test_appending_keeps_class_numbers(tmp_path: Path, url: str, encoded: Any, samples_of: Any) -> None:
