@@ -172,14 +172,18 @@ class _Collection:
 
     # -- phase 2: objects ------------------------------------------------------------------------------------------
 
+    async def _records(self) -> _Records:
+        records = _Records()
+        for prefix in RECORDS:
+            records = await scan_objects(self._engine, prefix, records.copy)
+        return records
+
     async def _sweep(self, doomed: set[int], due: datetime) -> GarbageReport:
         # Listed before the manifests are read, so that a commit meanwhile protects its objects.
         objects = _Objects(due)
         for prefix in DATA:
             objects = await scan_objects(self._engine, prefix, objects.copy)
-        records = _Records()
-        for prefix in RECORDS:
-            records = await scan_objects(self._engine, prefix, records.copy)
+        records = await self._records()
         kept = [number for number in await list_manifests(self._engine) if number not in doomed]
         needed: set[str] = set()
         for number in kept:
@@ -202,6 +206,9 @@ class _Collection:
         left = {key: size for key, size in old.items() if key not in garbage}
         left |= {key: size for key, size in objects.recent.items() if data_digest(key) not in needed}
         if not self._dry_run:
+            now = await self._records()
+            if any(now.newest.get(run, due) >= due for run in abandoned):  # resumed meanwhile, perhaps even committed
+                return await self._sweep(doomed, due)
             await map_concurrently(lambda key: self._delete_if_old(key, due), list(garbage))
             keys = [key for run in abandoned for key in records.keys[run]]
             await map_concurrently(self._delete, keys)

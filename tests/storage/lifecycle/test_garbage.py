@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ from concurrent_loader.storage import (
 )
 from concurrent_loader.storage.cache import open_shard_cache
 from concurrent_loader.storage.fetch.upload import Uploader
-from concurrent_loader.storage.lifecycle.garbage import _select
+from concurrent_loader.storage.lifecycle.garbage import _Collection, _select
 from concurrent_loader.storage.lifecycle.references import DATA
 from concurrent_loader.storage.shards.manifest.snapshots import list_snapshots
 from concurrent_loader.storage.shards.reader import DatasetReader
@@ -264,6 +265,24 @@ class TestRecords:
         assert (report.num_objects, report.num_abandoned) == (1, 1)
         assert not await keys(store, "unfinished/")
         assert tail not in await keys(store)
+
+    async def test_a_job_that_is_resumed_during_the_collection_keeps_its_objects(
+        self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tail = f"tails/{'c' * 32}.clt"
+        await store.put(tail, b"tail")
+        await store.put("unfinished/job/a.json", self.record(tail))
+        age(store, days=30)
+        real = _Collection._collected
+
+        async def resume(self: _Collection) -> Any:
+            await store.put("unfinished/job/resumed.json", b"[]")  # after the records were listed
+            return await real(self)
+
+        monkeypatch.setattr(_Collection, "_collected", resume)
+        report = await collect_garbage(store)
+        assert (report.num_objects, report.num_abandoned) == (0, 0)
+        assert tail in await keys(store)
 
     async def test_field_that_is_not_known_here_protects(self, store: MemoryStore) -> None:
         """Manifests of later versions may name objects in fields that garbage collection was not told of."""
