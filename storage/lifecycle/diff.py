@@ -80,9 +80,14 @@ def diff_snapshots(first: Manifest, second: Manifest) -> SnapshotDiff:
     before, after = first.table.digests, second.table.digests
     common = Counter(before) & Counter(after)
     removed, added = _only_in(first, common), _only_in(second, common)
-    live = [np.diff(LiveRows(manifest).first_samples) for manifest in (first, second)]
+    rows = [LiveRows(manifest) for manifest in (first, second)]
+    live = [np.diff(each.first_samples) for each in rows]
     added_samples, removed_samples = int(live[1][added].sum()), int(live[0][removed].sum())
     starts_alike = after[: len(before)] == before and np.array_equal(live[1][: len(before)], live[0])
+    starts_alike = starts_alike and all(
+        np.array_equal(rows[0].rows_of_shard(shard), rows[1].rows_of_shard(shard))
+        for shard in np.flatnonzero(live[0] < first.table.num_samples).tolist()
+    )
     names = first.metadata.keys() | second.metadata.keys()
     return SnapshotDiff(
         snapshots=(first.snapshot, second.snapshot),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from concurrent_loader.storage.errors import NotFound
+from concurrent_loader.storage.errors import FormatError, NotFound
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.map_concurrently import map_concurrently
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, manifest_key
@@ -18,7 +19,13 @@ from concurrent_loader.storage.shards.manifest.snapshots import (
     list_manifests,
     load_manifest,
 )
-from concurrent_loader.storage.shards.manifest.tags import check_tag_name, delete_tag_object, read_tags, write_tag
+from concurrent_loader.storage.shards.manifest.tags import (
+    check_tag_name,
+    delete_tag_object,
+    read_tag,
+    read_tags,
+    write_tag,
+)
 from concurrent_loader.storage.stores.store import Store
 
 __all__ = ["SnapshotInfo", "delete_tag", "describe_snapshots", "list_tags", "tag_snapshot"]
@@ -164,13 +171,20 @@ async def tag_snapshot(
     check_tag_name(name)
     number = None if snapshot is None else await find_snapshot(engine, snapshot)
     number = (await load_manifest(engine, number)).snapshot
+    before = None
+    if move:
+        with suppress(NotFound, FormatError):
+            before = await read_tag(engine, name)
     await write_tag(engine, name, number, move=move)
     # Garbage collection may have deleted the snapshot meanwhile. It looks at the tags once more after it has deleted a
     # manifest, and restores it. So either the manifest is missing here, or the collection sees this tag.
     try:
         await engine.call_with_retries(lambda: engine.store.head(manifest_key(number)), manifest_key(number))
     except NotFound:
-        await delete_tag_object(engine, name)
+        if before is None:
+            await delete_tag_object(engine, name)
+        else:
+            await write_tag(engine, name, before, move=True)
         raise
     return number
 

@@ -146,6 +146,21 @@ class TestTags:
             await tag_snapshot(store, "stable", 1)
         assert await list_tags(store) == {}
 
+    async def test_a_move_to_a_snapshot_that_is_deleted_meanwhile(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await tag_snapshot(store, "stable", 1)
+        put = MemoryStore.put
+
+        async def put_and_collect(self: MemoryStore, key: str, data: bytes) -> ObjectMeta:
+            await self.delete("manifests/0000000002.clm")
+            return await put(self, key, data)
+
+        monkeypatch.setattr(MemoryStore, "put", put_and_collect)
+        with pytest.raises(NotFound):
+            await tag_snapshot(store, "stable", 2, move=True)
+        assert await list_tags(store) == {"stable": 1}
+
     @pytest.mark.parametrize("name", ["", "7", "a/b", "-a", "x" * 101, "ä", "2026-01-01", "2026-01-01T10", "a\n", None])
     async def test_invalid_names(self, store: Store, name: str) -> None:
         with pytest.raises(ConfigurationError, match="a tag must have"):
@@ -194,6 +209,9 @@ class TestDiff:
         assert (found.num_samples, found.deleted_samples, found.is_append) == ((15, 13), 2, False)
         assert (found.added_samples, found.removed_samples, found.removed_shards) == (0, 0, 0)
         assert diff_snapshots(second, third).is_append
+        write(store, range(15), overwrite=True)
+        delete(store.url, ids=[1, 2])  # as many of the same shard, but others
+        assert not diff_snapshots(second, asyncio.run(load_manifest(store, 5))).is_append
         found = diff_snapshots(first, third)
         assert (found.added_samples, found.removed_samples, found.deleted_samples) == (2, 0, 2)
 
