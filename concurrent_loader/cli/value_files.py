@@ -86,7 +86,7 @@ def _rows(
             missing = next((name for name in (field, key) if name is not None and row.get(name, _NONE) is _NONE), None)
             if missing is not None:
                 raise ConfigurationError(
-                    f"row {number} of the file has no such field; pass --field or --key", got=missing,
+                    f"row {number} of the file has no such field: mend the row, or pass --field or --key", got=missing,
                     expected=", ".join(map(str, row)),
                 )  # fmt: skip
             try:
@@ -100,12 +100,12 @@ def _rows(
         raise ConfigurationError(f"the file cannot be read: {error}", got=str(path)) from error
 
 
-_NONE = object()
+_NONE: Any = object()
 
 
 def _csv_rows(path: Path, _names: list[str]) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        yield from csv.DictReader(file)
+        yield from csv.DictReader(file, restval=_NONE)  # None would become the text "None"
 
 
 def _jsonl_rows(path: Path, names: list[str]) -> Iterator[dict[str, Any]]:

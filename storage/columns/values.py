@@ -121,10 +121,11 @@ class ComputedValues:
     def build(self, schema: Schema, shard: JoinedShard | None, place: ShardRows) -> ShardBuilder:
         if not len(place.rows):  # nothing was fetched
             return _filled(schema, place, ())
-        assert shard is not None
         num_samples = len(place.rows)
-        read = {name: plain_values(shard.values(name, place.rows)) for name in self.inputs}
-        samples = [dict(zip(read, row, strict=True)) for row in zip(*read.values(), strict=True)]
+        samples: list[dict[str, Any]] = [{} for _ in range(num_samples)]
+        if shard is not None:  # nothing is fetched without inputs
+            read = {name: plain_values(shard.values(name, place.rows)) for name in self.inputs}
+            samples = [dict(zip(read, row, strict=True)) for row in zip(*read.values(), strict=True)]
         if not self._batched:
             return _filled(schema, place, self._each(samples, place.first))
         made = list(self._function(samples))

@@ -102,6 +102,7 @@ def test_a_parquet_file(dataset: Path, tmp_path: Path) -> None:
         ("v.csv", "y\n1\n", [], "no such field"),
         ("v.csv", "name,x\nn0,1\nn0,2\n", ["--by", "name"], "occurs twice"),
         ("v.csv", "name,x\nn0,1\n", ["--by", "name"], "no value for a sample"),
+        ("v.csv", "name,x\nn0,1\nn1\n", ["--by", "name"], "row 2 of the file has no such field"),
         ("v.csv", "name,x\nn0,1\n", ["--by", "who"], "no such column"),
         ("v.csv", "name,x\nn0,1\n", ["--key", "name"], "--key and --default need --by"),
         ("v.jsonl", "{", [], "not JSON"),

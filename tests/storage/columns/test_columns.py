@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -525,3 +526,10 @@ def test_garbage_collection_while_a_column_is_added(url: str) -> None:
     assert contents(url) == expected
     asyncio.run(collect_garbage(open_store(url), keep=1, grace=timedelta(0)))
     assert problems(url) == []
+
+
+def test_a_function_of_nothing(url: str) -> None:
+    count = itertools.count()
+    add_column(url, "x", "int64", lambda sample: -1 if sample else next(count), inputs=[])
+    with ShardDataset(url) as dataset:
+        assert sorted(dataset.column("x").tolist()) == list(range(len(dataset)))
