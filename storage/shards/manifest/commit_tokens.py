@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from concurrent_loader.storage.errors import ConfigurationError
-from concurrent_loader.storage.shards.manifest.manifest import Manifest, plain_metadata
+from concurrent_loader.storage.shards.manifest.manifest import SAME_SAMPLES_AS, Manifest, plain_metadata
 
 __all__ = ["COMMIT_TOKENS", "MAX_TOKENS", "check_token", "snapshot_of", "user_metadata", "with_token"]
 
@@ -32,11 +32,13 @@ def user_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns a caller's metadata as it will be read back.
 
     Raises:
-        ConfigurationError: The metadata is not JSON, or uses the reserved key of the tokens.
+        ConfigurationError: The metadata is not JSON, or uses a key that is reserved for the writer.
     """
     plain = plain_metadata(metadata)
     if COMMIT_TOKENS in plain:
         raise ConfigurationError(f"the metadata key {COMMIT_TOKENS!r} is reserved for the writer; pass token= instead")
+    if SAME_SAMPLES_AS in plain:  # it would give this dataset the other one's loader states
+        raise ConfigurationError(f"the metadata key {SAME_SAMPLES_AS!r} is reserved for the writer; leave it out")
     return plain
 
 

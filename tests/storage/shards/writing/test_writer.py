@@ -644,6 +644,18 @@ def test_what_is_no_sample_is_a_typed_error(not_a_sample: Any, tmp_path: Path) -
     assert writer.manifest.num_samples == 2
 
 
+@pytest.mark.parametrize("key", ["commit_tokens", "same_samples_as"])
+def test_metadata_keys_of_the_writer_are_reserved(url: str, key: str) -> None:
+    """With the second one, loader states of another dataset would fit."""
+    with pytest.raises(ConfigurationError, match=f"{key}.*reserved"):
+        ShardWriter(url, columns=COLUMNS, metadata={key: {}})
+    with (
+        pytest.raises(ConfigurationError, match=f"{key}.*reserved"),
+        ShardWriter(url, columns=COLUMNS) as writer,
+    ):
+        writer.update_metadata({key: {}})
+
+
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
