@@ -138,15 +138,15 @@ async def measure_throughput(
     result = Throughput(sum(received.values()), clock() - begun, len(received))
     if failure is not None and not received:
         return Finding("throughput", Level.FAIL, failure.what, "see the advice for get and endpoint"), None
-    return _check_throughput(result), result
+    return _check_throughput(result, is_cut=failure is not None), result
 
 
-def _check_throughput(result: Throughput) -> Finding:
+def _check_throughput(result: Throughput, *, is_cut: bool) -> Finding:
     facts = {"bytes_s": round(result.bytes_s), "num_bytes": result.num_bytes, "num_requests": result.num_requests}
     ranges = format_count(result.num_requests, "range")
     message = f"{format_size(round(result.bytes_s))}/s: {format_size(result.num_bytes)} in {ranges}"
-    # A few small objects are too little to measure a store.
-    if result.bytes_s < _SLOW_BYTES_S and result.num_bytes >= 2 * _PIECE_BYTES:
+    # A few small objects are too little to measure a store, unless even they did not come in time.
+    if result.bytes_s < _SLOW_BYTES_S and (is_cut or result.num_bytes >= 2 * _PIECE_BYTES):
         advice = "check that the bucket is in this machine's region, and use a gateway endpoint, not a NAT gateway"
         return Finding("throughput", Level.WARN, message, advice, facts)
     return Finding("throughput", Level.OK, message, facts=facts)

@@ -76,7 +76,7 @@ async def test_throughput_counts_what_came_of_ranges_that_are_late(no_leaks: Non
     finding, result = await measure_throughput(store, objects, num_bytes=8 * MIB, deadline_s=2.0)
     assert result is not None
     assert (result.num_bytes, result.num_requests) == (3 * MIB, 1)
-    assert finding.level is not Level.FAIL
+    assert finding.level is Level.WARN  # 1.5 MB/s
 
 
 def test_a_rate_is_bytes_by_seconds() -> None:
