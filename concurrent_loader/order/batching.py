@@ -99,13 +99,13 @@ class ByLength(Remembering):
             if ordered[-1] > wanted[-1]:
                 raise ConfigurationError(
                     "a sample is longer than the last bucket; add a bucket, or leave such samples out by "
-                    "dataset.filter", expected=f"<= {wanted[-1]}", got=int(ordered[-1]),
+                    "dataset.subset", expected=f"<= {wanted[-1]}", got=int(ordered[-1]),
                 )  # fmt: skip
             ends = np.searchsorted(ordered, wanted, side="right")
             bounds = np.unique(ordered[ends[ends > 0] - 1])
         if self.max_tokens is not None and bounds[-1] > self.max_tokens:
             raise ConfigurationError(
-                "a sample is longer than max_tokens; leave such samples out by dataset.filter",
+                "a sample is longer than max_tokens; leave such samples out by dataset.subset",
                 expected=f"<= {self.max_tokens}", got=int(bounds[-1]),
             )  # fmt: skip
         return bounds
