@@ -99,6 +99,12 @@ def test_chooses_by_suffix_and_pattern(image_folder: str) -> None:
         assert dataset[:] == [{"image": b"no image", "key": "ant/notes.txt"}]
     with ObjectDataset(image_folder, pattern="*/000?.*") as dataset:
         assert dataset.column("key") == [key for key in EXPECTED if "/000" in key]
+    with ObjectDataset(image_folder, column_type="jpeg") as dataset:
+        assert dataset.column("key") == [key for key in EXPECTED if key.lower().endswith(("jpg", "jpeg"))]
+    with pytest.raises(NotFound, match=r"\.png"):
+        ObjectDataset(image_folder, column_type="png")
+    with pytest.raises(NotFound, match=r"\.wav"):
+        ObjectDataset(image_folder, column_type="wav")
     with ObjectDataset(image_folder, columns=["key"]) as dataset:
         assert dataset[0] == {"key": "ant/0000.JPG"}
         assert sum(len(batch["key"]) for batch in ConcurrentDataLoader(dataset, 7, shuffle=True)) == N
