@@ -125,7 +125,7 @@ def open_photograph(name: str) -> Image.Image:
     package, file = _SOURCES[name]
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise FileNotFoundError(f"the photographs come with {package}: pip install 'concurrent-loader[bench]'")
+        raise FileNotFoundError(f"the photographs come with {package}: pip install '.[bench]' in the clone")
     with Image.open(Path(spec.origin).parent / file) as image:
         return image.convert("RGB")
 

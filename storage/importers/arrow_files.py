@@ -140,7 +140,7 @@ class ArrowFiles(ArrowSource):
     """Imports Arrow IPC files and streams (also Feather version 2), in the order of their names and rows.
 
     Types of columns are derived as by `ParquetFiles`. One record batch is in memory at a time. Needs the extra
-    ``arrow``.
+    ``parquet``.
 
     Args:
         source: URL or path of an Arrow file, or of a folder with Arrow files.

@@ -21,7 +21,7 @@ class ParquetFiles(ArrowSource):
     Columns keep their names. Numbers, texts, bytes and lists of numbers have column types of their own. Images (also as
     the ``Image`` struct of datasets) are stored as encoded bytes, and other nested values as json. Class names of
     ``ClassLabel`` go into the manifest. Columns that have nulls become optional, such as ``int64?``. Needs the extra
-    ``arrow``.
+    ``parquet``.
 
     Args:
         source: URL or path of a Parquet file, or of a folder with Parquet files.

@@ -1,4 +1,4 @@
-"""Encodes and decodes lossless images in tiles that decode independently, on CPUs and GPUs: docs/how-to/lossless.md."""
+"""Encodes and decodes lossless images in tiles that decode independently, on CPUs and GPUs."""
 
 from concurrent_loader.storage.lossless.decoder import decode
 from concurrent_loader.storage.lossless.encoder import encode

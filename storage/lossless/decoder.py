@@ -1,4 +1,4 @@
-"""Decodes a lossless image, or a box of it. Specification: docs/how-to/lossless.md.
+"""Decodes a lossless image, or a box of it. Specification: docs/reference/lossless_format.md.
 
 A box decodes only the groups of tiles that it touches, including zstd. Everything is checked before it is used: first
 the header and the table, then the widths and modes of each group against the lengths of its sections.

@@ -1,4 +1,4 @@
-"""Encodes pixels as a lossless image, for ingesting. Specification: docs/how-to/lossless.md.
+"""Encodes pixels as a lossless image, for ingesting. Specification: docs/reference/lossless_format.md.
 
 The same pixels give the same bytes, with or without the native module, if the version of zstd is the same.
 """

@@ -1,4 +1,4 @@
-"""Reads and writes the header and the table of groups of a lossless image. Specification: docs/how-to/lossless.md. No
+"""Reads and writes the header and the table of groups of a lossless image. Specification: docs/reference/lossless_format.md. No
 I/O.
 
 Everything that later steps rely on is checked here, before any memory is allocated for it.

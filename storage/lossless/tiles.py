@@ -1,4 +1,4 @@
-"""Packs and unpacks a group of tiles in numpy: the reference for docs/how-to/lossless.md.
+"""Packs and unpacks a group of tiles in numpy: the reference for docs/reference/lossless_format.md.
 
 Runs where the native module was not built. The functions do with arrays what `lossless_tiles.c` does with loops: same
 bytes, and errors in the same cases.

@@ -47,7 +47,7 @@ class Library:
 
 # In the order of preference; docs/how-to/decoding.md has the measurements.
 LIBRARIES: dict[str, Library] = {
-    "simplejpeg": Library(frozenset({"jpeg"}), "pip install 'concurrent-loader[simplejpeg]'"),
+    "simplejpeg": Library(frozenset({"jpeg"}), "pip install simplejpeg"),
     "torchcodec": Library(frozenset({"jpeg", "png", "webp", "avif"}), "pip install 'torchcodec>=0.16'"),
     "torchvision": Library(frozenset({"jpeg", "webp"}), "pip install torchvision"),
     "pillow": Library(frozenset({"jpeg", "png", "webp", "avif", "gif"}), "pip install 'pillow>=11.3'"),

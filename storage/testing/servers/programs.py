@@ -89,7 +89,7 @@ def find_program(
                     "; ".join(reasons),
                 )
             return _moto({**environment, "MOTO_PORT": "0"})
-        reasons.append("moto is not installed (pip install 'concurrent-loader[testing]')")
+        reasons.append("moto is not installed (pip install '.[testing]' in the clone)")
     raise ToolUnavailable(f"no local S3 server of kind {' or '.join(kinds)} can be started: {'; '.join(reasons)}")
 
 
