@@ -14,6 +14,7 @@ from concurrent_loader.storage.errors import ConfigurationError, SchemaError
 from concurrent_loader.storage.shards.format.builder import ShardBuilder
 from concurrent_loader.storage.shards.format.nulls import plain_values, with_none
 from concurrent_loader.storage.shards.format.schema import Schema
+from concurrent_loader.storage.shards.writing.batch_columns import with_nulls_as_none
 
 __all__ = ["NO_DEFAULT", "ComputedValues", "GivenValues", "ShardRows", "ValueSource", "lookup"]
 
@@ -65,10 +66,11 @@ class GivenValues:
     inputs: tuple[str, ...] = ()
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        # An array is sliced without a copy, and a tensor as an array.
+        # An array is sliced without a copy, and a tensor as an array. As an array, nulls would be NaN.
+        given = {name: with_nulls_as_none(each) for name, each in values.items()}
         self._values = {
             name: np.asarray(each) if hasattr(each, "__array__") and not np.ma.isMaskedArray(each) else each
-            for name, each in values.items()
+            for name, each in given.items()
         }
 
     def check(self, num_samples: int) -> None:

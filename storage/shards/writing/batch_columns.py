@@ -20,7 +20,7 @@ from concurrent_loader.storage.shards.format.nulls import null_rows
 from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
 from concurrent_loader.storage.shards.format.value_codecs import MAX_SMALL_VALUE_BYTES, max_exact_integer
 
-__all__ = ["EncodedBatch", "Sizes", "encode_batch"]
+__all__ = ["EncodedBatch", "Sizes", "encode_batch", "with_nulls_as_none"]
 
 Mask = npt.NDArray[np.bool_]
 Sizes = npt.NDArray[np.int64]
@@ -240,7 +240,9 @@ def _as_array(values: Any) -> tuple[npt.NDArray[Any] | None, Mask]:
         width = getattr(values.type, "list_size", None)
         if width is not None and not null.any():
             whole = values.combine_chunks() if hasattr(values, "combine_chunks") else values
-            return np.asarray(whole.flatten()).reshape(len(values), width), null
+            flat = whole.flatten()
+            # A null within a row would become NaN.
+            return (None if flat.null_count else np.asarray(flat).reshape(len(values), width)), null
     elif library == "polars":
         if values.null_count():
             null = values.is_null().to_numpy()
@@ -260,6 +262,13 @@ def _as_array(values: Any) -> tuple[npt.NDArray[Any] | None, Mask]:
 
 def _filled(values: Any) -> Any:
     return values if "list" in str(getattr(values, "type", "")) else values.fill_null(0)
+
+
+def with_nulls_as_none(values: Any) -> Any:
+    """Returns a column of Arrow or polars that has nulls as a list with None; anything else as it is."""
+    library = _library(values)
+    has_nulls = (library == "pyarrow" and values.null_count) or (library == "polars" and values.null_count())
+    return _rows(values) if has_nulls else values
 
 
 def _rows(values: Any) -> Sequence[Any]:

@@ -533,3 +533,11 @@ def test_a_function_of_nothing(url: str) -> None:
     add_column(url, "x", "int64", lambda sample: -1 if sample else next(count), inputs=[])
     with ShardDataset(url) as dataset:
         assert sorted(dataset.column("x").tolist()) == list(range(len(dataset)))
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "polars"])
+def test_nulls_of_a_library_are_nulls(url: str, library: str) -> None:
+    values = [None if number % 7 == 0 else float(number) for number in range(NUM)]
+    module = pytest.importorskip(library)
+    add_column(url, "x", "float64?", module.array(values) if library == "pyarrow" else module.Series(values))
+    assert [each["x"] for each in contents(url)] == values

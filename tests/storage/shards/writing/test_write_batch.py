@@ -196,3 +196,12 @@ def test_one_bad_value_refuses_the_batch(
         assert writer.num_samples == 1
         writer.write(good)
     assert writer.manifest.num_samples == 2
+
+
+def test_a_null_within_a_row_of_fixed_size_is_refused(tmp_path: Path) -> None:
+    pairs = pa.FixedSizeListArray.from_arrays(pa.array([1.0, None, 3.0, 4.0], pa.float32()), 2)
+    with (
+        pytest.raises(SchemaError),
+        ShardWriter(tmp_path, columns={"x": "float32[2]"}) as writer,
+    ):
+        writer.write_batch({"x": pairs})
