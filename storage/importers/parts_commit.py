@@ -59,7 +59,12 @@ class PartsCommit:
         self._num_parts = plan.num_parts if num_parts is None else num_parts
         self._queue = queue
         self._began = time.monotonic()
-        self._parent = None if plan.parent is None else queue.run(load_manifest(queue.store, plan.parent[0]))
+        try:
+            self._parent = None if plan.parent is None else queue.run(load_manifest(queue.store, plan.parent[0]))
+        except NotFound as error:
+            raise CommitConflict(
+                "the snapshot to build on was deleted since the import was planned; plan it again"
+            ) from error
         if plan.parent is not None and self._parent is not None and self._parent.digest != plan.parent[1]:
             raise CommitConflict("the dataset was made anew since the import was planned; plan it again")
         schema = Schema.parse(plan.columns)
@@ -103,6 +108,7 @@ class PartsCommit:
             ConfigurationError: A part is missing.
             CommitConflict: Another writer committed something else meanwhile.
             CorruptData: No file could be imported.
+            NotFound: The source has no samples.
         """
         plan, queue = self._plan, self._queue
         if self._next != self._num_parts:
@@ -111,6 +117,8 @@ class PartsCommit:
         facts = import_metadata(
             num_samples=self._num_samples, skipped=self._skipped, encoded=self._encoded, parent=onto, url=plan.url
         )
+        if not self._num_samples:
+            raise NotFound("nothing to import: the source has no samples", url=plan.url)
         self._written.flush(queue.put)
         queue.flush()
         manifest = self._written.manifest(

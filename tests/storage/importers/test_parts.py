@@ -26,12 +26,12 @@ from concurrent_loader.storage.errors import (
     StoreError,
 )
 from concurrent_loader.storage.fetch import FetchEngine
-from concurrent_loader.storage.importers import ImageFolder, ParquetFiles, PythonGenerator, TarFiles
+from concurrent_loader.storage.importers import ImageFolder, ParquetFiles, PythonGenerator, TarFiles, TextFiles
 from concurrent_loader.storage.importers.ingest import IngestReport, ingest
 from concurrent_loader.storage.importers.ingest_plan import IngestPart
 from concurrent_loader.storage.importers.parts import plan_parts, write_part
 from concurrent_loader.storage.importers.parts_commit import commit_parts, unfinished_imports
-from concurrent_loader.storage.shards.manifest.snapshots import latest_snapshot, load_manifest
+from concurrent_loader.storage.shards.manifest.snapshots import latest_snapshot, list_snapshots, load_manifest
 from concurrent_loader.storage.shards.verify import verify_dataset
 from concurrent_loader.storage.shards.writing.writer import ShardWriter
 from concurrent_loader.storage.stores import MemoryStore, open_store
@@ -372,6 +372,30 @@ class TestAFailingStore:
         report = retried(lambda: commit_parts(store, parts))
         assert report.manifest.digest == whole.manifest.digest
         assert is_intact(url)
+
+    def test_onto_a_snapshot_that_was_deleted(self, images: Path) -> None:
+        url = new_url()
+        columns = {"image": "jpeg", "label": "int64", "path": "str"}
+        for _ in range(2):
+            with ShardWriter(url, columns=columns, overwrite=True, allow_empty=True):
+                pass
+            if not asyncio.run(list_snapshots(open_store(url)))[1:]:
+                parts = plan(images, url, append=True)
+                for part in parts:
+                    write_part(part, url)
+        asyncio.run(open_store(url).delete("manifests/0000000001.clm"))
+        with pytest.raises(CommitConflict, match="deleted since the import was planned"):
+            commit_parts(url, parts)
+
+    def test_of_nothing_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "empty.txt").write_text("")
+        url = new_url()
+        parts = plan_parts(TextFiles(str(tmp_path)), url)
+        for part in parts:
+            write_part(part, url)
+        with pytest.raises(NotFound, match="no samples"):
+            commit_parts(url, parts)
+        assert asyncio.run(latest_snapshot(open_store(url))) is None
 
     @pytest.mark.parametrize("by", ["parts", "name", "nothing"])
     def test_that_is_interrupted_while_the_records_are_deleted(
