@@ -58,7 +58,11 @@ def adopt(
     ] = None,
     shard_size: Annotated[str, typer.Option(help="Target size of a virtual shard, which is one request.")] = "8MiB",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Objects to scan at the same time. Default: the number of processors, at most 8; with --headers-only, 32.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Objects to scan at the same time. Default: one per processor, at most 8; with --headers-only, 32.",
+        ),
     ] = None,
     store_flags: StoreFlags,
     as_json: Json = False,

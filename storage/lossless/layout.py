@@ -1,5 +1,6 @@
-"""Reads and writes the header and the table of groups of a lossless image. Specification: docs/reference/lossless_format.md. No
-I/O.
+"""Reads and writes the header and the table of groups of a lossless image. No I/O.
+
+Specification: docs/reference/lossless_format.md.
 
 Everything that later steps rely on is checked here, before any memory is allocated for it.
 """
