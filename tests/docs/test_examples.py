@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -233,11 +234,13 @@ def test_ray_train_resumes_after_a_worker_died(
 
     monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "1")
     monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "240")  # on a busy machine
+    before = signal.getsignal(signal.SIGINT)  # Ray Train leaves a handler of its own
     ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
     try:
         example = runpy.run_path(str(EXAMPLES / "ray_train.py"))
         example["train"](points, str(tmp_path / "checkpoints"), on_step=on_step)
     finally:
+        signal.signal(signal.SIGINT, before)
         ray.shutdown()
     assert died.exists()
     ranks: list[dict[tuple[int, int], list[int]]] = [{}, {}]
