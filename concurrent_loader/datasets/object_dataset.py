@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from concurrent_loader.datasets.base import BucketDataset
-from concurrent_loader.datasets.object_keys import KeyFilter, folder_labels
+from concurrent_loader.datasets.object_keys import KeyFilter, folder_labels, suffixes_of
 from concurrent_loader.datasets.object_source import ObjectSource
 from concurrent_loader.datasets.selection import Selection
 from concurrent_loader.datasets.store_options import StoreArguments, takes_store_options
@@ -26,7 +26,7 @@ from concurrent_loader.storage.cache import DiskShardCache, ShardCache
 from concurrent_loader.storage.errors import ConfigurationError, FormatError, NotFound, SchemaError, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.hidden_arguments import hides_secrets
-from concurrent_loader.storage.images import COLUMN_FORMATS, FORMATS, IMAGE_SUFFIXES, ImageType
+from concurrent_loader.storage.images import ImageType
 from concurrent_loader.storage.listing import (
     Listing,
     decode_listing,
@@ -36,7 +36,7 @@ from concurrent_loader.storage.listing import (
     save_listing,
 )
 from concurrent_loader.storage.map_concurrently import map_concurrently
-from concurrent_loader.storage.media import MEDIA_COLUMNS, MEDIA_FORMATS, MediaType
+from concurrent_loader.storage.media import MediaType
 from concurrent_loader.storage.printable import printable
 from concurrent_loader.storage.shards.format.schema import ColumnKind, Schema
 
@@ -128,7 +128,7 @@ class ObjectDataset(BucketDataset):
         self._wanted_columns = None if columns is None else tuple(columns)
         self._by_folder = labels == "folder"
         if suffixes is None and column_type != "bytes":
-            suffixes = _suffixes_of(column_type)
+            suffixes = suffixes_of(column_type)
         self._suffixes = None if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
         self._pattern = pattern
         self._listing_path = None if listing is None else os.fspath(listing)
@@ -187,8 +187,7 @@ class ObjectDataset(BucketDataset):
     ) -> npt.NDArray[np.int64]:
         """Returns the sizes of the objects in bytes, or the lengths of their keys."""
         if self.schema[name].kind is ColumnKind.PAYLOAD:
-            sizes = np.asarray(self.listing.sizes, np.int64)
-            return sizes if samples is None else sizes[samples]
+            return np.asarray(self.listing.sizes, np.int64)[slice(None) if samples is None else samples]
         values = self.column(name) if samples is None else self.column_values(name, samples)
         if isinstance(values, list):
             return np.fromiter(map(len, values), np.int64, len(values))
@@ -399,10 +398,3 @@ class ObjectDataset(BucketDataset):
             return None  # no folder, or a folder that the cache does not trust
         name = xxhash.xxh3_128_hexdigest(self._query.encode(errors="surrogatepass"))
         return Path(self.cache_dir).expanduser() / f"{name}.listing"
-
-
-def _suffixes_of(column_type: str) -> Sequence[str]:
-    """Returns the usual endings of a column type's files, with the dot."""
-    images = [suffix for name in COLUMN_FORMATS.get(column_type, ()) for suffix in FORMATS[name].suffixes]
-    media = [f".{suffix}" for name in MEDIA_COLUMNS.get(column_type, ()) for suffix in MEDIA_FORMATS[name].suffixes]
-    return images or media or IMAGE_SUFFIXES

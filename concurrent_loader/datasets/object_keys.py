@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from concurrent_loader.storage.errors import ConfigurationError
+from concurrent_loader.storage.images import COLUMN_FORMATS, FORMATS, IMAGE_SUFFIXES
 from concurrent_loader.storage.listing import Listing
+from concurrent_loader.storage.media import MEDIA_COLUMNS, MEDIA_FORMATS
 from concurrent_loader.storage.shards.manifest.snapshots import is_manifest_key
 
-__all__ = ["KeyFilter", "folder_labels"]
+__all__ = ["KeyFilter", "folder_labels", "suffixes_of"]
 
 
 class KeyFilter:
@@ -64,3 +66,10 @@ def folder_labels(listing: Listing, url: str) -> tuple[tuple[str, ...], npt.NDAr
     for place, name in enumerate(names):
         rank[found[name]] = place
     return names, rank[numbers]
+
+
+def suffixes_of(column_type: str) -> Sequence[str]:
+    """Returns the usual endings of a column type's files, with the dot."""
+    images = [suffix for name in COLUMN_FORMATS.get(column_type, ()) for suffix in FORMATS[name].suffixes]
+    media = [f".{suffix}" for name in MEDIA_COLUMNS.get(column_type, ()) for suffix in MEDIA_FORMATS[name].suffixes]
+    return images or media or IMAGE_SUFFIXES

@@ -22,8 +22,8 @@ from concurrent_loader.storage.importers.lossless_encoding import LOSSLESS_EXTEN
 from concurrent_loader.storage.importers.protocol import ImportedSample, ImportProblem, ImportScan
 from concurrent_loader.storage.importers.source_files import is_hidden, version_of
 from concurrent_loader.storage.importers.split_files import split_by_bytes
-from concurrent_loader.storage.listing import scan_objects
 from concurrent_loader.storage.printable import printable
+from concurrent_loader.storage.scan_objects import scan_objects
 from concurrent_loader.storage.shards.format.schema import Column
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.sizes import Size, parse_size

@@ -20,7 +20,7 @@ from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.importers.item_run import EncodedSizes, OnError
 from concurrent_loader.storage.importers.protocol import Importer, ImportProblem, ImportScan
-from concurrent_loader.storage.listing import list_metas
+from concurrent_loader.storage.scan_objects import list_metas
 from concurrent_loader.storage.shards.manifest.manifest import Manifest
 from concurrent_loader.storage.shards.writing.records import UNFINISHED_FOLDER, Records, run_name
 from concurrent_loader.storage.shards.writing.written_shards import DoneShard

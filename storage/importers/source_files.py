@@ -17,8 +17,8 @@ from concurrent_loader.storage.errors import ConfigurationError, NotFound, Objec
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.importers.loop_calls import LoopCalls
 from concurrent_loader.storage.importers.store_file import StoreFile
-from concurrent_loader.storage.listing import list_metas
 from concurrent_loader.storage.printable import printable
+from concurrent_loader.storage.scan_objects import list_metas
 from concurrent_loader.storage.stores.backends.local import LocalStore
 from concurrent_loader.storage.stores.backends.open_store import open_store
 from concurrent_loader.storage.stores.objects import ObjectMeta

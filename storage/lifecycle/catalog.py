@@ -11,8 +11,8 @@ from datetime import datetime
 from concurrent_loader.storage.errors import CorruptData, NotFound, StorageError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.lifecycle.references import FOLDERS
-from concurrent_loader.storage.listing import scan_objects
 from concurrent_loader.storage.map_concurrently import map_concurrently
+from concurrent_loader.storage.scan_objects import scan_objects
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, manifest_key
 from concurrent_loader.storage.shards.manifest.manifest_file import decode
 from concurrent_loader.storage.stores.objects import ObjectMeta

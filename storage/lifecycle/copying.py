@@ -19,8 +19,8 @@ from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.in_flight_gate import InFlightGate
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.lifecycle.references import COPYING, DATA, data_digest, named_keys
-from concurrent_loader.storage.listing import scan_objects
 from concurrent_loader.storage.map_concurrently import map_concurrently
+from concurrent_loader.storage.scan_objects import scan_objects
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, manifest_key
 from concurrent_loader.storage.shards.manifest.manifest_file import decode
 from concurrent_loader.storage.shards.manifest.snapshots import NO_DATASET, list_snapshots

@@ -32,8 +32,8 @@ from concurrent_loader.storage.lifecycle.references import (
     named_digests,
     run_of,
 )
-from concurrent_loader.storage.listing import scan_objects
 from concurrent_loader.storage.map_concurrently import map_concurrently
+from concurrent_loader.storage.scan_objects import scan_objects
 from concurrent_loader.storage.shards.manifest.manifest import manifest_key
 from concurrent_loader.storage.shards.manifest.manifest_file import decode
 from concurrent_loader.storage.shards.manifest.snapshots import NO_DATASET, list_manifests

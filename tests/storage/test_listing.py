@@ -20,11 +20,11 @@ from concurrent_loader.storage.listing import (
     Texts,
     decode_listing,
     encode_listing,
-    list_metas,
     list_objects,
     load_listing,
     save_listing,
 )
+from concurrent_loader.storage.scan_objects import list_metas
 from concurrent_loader.storage.shards.writing.records import Records
 from concurrent_loader.storage.stores import LocalStore, MemoryStore, ObjectMeta
 from concurrent_loader.storage.testing.faults.fault_store import Fail, FaultStore, Wait, in_order

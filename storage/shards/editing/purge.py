@@ -23,8 +23,8 @@ import numpy as np
 from concurrent_loader.storage.errors import ConfigurationError, StorageError
 from concurrent_loader.storage.fetch.upload import Uploader
 from concurrent_loader.storage.hidden_arguments import hides_secrets
-from concurrent_loader.storage.listing import list_metas
 from concurrent_loader.storage.map_concurrently import map_concurrently
+from concurrent_loader.storage.scan_objects import list_metas
 from concurrent_loader.storage.shards.editing.commit_edit import OpenDataset, commit_edit, open_to_edit
 from concurrent_loader.storage.shards.editing.purge_scan import PurgeCopy, PurgeScan, scan
 from concurrent_loader.storage.shards.editing.purge_targets import (

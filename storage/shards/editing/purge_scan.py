@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from concurrent_loader.storage.errors import CorruptData, InvalidRange, NotFound
 from concurrent_loader.storage.fetch import FetchEngine
-from concurrent_loader.storage.listing import list_metas
 from concurrent_loader.storage.map_concurrently import map_concurrently
+from concurrent_loader.storage.scan_objects import list_metas
 from concurrent_loader.storage.shards.editing.purge_targets import every_manifest
 from concurrent_loader.storage.shards.editing.shard_samples import fetch_index
 from concurrent_loader.storage.shards.format.index import ShardIndex

@@ -13,8 +13,8 @@ import xxhash
 
 from concurrent_loader.storage.errors import ConfigurationError, CorruptData, FormatError, NotFound
 from concurrent_loader.storage.fetch import FetchEngine
-from concurrent_loader.storage.listing import list_metas
 from concurrent_loader.storage.map_concurrently import map_concurrently
+from concurrent_loader.storage.scan_objects import list_metas
 from concurrent_loader.storage.shards.editing.shard_samples import fetch_index
 from concurrent_loader.storage.shards.manifest.live_rows import LiveRows
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, ShardEntry, manifest_key

@@ -17,8 +17,8 @@ import xxhash
 from concurrent_loader.storage.errors import StorageError
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.upload import Uploader
-from concurrent_loader.storage.listing import list_metas
 from concurrent_loader.storage.map_concurrently import map_concurrently
+from concurrent_loader.storage.scan_objects import list_metas
 from concurrent_loader.storage.shards.format.index import ShardIndex
 from concurrent_loader.storage.shards.manifest.shard_table import ShardEntry, no_digests, shard_key
 from concurrent_loader.storage.shards.manifest.source_ranges import SourceFile, SourceRange
