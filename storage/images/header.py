@@ -27,7 +27,7 @@ class ImageHeader:
         palette: Whether the pixels of a PNG or GIF are indices into a palette.
         animated: Whether a WebP, AVIF or GIF contains several images.
         exif: Whether a WebP announces EXIF data.
-        orientation: EXIF orientation of a JPEG or AVIF: 1 upright, 2 mirrored, 3 rotated by 180°, … 8.
+        orientation: EXIF orientation: 1 upright, 2 mirrored, 3 rotated by 180°, … 8.
         sampling: Sampling factors (horizontal, vertical) of each JPEG component; ((2, 2), (1, 1), (1, 1)) is 4:2:0.
         transform: Color transform in the Adobe marker of a JPEG: 0 RGB or CMYK, 1 YCbCr, 2 YCCK; None without a marker.
         coded_pixels: Largest number of pixels that an AVIF announces, or pixels of a GIF's first frame; otherwise 0.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 from concurrent_loader.storage.errors import FormatError
+from concurrent_loader.storage.images.exif import parse_orientation
 from concurrent_loader.storage.images.header import ImageHeader
 from concurrent_loader.storage.images.jpeg_scans import check_scans
 
@@ -15,7 +16,6 @@ _NO_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a segment
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _HUFFMAN_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 _APP1, _APP14 = 0xE1, 0xEE
-_ORIENTATION = 0x0112
 _MAX_PIXELS_PER_BYTE = 512  # the shortest Huffman code is one bit, for a block of 8 × 8 pixels
 
 
@@ -26,7 +26,8 @@ def parse_jpeg(view: memoryview) -> ImageHeader:
         FormatError: The segments are invalid, or the JPEG has too many scans.
         struct.error, IndexError: The file ends too early.
     """
-    position, orientation, transform = 2, 1, None
+    position, transform = 2, None
+    orientation: int | None = None  # of the first EXIF segment; others may continue it
     for _ in range(_MAX_SEGMENTS):
         if view[position] != 0xFF:
             raise FormatError("a JPEG marker is missing", expected=0xFF, got=view[position])
@@ -45,7 +46,7 @@ def parse_jpeg(view: memoryview) -> ImageHeader:
                 raise IndexError
             several = check_scans(view[position + length :], marker, num_components, width * height)
             return ImageHeader(
-                "jpeg", width, height, num_components, bits, sof=marker, orientation=orientation,
+                "jpeg", width, height, num_components, bits, sof=marker, orientation=orientation or 1,
                 sampling=tuple((factor >> 4, factor & 15) for factor in factors), transform=transform,
                 several_scans=several,
             )  # fmt: skip
@@ -54,29 +55,12 @@ def parse_jpeg(view: memoryview) -> ImageHeader:
         (length,) = struct.unpack_from(">H", view, position)
         if length < 2:
             raise FormatError("a JPEG segment has an invalid length", got=length)
-        if marker == _APP1 and bytes(view[position + 2 : position + 8]) == b"Exif\0\0":
-            orientation = _parse_orientation(view[position + 8 : position + length])
+        if marker == _APP1 and orientation is None and bytes(view[position + 2 : position + 8]) == b"Exif\0\0":
+            orientation = parse_orientation(view[position + 8 : position + length])
         elif marker == _APP14 and length >= 14 and bytes(view[position + 2 : position + 7]) == b"Adobe":
             transform = view[position + 13]
         position += length
     raise FormatError("the JPEG has too many segments before its frame header", expected=f"at most {_MAX_SEGMENTS}")
-
-
-def _parse_orientation(tiff: memoryview) -> int:
-    """Returns the orientation in the first EXIF directory; 1 if the directory is invalid or has none."""
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(tiff[:4]))
-    if order is None:
-        return 1
-    try:
-        (start,) = struct.unpack_from(f"{order}I", tiff, 4)
-        (num_entries,) = struct.unpack_from(f"{order}H", tiff, start)
-        for entry in range(num_entries):
-            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", tiff, start + 2 + 12 * entry)
-            if tag == _ORIENTATION and kind == 3 and 1 <= value <= 8:
-                return int(value)
-    except struct.error:
-        return 1
-    return 1
 
 
 def min_jpeg_bytes(header: ImageHeader) -> int:

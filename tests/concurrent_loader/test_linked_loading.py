@@ -387,3 +387,27 @@ def test_linked_columns_are_not_warned_of(dataset: ShardDataset) -> None:
         ConcurrentDataLoader(scenes, 4, decode={name: decode[name] for name in ("image", "mask", "boxes")})
     with pytest.warns(UserWarning, match=r"'boxes' of the same samples do not follow.*crop\.like"):
         ConcurrentDataLoader(scenes, 4, decode={name: decode[name] for name in ("image", "mask")})
+
+
+@pytest.mark.parametrize("crop", [CenterCrop(32), RandomResizedCrop(32, scale=(0.3, 1.0))])
+def test_boxes_follow_turned_files_of_every_format(tmp_path: Path, crop: Any) -> None:
+    upright = np.zeros((90, 60, 3), np.uint8)
+    upright[30:62, 20:42] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a viewer turns the stored picture by a quarter clockwise
+    stored = Image.fromarray(np.rot90(upright).copy())
+    with ShardWriter(str(tmp_path), columns={"image": "image", "boxes": "float32[...]"}) as writer:
+        for file_format, options in (("JPEG", {"quality": 100}), ("PNG", {}), ("WEBP", {"lossless": True})):
+            file = io.BytesIO()
+            stored.save(file, file_format, exif=exif, **options)
+            writer.write({"image": file.getvalue(), "boxes": np.array([[20, 30, 42, 62]], np.float32)})
+    decode = {"image": crop, "boxes": crop.like("image", boxes="xyxy", min_visible=0.0)}
+    with ShardDataset(str(tmp_path)) as dataset:
+        for epoch in range(4):
+            for number in range(3):  # the same place in the epoch, and so the same crop
+                loader = ConcurrentDataLoader(dataset.subset([number]), 1, decode=decode, seed=3 + epoch)
+                (batch,) = loader
+                bright = (batch["image"][0, 0] > 127).nonzero()
+                (box,) = batch["boxes"][0]
+                assert abs(float(bright[:, 1].min()) - float(box[0])) < 2.5
+                assert abs(float(bright[:, 0].max()) + 1 - float(box[3])) < 2.5

@@ -50,6 +50,7 @@ FORMATS = frozenset(_FILES)
 
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)
+_TURNED_BY_HEADER = frozenset({"jpeg", "png", "webp"})  # as boxes and crops are; Pillow also looks into XMP
 _STRIP_PIXELS = 1 << 18
 
 # `Warning`: Pillow warns about damaged EXIF data; the user's filters may turn the warning into an exception.
@@ -84,7 +85,9 @@ def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
     try:
         with _FILES[header.format](io.BytesIO(data)) as image:
             image.load()
-            orientation = image.getexif().get(_ORIENTATION, 1)
+            orientation = (
+                header.orientation if header.format in _TURNED_BY_HEADER else image.getexif().get(_ORIENTATION, 1)
+            )
             if mode == "INDICES":
                 pixels = _in_strips(image, orientation, np.asarray)
             elif sixteen:

@@ -36,6 +36,8 @@ def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
     """
     if header.format == "avif" and header.num_channels != 3:
         return pillow.decode(data, header, mode)
+    if header.format == "jpeg" and header.orientation != 1:  # torchcodec looks only into the first APP1 segment
+        return pillow.decode(data, header, mode)
     if mode == "GRAY" and header.format in _WASTEFUL_GRAY:
         return torch.from_numpy(to_gray(decode(data, header, "RGB").numpy()))
     options = {"output_dtype": torch.uint16} if header.bits == 16 and mode == "UNCHANGED" else {}

@@ -41,14 +41,14 @@ def decode(data: Buffer, header: ImageHeader, mode: str) -> torch.Tensor:
         if header.format == "webp":
             pixels = torch.ops.image.decode_webp(encoded, _MODES[mode])
         else:
-            pixels = torch.ops.image.decode_jpeg(encoded, _MODES[mode], True)
+            pixels = torch.ops.image.decode_jpeg(encoded, _MODES[mode], False)
     except (RuntimeError, ValueError) as error:
         raise library_error(header.format, error, str(error).strip().splitlines()[0][-200:]) from error
     return pixels  # type: ignore[no-any-return]
 
 
 def _needs_pillow(header: ImageHeader, mode: str) -> bool:
-    """Returns whether torchvision differs from torchcodec: EXIF in WebP, inverted CMYK."""
+    """Returns whether torchvision differs: EXIF in WebP, EXIF that is not in the first segment, inverted CMYK."""
     if header.format == "webp":
         return header.exif
-    return header.num_channels == 4 and mode == "UNCHANGED"
+    return header.orientation != 1 or (header.num_channels == 4 and mode == "UNCHANGED")

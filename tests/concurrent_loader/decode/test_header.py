@@ -156,3 +156,21 @@ def jpeg_frame(width: int, height: int) -> bytes:
 def test_senseless_headers(data: bytes, why: str) -> None:
     with pytest.raises(DecodeError, match=why):
         parse_header(data)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP"])
+def test_the_upright_size_is_that_of_the_turned_picture(file_format: str, number: int) -> None:
+    """Boxes and keypoints are in pixels of the upright image."""
+    header = parse_header(encoded("RGB", file_format, exif=turned(number)))
+    assert (header.orientation, header.upright) == (number, (37, 21) if number >= 5 else (21, 37))
+    assert parse_header(encoded("RGB", file_format, exif=turned(number))[:-1]).width == 37
+
+
+def test_exif_without_an_end_is_no_orientation() -> None:
+    data = bytearray(encoded("RGB", "PNG", exif=turned(6)))
+    place = data.index(b"eXIf")
+    data[place - 4 : place] = b"\xff\xff\xff\xff"  # the length of the chunk
+    assert parse_header(data).orientation == 6
+    data[place : place + 4] = b"eXIg"
+    assert parse_header(data).orientation == 1

@@ -57,6 +57,12 @@ def orientation(number: int) -> Image.Exif:
     return exif
 
 
+def with_segment(jpeg: bytes, data: bytes, *, first: bool) -> bytes:
+    """Adds an APP1 segment, in front of the EXIF segment or behind it."""
+    place = 2 if first else jpeg.index(b"Exif\0\0") - 2 + int.from_bytes(jpeg[(at := jpeg.index(b"Exif\0\0")) - 2 : at])
+    return jpeg[:place] + b"\xff\xe1" + (len(data) + 2).to_bytes(2) + data + jpeg[place:]
+
+
 def ycck(cmyk: bytes) -> bytes:
     """The same numbers, declared to be YCCK by Adobe's marker."""
     at = cmyk.index(b"Adobe") + 11
@@ -86,6 +92,12 @@ IMAGES = {
     "lossless webp": encoded(picture(), "WEBP", lossless=True),
     "rgba webp": encoded(picture("RGBA"), "WEBP", lossless=True, exact=True),
     **{f"turned {n} jpeg": encoded(picture(), "JPEG", exif=orientation(n), quality=95) for n in range(1, 9)},
+    "turned jpeg, XMP first": with_segment(
+        encoded(picture(), "JPEG", exif=orientation(6), quality=95), b"http://ns.adobe.com/xap/1.0/\0<x/>", first=True
+    ),
+    "turned jpeg, EXIF continued": with_segment(
+        encoded(picture(), "JPEG", exif=orientation(6), quality=95), b"Exif\0\0more of it", first=False
+    ),
     "turned png": encoded(picture(), "PNG", exif=orientation(6)),
     "turned webp": encoded(picture(), "WEBP", lossless=True, exif=orientation(6)),
     "turned lossy webp": encoded(picture(), "WEBP", quality=90, exif=orientation(8)),
@@ -394,7 +406,7 @@ def test_what_is_installed_decides(without: Callable[..., None]) -> None:
     assert available_backends() == ("torchvision", "pillow")
     assert [chosen(name) for name in ("jpeg", "png", "webp")] == ["torchvision", "pillow", "torchvision"]
     assert make_decoder("rgb", "jpeg")(IMAGES["baseline"]).shape == (3, HEIGHT, WIDTH)
-    for absent, needed in (("torchcodec", "torchcodec>=0.16"), ("simplejpeg", r"concurrent-loader\[simplejpeg\]")):
+    for absent, needed in (("torchcodec", "torchcodec>=0.16"), ("simplejpeg", "simplejpeg")):
         with pytest.raises(ConfigurationError, match=rf"cannot be used.*pip install.*{needed}"):
             make_decoder("rgb", "jpeg", backend=cast("Any", absent))
 
