@@ -62,7 +62,9 @@ def parents_in(path: Path) -> set[str]:
     """Returns the heads of restored states that a log names."""
     with path.open("rb") as file:
         return {
-            line.split()[4].decode("ascii", "replace") for line in file if line[:2] == b"B " and line.count(b" ") == 5
+            line.split(b" ")[4].decode("ascii", "replace")
+            for line in file
+            if line[:2] == b"B " and line.count(b" ") == 5
         }
 
 
@@ -206,7 +208,11 @@ class _Reader:
         if line.count is None:
             self.found.num_unobserved += 1
         elif line.repair is not None:
-            _check_repair(self._order.samples(index).tolist(), index.num_padded, line.repair)
+            if line.count != len(line.repair.ids) - line.repair.padded:
+                raise ValueError(f"the step delivered {len(line.repair.ids)} samples, and {line.count} were recorded")
+            sources = [0] * len(index) if index.source is None else index.source.tolist()
+            planned = list(zip(sources, self._order.samples(index).tolist(), strict=True))
+            _check_repair(planned, index.num_padded, line.repair, is_mixture=index.source is not None)
             failed = FailedSamples(span.rank, span.epoch, line.step, line.repair.failed)
             self.found.failed.append((span.line, failed))
         elif line.count != len(index) - index.num_padded:
@@ -221,21 +227,33 @@ class _Reader:
         self.found.spans[-1] = replace(span, ended=True)
 
 
-def _check_repair(planned: list[int], num_padded: int, repair: Repair) -> None:
+def _check_repair(planned: list[tuple[int, int]], num_padded: int, repair: Repair, *, is_mixture: bool) -> None:
     """Checks that a batch differs from its plan only in samples that failed.
+
+    Args:
+        planned: Number of the dataset, and number of the sample in it, of each sample.
+        num_padded: Number of planned padding samples, at the end.
+        repair: What was delivered.
+        is_mixture: Whether there are several datasets. The failed samples are recorded without theirs.
 
     Raises:
         ValueError: It does not.
     """
-    ids = repair.ids
-    is_blank = repair.padded == len(ids) and ids in (planned, planned[:1])  # every image failed
-    missing = set(planned) - set(ids)
-    if len(ids) == len(planned):
-        changed = {before for before, after in zip(planned, ids, strict=True) if before != after}
-        as_planned = set(ids) <= set(planned)
+    if len(repair.sources) != (len(repair.ids) if is_mixture else 0):
+        raise ValueError("the step delivered samples without their datasets")
+    got = list(zip(repair.sources if is_mixture else [0] * len(repair.ids), repair.ids, strict=True))
+    numbers, real = {number for _, number in planned}, planned[: len(planned) - num_padded]
+    failed = set(repair.failed)
+    is_blank = repair.padded == len(got) and got in (planned, planned[:1]) and {number for _, number in real} <= failed
+    missing = set(planned) - set(got)
+    if len(got) == len(planned):
+        changed = {before for before, after in zip(planned, got, strict=True) if before != after}
+        as_planned = set(got) <= set(planned)
     else:
         changed = missing
-        as_planned = ids == [sample for sample in planned if sample not in missing]
-    allowed = set(repair.failed) | set(planned[len(planned) - num_padded :])
-    if not set(repair.failed) <= set(planned) or not (is_blank or (as_planned and changed <= allowed)):
+        as_planned = got == [sample for sample in planned if sample not in missing]
+    padding = set(planned[len(real) :])
+    is_allowed = all(sample in padding or sample[1] in failed for sample in changed)
+    is_repaired = repair.padded <= num_padded and as_planned and is_allowed
+    if not failed <= numbers or not (is_blank or is_repaired):
         raise ValueError("the step delivered samples that its order does not have")

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,7 +29,8 @@ from concurrent_loader import (
 from concurrent_loader.cli.app import app
 from concurrent_loader.recorder import Proof, flight_recorder, prove
 from concurrent_loader.recorder.flight_recorder import log_name
-from concurrent_loader.recorder.log_format import Session
+from concurrent_loader.recorder.log_format import Repair, Session
+from concurrent_loader.recorder.read_log import _check_repair
 from concurrent_loader.storage import ConfigurationError, NotFound, ShardWriter
 from concurrent_loader.storage.shards.editing.delete import delete
 
@@ -473,3 +475,45 @@ def test_the_command_shows_steps_failures_and_deletions(tmp_path: Path, make_jpe
     (tmp_path / "photos").rename(tmp_path / "moved")
     moved = CliRunner().invoke(app, ["prove", run, "--step", "0"])
     assert "keys and digests are not known" in moved.output
+
+
+def test_the_same_number_of_two_datasets_in_one_batch(tmp_path: Path, make_jpeg: Callable[..., bytes]) -> None:
+    """Numbers are per dataset. Only that of the first one fails."""
+    run, datasets = str(tmp_path / "run"), []
+    for name in "ab":
+        url = str(tmp_path / name)
+        with ShardWriter(url, columns={"image": "jpeg", "label": "int64"}) as writer:
+            for number in range(8):
+                image = make_jpeg(number)
+                writer.write({"image": image[:200] if (name, number) == ("a", 5) else image, "label": number})
+        datasets.append(ShardDataset(url))
+    mixture = Mixture(datasets, [1, 1], per="sample")
+    for on_error in ("skip", "replace"):
+        loader = ConcurrentDataLoader(
+            mixture, 16, decode={"image": "rgb"}, on_error=on_error, recorder=f"{run}-{on_error}"
+        )
+        list(loader)
+        proof = prove(f"{run}-{on_error}")
+        assert proof.problems == []
+        assert [each.samples for each in proof.failed] == [[5]]
+    for dataset in datasets:
+        dataset.close()
+
+
+@pytest.mark.parametrize(
+    ("repair", "is_allowed"),
+    [
+        (Repair([5], [5, 7], 0, [1, 0]), True),
+        (Repair([5], [5, 7], 0, [0, 0]), True),
+        (Repair([5], [7, 7], 0, [0, 0]), False),
+        (Repair([5], [5, 7], 0, [1, 1]), False),
+        (Repair([5], [5, 7], 0, []), False),
+        (Repair([7], [5, 7], 0, [1, 0]), False),
+        (Repair([], [5, 5, 7], 3, [0, 1, 0]), False),
+        (Repair([5, 7], [5, 5, 7], 3, [0, 1, 0]), True),
+    ],
+)
+def test_a_repaired_step_is_that_of_its_order(repair: Repair, is_allowed: bool) -> None:
+    planned = [(0, 5), (1, 5), (0, 7)]
+    with nullcontext() if is_allowed else pytest.raises(ValueError, match="samples"):
+        _check_repair(planned, 0, repair, is_mixture=True)
