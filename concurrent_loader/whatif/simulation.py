@@ -118,7 +118,9 @@ def predict(trace: RunTrace, scenario: Scenario) -> Prediction:
 
 
 def _cached_share(trace: RunTrace) -> float:
-    return min(1.0, max(0.0, 1 - trace.num_bytes / max(1, sum(trace.unit_bytes))))
+    """Returns the share of the bytes that was not fetched, of the shards that the recorded batches used."""
+    used = {unit for units in trace.step_units for unit in units}
+    return min(1.0, max(0.0, 1 - trace.num_bytes / max(1, sum(trace.unit_bytes[unit] for unit in used))))
 
 
 class _Costs:

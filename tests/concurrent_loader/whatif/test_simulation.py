@@ -176,3 +176,10 @@ class TestRunTrace:
         (tmp_path / "run.rec").write_bytes(b"{}")
         with pytest.raises(ConfigurationError, match="not a recording"):
             RunTrace.load(tmp_path / "run.rec")
+
+
+def test_the_cached_share_is_that_of_the_recorded_batches() -> None:
+    """The recording knows the shards of the whole epoch, of which it may have used a few."""
+    recorded = trace(unit_bytes=[8_000_000] * 1000, num_bytes=15 * 8_000_000)
+    assert Scenario.of(recorded).cached == 0
+    assert Scenario.of(trace(unit_bytes=[8_000_000] * 1000, num_bytes=3 * 8_000_000)).cached == pytest.approx(0.8)
