@@ -116,8 +116,9 @@ def move_keypoints(points: Numbers, place: Placement, flip_pairs: Sequence[tuple
 def _move(points: Numbers, place: Placement) -> Numbers:
     """Moves points, (…, 2) x and y: edges of pixels, so that a flip turns 0 into the width."""
     box, (height, width) = place.box, place.size
-    x = (points[..., 0] - box.left) * (width / box.width)
-    y = (points[..., 1] - box.top) * (height / box.height)
+    # Multiplied first, which is exact at the edges of the crop.
+    x = (points[..., 0] - box.left) * width / box.width
+    y = (points[..., 1] - box.top) * height / box.height
     return np.stack([width - x if box.flip else x, height - y if place.flip_vertical else y], -1)
 
 

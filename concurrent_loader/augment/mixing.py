@@ -227,6 +227,11 @@ def _columns(batch: Any, how: _Pairwise) -> tuple[torch.Tensor, torch.Tensor]:
     whole = isinstance(labels, torch.Tensor) and labels.dim() == 1 and not labels.dtype.is_floating_point
     if not isinstance(labels, torch.Tensor) or not whole:
         raise ConfigurationError("labels must be integers, one per sample", column=how.label)
+    valid = batch.get(f"{how.label}_valid")
+    if isinstance(valid, torch.Tensor) and valid.device.type == "cpu" and not valid.all():
+        raise ConfigurationError(
+            f"labels that are mixed must not be null: dataset.filter('{how.label} is not None')", column=how.label
+        )
     if len(batch.sample_ids) != len(images):
         raise ConfigurationError("the batch needs one sample id per image", expected=len(images))
     return images, labels

@@ -130,3 +130,13 @@ def test_invalid_arguments_of_like_are_refused(arguments: dict[str, Any], words:
         RandomResizedCrop(8).like("image", **arguments)
     with pytest.raises(ConfigurationError, match="name of a column"):
         RandomResizedCrop(8).like(3)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 512), st.booleans())
+def test_what_reaches_to_the_edge_of_the_crop_is_visible(width: int, height: int, size: int, flip: bool) -> None:
+    place = Placement(height + 9, width + 5, Box(4, 2, height, width, flip=flip), False, (size, size))
+    (moved,), (kept,) = move_boxes(np.array([[2, 4, 2 + width, 4 + height]], np.float64), place, "xyxy", 1.0)
+    assert kept
+    assert moved.tolist() == [0, 0, size, size]
+    corner = np.array([[[2.0 + width, 4.0 + height, 2]]])
+    assert move_keypoints(corner, place, [])[0, 0, 2] == 2

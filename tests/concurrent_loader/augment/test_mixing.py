@@ -272,3 +272,15 @@ def test_a_device_gets_it_last(images, monkeypatch):
     )
     assert list(loader) == [None] * 5
     assert {device.type for device in devices} == {"meta"}
+
+
+@pytest.mark.parametrize("mix", [MixUp(num_classes=5), CutMix(num_classes=5), MixUp()])
+def test_null_labels_are_refused(mix):
+    """A null is a 0 in the batch, and would be mixed in as class 0."""
+    whole = batch()
+    whole["label_valid"] = torch.ones(9, dtype=torch.bool)
+    mix(whole)
+    whole = batch()
+    whole["label_valid"] = torch.arange(9) != 3
+    with pytest.raises(ConfigurationError, match="must not be null"):
+        mix(whole)
