@@ -183,4 +183,6 @@ def _resample(channel: _Samples, rate: int, wanted: int) -> _Samples:
         frames = [*resampler.resample(frame), *resampler.resample(None)]
     except (av.FFmpegError, ValueError) as error:
         raise DecodeError("the audio cannot be resampled", expected=wanted, got=rate) from error
+    if not frames:  # fewer samples than the resampler's filter has
+        return np.zeros(round(len(channel) * wanted / rate), np.float32)
     return np.concatenate([each.to_ndarray()[0] for each in frames])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -167,3 +169,15 @@ def test_a_part_that_is_no_clip_has_no_groups_of_pictures() -> None:
     assert not Audio().is_clip
     with pytest.raises(ConfigurationError, match="Audio has no groups of pictures to choose; pass the bytes"):
         Audio().choose(0.5, None)  # type: ignore[arg-type]  # no index is looked at
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 10, 100])
+def test_very_short_audio_is_resampled(num_samples: int) -> None:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(48000)
+        writer.writeframes(bytes(2 * num_samples))
+    assert Audio(sample_rate=8000)(file.getvalue()).shape[1] <= 1 + num_samples // 6 + 16
+    assert Audio(sample_rate=8000, seconds=0.1)(file.getvalue()).shape == (1, 800)
