@@ -89,8 +89,11 @@ def source_rows(num_samples: int, failed: Collection[int], on_error: OnError) ->
     sound = [row for row in range(num_samples) if row not in failed]
     if on_error == "skip" or not sound:
         return sound
-    distance = np.abs(np.subtract.outer(np.arange(num_samples), sound))
-    return [sound[at] for at in distance.argmin(axis=1).tolist()]
+    rows, kept = np.arange(num_samples), np.array(sound)
+    right = np.searchsorted(kept, rows).clip(max=len(kept) - 1)
+    left = (right - 1).clip(min=0)
+    nearest = np.where(np.abs(rows - kept[left]) <= np.abs(kept[right] - rows), kept[left], kept[right])
+    return nearest.tolist()  # type: ignore[no-any-return]
 
 
 def repaired_index(index: BatchIndex, shown: Sequence[int], on_error: OnError) -> BatchIndex:

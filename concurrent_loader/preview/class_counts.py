@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from concurrent_loader.storage.shards.format.nulls import plain_values
 
@@ -90,14 +89,10 @@ def count_values(values: Any, names: list[str]) -> list[ClassCount]:
         >>> [each.num_samples for each in count_values(np.array([1, 0, 1]), ["cat", "dog"])]
         [1, 2]
     """
-    present = [value for value in plain_values(values) if value is not None]
-    found, counts = np.unique(np.asarray(present), return_counts=True)
-    if len(found) > _MAX_CLASSES:
+    counts = Counter(value for value in plain_values(values) if value is not None)
+    if len(counts) > _MAX_CLASSES:
         return []
-    return [
-        ClassCount(value, _name_of(value, names), count)
-        for value, count in zip(found.tolist(), counts.tolist(), strict=True)
-    ]
+    return [ClassCount(value, _name_of(value, names), count) for value, count in sorted(counts.items())]
 
 
 def small_columns_bytes(reader: DatasetReader) -> int:

@@ -48,6 +48,10 @@ def test_the_nearest_sound_sample_stands_in(batch):
         assert (abs(source - row), source) == min((abs(other - row), other) for other in sound)
 
 
+def test_a_large_batch_takes_little_memory():
+    assert source_rows(100_000, {7}, "replace")[5:9] == [5, 6, 6, 8]
+
+
 @given(batches(), st.data())
 def test_the_index_says_what_is_shown(batch, data):
     size, broken = batch

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 
 from concurrent_loader.preview.class_counts import ClassCount, class_columns, class_names, count_values
@@ -32,3 +34,12 @@ def test_values_without_a_name_are_counted() -> None:
 def test_identifiers_are_not_classes() -> None:
     assert count_values(np.arange(10_001), []) == []
     assert count_values(np.array([], np.int64), []) == []
+
+
+def test_one_long_text_does_not_make_all_long() -> None:
+    tracemalloc.start()
+    try:
+        assert count_values(["x" * 10_000_000, *map(str, range(20_000))], []) == []
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
