@@ -7,6 +7,8 @@ ahead is bounded.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import socket
 import struct
@@ -18,6 +20,9 @@ from concurrent_loader.workers.serialization import MAX_FILES, PackedBatch
 
 __all__ = ["Channel", "Command", "CommandKind", "ReceivedBatch"]
 
+log = logging.getLogger(__name__)
+
+_CLOSED = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ESHUTDOWN, errno.EBADF)
 _ORDER = struct.Struct("<BIQQQ")
 _ARRIVAL = struct.Struct("<I")
 _ROOM = socket.CMSG_LEN(MAX_FILES * array("i").itemsize)
@@ -109,10 +114,16 @@ class Channel:
         return Command(CommandKind(kind), *numbers)
 
     def send_batch(self, run: int, packed: PackedBatch) -> bool:
-        """Sends a packed batch and closes it; returns False if the other end is closed."""
+        """Sends a packed batch and closes it; returns False if the other end is closed.
+
+        If it cannot be sent, this end hangs up: without this batch, the receiver would take the next one for it.
+        """
         try:
             socket.send_fds(self._socket, [_ARRIVAL.pack(run)], packed.files)
-        except OSError:
+        except OSError as error:
+            if error.errno not in _CLOSED:
+                log.exception("a batch cannot be sent; raise the limit of open files (ulimit -n)")
+                self.hang_up()
             return False
         finally:
             packed.close()

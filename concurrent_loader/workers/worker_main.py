@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import random
+import resource
 import selectors
 import shutil
 import signal
@@ -18,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self
 
@@ -69,6 +71,10 @@ def main(pickled_job: PickledJob, end: socket.socket, worker: int, parent_pid: i
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     restore_environment()
+    # Descriptors of batches under way count against the sender's limit.
+    with suppress(OSError, ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     channel = Channel(end)
     try:
         job = pickled_job.open()
@@ -177,7 +183,10 @@ class _Work:
         if not self._ready:
             return
         if command.kind is CommandKind.BEGIN:
-            self._begin(command)
+            try:
+                self._begin(command)
+            except Exception as error:  # noqa: BLE001 -- of a weights function, or of the store; raised by the loader
+                self._send(command.run, _packed(_outcome_of(error, self._report(), self._worker)))
         elif command.run == self._run and self._pipeline is not None:
             if command.kind is CommandKind.TAKEN:
                 self._dataset.loop.call_soon(self._pipeline.consumed)

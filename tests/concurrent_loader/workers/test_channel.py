@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import socket
@@ -84,3 +85,26 @@ def test_a_frame_without_files_is_nothing() -> None:
     assert channel.receive_batch() is None
     raw.close()
     channel.close()
+
+
+def test_a_batch_that_cannot_be_sent_is_the_end(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next one would be taken for it. Linux limits the descriptors that are under way."""
+    assert ends[1].send_batch(1, pack("first"))
+    packed = pack("second")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "send_fds", fail)
+        assert not ends[1].send_batch(1, packed)
+    assert packed.files == []
+    assert "ulimit -n" in caplog.text
+    assert not ends[1].send_batch(1, pack("third"))
+    arrival = ends[0].receive_batch()
+    assert arrival is not None
+    assert unpack(arrival.files) == "first"
+    os.close(arrival.files[0])
+    assert ends[0].receive_batch() is None

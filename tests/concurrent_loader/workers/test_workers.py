@@ -456,6 +456,14 @@ def test_batches_that_come_while_a_worker_is_asked_are_kept(dataset: ShardDatase
     batches.stop()
 
 
+@pytest.mark.processes
+def test_an_error_of_the_order_in_a_worker_is_that_error(dataset: ShardDataset) -> None:
+    view = dataset.subset(range(60))
+    loader = ConcurrentDataLoader(view, 8, shuffle=True, num_workers=1, sampling=Weighted(recipes.fails_in_workers))
+    with pytest.raises(RuntimeError, match="no weights here"):
+        list(loader)
+
+
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
