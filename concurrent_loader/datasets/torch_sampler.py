@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, Sampler
 
@@ -31,16 +33,26 @@ def sampler_batches(sampler: Sampler[Any]) -> SamplerBatches:
 
 
 def _list(sampler: Sampler[Any], seed: int, epoch: int) -> list[Any]:
-    """Lists a sampler. All of torch's random numbers, also those of its own generator, come from seed and epoch."""
+    """Lists a sampler. All random numbers of torch, NumPy and Python come from seed and epoch.
+
+    So do those of the sampler's own generator. Otherwise, each rank and each worker would list other batches.
+    """
     key = derive_key("sampler", seed, epoch) >> 1
     for each in _chain(sampler):
         if isinstance(generator := getattr(each, "generator", None), torch.Generator):
             generator.manual_seed(key)
         if callable(set_epoch := getattr(each, "set_epoch", None)):
             set_epoch(epoch)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(key)
-        return list(sampler)
+    before = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(key)
+            random.seed(key)
+            np.random.seed(key % 2**32)
+            return list(sampler)
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 def _chain(sampler: Iterable[Any]) -> list[Any]:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
-from concurrent_loader import ConfigurationError, LoaderStateError, NativeDataLoader, ShardDataset, Weighted
+from concurrent_loader import (
+    ConfigurationError,
+    LoaderStateError,
+    NativeDataLoader,
+    ShardDataset,
+    ShardWriter,
+    Weighted,
+)
 
 NUM = 203
 
@@ -104,3 +115,37 @@ class _Listed(Sampler[Any]):
 
     def __iter__(self) -> Any:
         return iter(self._listed)
+
+
+class Permuted(Sampler[int]):
+    """Draws from NumPy or Python's random numbers."""
+
+    def __init__(self, draw: str) -> None:
+        self.draw = draw
+
+    def __iter__(self) -> Iterator[int]:
+        if self.draw == "numpy":
+            return iter(np.random.permutation(NUM).tolist())
+        return iter(random.sample(range(NUM), NUM))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("draw", ["numpy", "python"])
+def test_a_sampler_of_other_random_numbers_is_the_same_everywhere(tmp_path: Path, draw: str) -> None:
+    with ShardWriter(str(tmp_path), columns={"label": "int64"}) as writer:
+        for number in range(NUM):
+            writer.write({"label": number})
+    dataset, batches = ShardDataset(str(tmp_path)), []
+    for num_workers, rank, world_size in ((0, 0, 1), (2, 0, 1), (0, 0, 2), (0, 1, 2)):
+        np.random.seed(rank + 10 * num_workers)
+        random.seed(rank + 10 * num_workers)
+        loader = NativeDataLoader(
+            dataset, 8 // world_size, batching=Permuted(draw), num_workers=num_workers, rank=rank, world_size=world_size
+        )
+        drawn = random.getstate(), np.random.get_state()[1].tolist()
+        batches.append([ids(batch) for batch in loader])
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == drawn
+    assert sorted(number for batch in batches[0] for number in batch) == list(range(NUM))
+    assert batches[1] == batches[0]
+    assert [one + other for one, other in zip(*batches[2:], strict=True)] == batches[0]
+    dataset.close()
