@@ -100,15 +100,20 @@ class PackedTokens:
 
 
 def pack(
-    documents: Sequence[npt.NDArray[Any]], samples: npt.NDArray[np.int64], pieces: Pieces, packed: Packed
+    documents: Sequence[npt.NDArray[Any] | None],
+    samples: npt.NDArray[np.int64],
+    pieces: Pieces,
+    packed: Packed,
+    dtype: np.dtype[Any],
 ) -> dict[str, torch.Tensor]:
     """Puts pieces of documents into rows.
 
     Args:
-        documents: Document of each piece, (num_tokens,).
+        documents: Document of each piece, (num_tokens,). A null is a document without tokens.
         samples: (n,) int64, numbers of the documents, for errors.
         pieces: Places of the pieces.
         packed: Packing of the loader.
+        dtype: Dtype of the documents.
 
     Returns:
         The column, (N, length) int32, or int64 for columns of uint32 and of 64 bits; and ``<column>_seq_lens``, (N, D)
@@ -117,7 +122,8 @@ def pack(
     Raises:
         CollateError: A document does not have the length that the shard's index says.
     """
-    wide = any(document.dtype.itemsize == 8 or document.dtype == np.uint32 for document in documents[:1])
+    wide = dtype.itemsize == 8 or dtype == np.uint32
+    nothing = np.empty(0, dtype)
     tokens = empty((pieces.num_rows, packed.length), torch.int64 if wide else torch.int32)
     rows = tokens.numpy()
     rows[...] = packed.padding
@@ -130,7 +136,8 @@ def pack(
     for number, (row, offset, start, stop) in enumerate(
         zip(pieces.row.tolist(), offsets.tolist(), pieces.start.tolist(), pieces.stop.tolist(), strict=True)
     ):
-        piece = documents[number][start:stop]
+        document = documents[number]
+        piece = (nothing if document is None else document)[start:stop]
         end = offset + len(piece)
         if piece.ndim == 1:
             rows[row, offset:end] = piece
@@ -138,7 +145,7 @@ def pack(
         if piece.ndim != 1 or missing > (packed.eos is not None):
             raise CollateError(
                 "a document must be one row of as many tokens as the shard's index says", column=packed.column,
-                sample=int(samples[number]), got=documents[number].shape,
+                sample=int(samples[number]), got=None if document is None else document.shape,
             )  # fmt: skip
         if missing:
             rows[row, end] = packed.eos

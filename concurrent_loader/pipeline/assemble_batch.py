@@ -221,7 +221,9 @@ def _pack(processing: SampleProcessing, index: BatchIndex, columns: Mapping[str,
     num_tokens = int((index.pieces.stop - index.pieces.start).sum())
     processing.clock.add("tokens", num_tokens)
     processing.clock.add("padding tokens", index.pieces.num_rows * how.length - num_tokens)
-    return pack(columns[how.column], index.sample, index.pieces, how)
+    dtype = processing.schema[how.column].dtype
+    assert dtype is not None  # the plan has checked it
+    return pack(columns[how.column], index.sample, index.pieces, how, dtype)
 
 
 def _in_order(names: Iterable[str], columns: Mapping[str, Any]) -> Batch:

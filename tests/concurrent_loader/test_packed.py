@@ -263,3 +263,22 @@ def test_adopted_numbers_that_look_like_a_header_are_none(
         assert dataset.columns == ("tokens",)
         batch = next(iter(NativeDataLoader(dataset, 2, ragged={"tokens": "packed"})))
     assert batch["tokens"].tolist() == documents[0] + documents[1]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_a_null_is_a_document_without_tokens(dtype: str) -> None:
+    url = f"memory://{uuid4().hex}"
+    with ShardWriter(url, columns={"tokens": f"{dtype}[...]?"}) as writer:
+        for tokens in (None, [1, 2], None, [3]):
+            writer.write({"tokens": None if tokens is None else np.array(tokens, dtype)})
+    with ShardDataset(url) as dataset:
+        for eos, stream in ((0, [0, 1, 2, 0, 0, 3, 0]), (None, [1, 2, 3])):
+            batches = list(NativeDataLoader(dataset, 1, batching=Packed("tokens", 4, eos=eos)))
+            packed = [PackedTokens.of(batch) for batch in batches]
+            rows = [
+                row[:size]
+                for each in packed
+                for row, size in zip(each.tokens.tolist(), each.seq_lens.sum(1), strict=True)
+            ]
+            assert [token for row in rows for token in row] == stream
+            assert {each.tokens.dtype for each in packed} == {torch.int64 if dtype == "int64" else torch.int32}

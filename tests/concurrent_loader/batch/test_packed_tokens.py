@@ -38,7 +38,7 @@ def test_the_mask_is_causal_within_documents() -> None:
 def test_pieces_come_into_their_rows() -> None:
     documents = [np.array([1, 2, 3], np.uint16), np.array([4], np.uint16), np.array([1, 2, 3], np.uint16)]
     places = pieces((0, 0, 2), (0, 0, 2), (1, 2, 4), num_rows=3)
-    batch = pack(documents, np.array([7, 8, 7]), places, Packed("t", 5, eos=9, padding=6))
+    batch = pack(documents, np.array([7, 8, 7]), places, Packed("t", 5, eos=9, padding=6), np.dtype(np.uint16))
     assert batch["t"].tolist() == [[1, 2, 4, 9, 6], [3, 9, 6, 6, 6], [6] * 5]
     assert batch["t_seq_lens"].tolist() == [[2, 2], [2, 0], [0, 0]]
     assert batch["t"].dtype is torch.int32
@@ -46,11 +46,11 @@ def test_pieces_come_into_their_rows() -> None:
 
 @pytest.mark.parametrize(("dtype", "wide"), [("int8", False), ("int32", False), ("uint32", True), ("int64", True)])
 def test_tokens_have_one_of_two_dtypes(dtype: str, wide: bool) -> None:
-    batch = pack([np.array([3], dtype)], np.array([0]), pieces((0, 0, 1), num_rows=1), Packed("t", 1))
+    batch = pack([np.array([3], dtype)], np.array([0]), pieces((0, 0, 1), num_rows=1), Packed("t", 1), np.dtype(dtype))
     assert batch["t"].dtype is (torch.int64 if wide else torch.int32)
 
 
 @pytest.mark.parametrize("document", [np.zeros(2, np.int32), np.zeros((5, 1), np.int32)])
 def test_a_document_of_another_length_is_named(document: np.ndarray) -> None:
     with pytest.raises(CollateError, match=r"as the shard's index says.*sample=42.*column='t'"):
-        pack([document], np.array([42]), pieces((0, 0, 4), num_rows=1), Packed("t", 8, eos=0))
+        pack([document], np.array([42]), pieces((0, 0, 4), num_rows=1), Packed("t", 8, eos=0), np.dtype(np.int32))
