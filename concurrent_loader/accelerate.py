@@ -71,7 +71,13 @@ def _like(loader: DataLoader[Any], in_flight: int) -> DropInDataLoader:
         arguments["batch_sampler"] = loader.batch_sampler
     else:
         arguments |= {"batch_size": None, "sampler": loader.sampler}
-    return DropInDataLoader(loader.dataset, in_flight=in_flight, **arguments)
+    if not isinstance(loader, DropInDataLoader):
+        return DropInDataLoader(loader.dataset, in_flight=in_flight, **arguments)
+    arguments["snapshot_every_n_steps"] = loader.snapshot_every_n_steps
+    made = DropInDataLoader(loader.dataset, in_flight=in_flight, **arguments)
+    if loader.is_resumed:
+        made.load_state_dict(loader.state_dict())
+    return made
 
 
 def skip_first_batches(loader: Any, num_batches: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -183,8 +182,6 @@ class DropInDataLoader(DataLoader[Any], PublicNames):
         if self.persistent_workers:
             self._kept = parts
         source = self._source
-        if start.sampler is not None and (stateful := source.stateful) is not None:
-            stateful.load_state_dict(copy.deepcopy(start.sampler))
         with source.restored_generators(start.at_begin):
             at_iter = source.randomness()
             batches = parts.begin(start)
@@ -308,11 +305,16 @@ class DropInDataLoader(DataLoader[Any], PublicNames):
         source = self._source
         if self._progress is not None:
             start = self._progress.position()
-        elif self._start != ResumePoint():
+        elif self.is_resumed:
             start = self._start
         else:
             start = replace(self._after, at_begin=source.randomness())
         return to_dict(start, epoch=source.epoch)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the next iteration continues from a loaded state."""
+        return self._start != ResumePoint()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration continue after the last delivered batch.

@@ -6,10 +6,14 @@ that the same worker gets next. torch deals batches out in turn, so these are ``
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import torch
 
 from concurrent_loader.map_style.inline_heuristic import COMPUTES
 from concurrent_loader.map_style.sampler_state import GeneratorStates, OrderSource, ResumePoint, SamplerRun
@@ -205,6 +209,8 @@ class LookaheadTasks:
         """Copies indices that the sampler may change or exhaust when it is asked for more."""
         if not self._batched:
             return indices
+        if isinstance(indices, np.ndarray | torch.Tensor):
+            return copy.copy(indices) if isinstance(indices, np.ndarray) else indices.clone()
         return list(indices) if type(indices) is list or isinstance(indices, Iterator) else indices
 
     def _weight(self, indices: Any) -> int:

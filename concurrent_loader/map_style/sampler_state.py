@@ -196,6 +196,9 @@ class SamplerRun:
         self._num_read = start.num_batches
         self._num_delivered = start.num_batches  # batches before the first undelivered one
         self._apart = set(start.apart)
+        # For each iterator: torch makes one that it does not use, if there are workers.
+        if start.sampler is not None and self._stateful is not None:
+            self._stateful.load_state_dict(copy.deepcopy(start.sampler))
         with source.restored_generators(start.at_iter):
             self._given = iter(source.sampler)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,3 +178,16 @@ def test_counts_what_was_delivered():
         tasks.failed()
         assert tasks.delivered() == 1
         assert tasks.order.position().num_batches == 3
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros])
+def test_a_buffer_that_is_filled_again_is_copied(make):
+    class Refilled:
+        def __iter__(self):
+            buffer = make(2)
+            for number in range(3):
+                buffer[:] = number
+                yield buffer
+
+    tasks = tasks_of(Refilled(), num_items_ahead=100)
+    assert [task.indices.tolist() for task in tasks] == [[0, 0], [1, 1], [2, 2]]

@@ -215,6 +215,51 @@ def test_with_workers_and_saved_again(kind, seed):
     assert seen + lists(loader) == expected
 
 
+class Batches:
+    """A batch sampler with a state that the next iterator continues from, and no later one."""
+
+    def __init__(self) -> None:
+        self.done = self.at = 0
+
+    def __iter__(self):
+        self.done, self.at = self.at, 0
+        return self
+
+    def __next__(self):
+        if self.done == len(self):
+            raise StopIteration
+        self.done += 1
+        return [self.done - 1]
+
+    def __len__(self):
+        return 6
+
+    def state_dict(self):
+        return {"at": self.done}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_batch_sampler_that_is_asked_for_iterators_twice(num_workers):
+    """torch's iterator with workers makes two, and uses the second one."""
+
+    def make():
+        return ConcurrentDataLoader(Numbers(50), batch_sampler=Batches(), **forked(num_workers))
+
+    loader = make()
+    batches = iter(loader)
+    assert [next(batches).tolist() for _ in range(3)] == [[0], [1], [2]]
+    state = saved(loader.state_dict())
+    del batches
+    again = make()
+    again.load_state_dict(state)
+    assert lists(again) == [[3], [4], [5]]
+
+
 def test_the_epoch_of_a_distributed_sampler():
     def make():
         sampler = DistributedSampler(range(40), num_replicas=2, rank=1, seed=3)

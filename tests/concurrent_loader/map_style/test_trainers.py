@@ -153,3 +153,15 @@ def test_a_native_loader_skips_batches_without_fetching_them(dataset):
         skip_first_batches(skipping, 1000)
     with pytest.raises(ConfigurationError, match=r"accelerate\.skip_first_batches"):
         skip_first_batches(make(), 1)
+
+
+def test_taking_over_a_loader_keeps_its_position():
+    loader = ConcurrentDataLoader([5, 6, 7, 8], batch_size=2, snapshot_every_n_steps=3)
+    batches = iter(loader)
+    next(batches)
+    again = ConcurrentDataLoader([5, 6, 7, 8], batch_size=2, snapshot_every_n_steps=3)
+    again.load_state_dict(loader.state_dict())
+    taken = take_over(again)
+    assert taken.snapshot_every_n_steps == 3
+    assert [batch.tolist() for batch in taken] == [[7, 8]]
+    assert [batch.tolist() for batch in taken] == [[5, 6], [7, 8]]
