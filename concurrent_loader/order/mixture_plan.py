@@ -204,11 +204,12 @@ class MixturePlan:
 
     def child_plan(self, child: int, epoch: int) -> ChildPlan:
         """Returns a dataset's order in one of its epochs."""
-        plan = self._plans.get((child, epoch))
+        plan = self._plans.pop((child, epoch), None)
         if plan is None:
-            plan = self._plans[child, epoch] = replace(self.children[child], epoch=epoch % 2**64)
-            for old in list(self._plans)[: -_PLANS_KEPT * len(self.children)]:
-                self._plans.pop(old, None)
+            plan = replace(self.children[child], epoch=epoch % 2**64)
+        self._plans[child, epoch] = plan  # behind those that were used before
+        for old in list(self._plans)[: -_PLANS_KEPT * len(self.children)]:
+            self._plans.pop(old, None)
         return plan
 
     @cached_property

@@ -270,3 +270,11 @@ def test_a_late_step_of_a_late_epoch_costs_no_replay() -> None:
     )
     step = plan.max_steps - 3
     assert len(list(plan.batches(step))) == 3
+
+
+def test_the_order_of_a_large_dataset_is_kept_while_small_ones_begin_again() -> None:
+    plan = make([[80, 80], [8]], stop="longest")
+    large = plan.child_plan(0, 0)
+    for epoch in range(30):
+        plan.child_plan(1, epoch)
+        assert plan.child_plan(0, 0) is large
