@@ -167,7 +167,8 @@ class Transfer:
         try:
             try:
                 # The first attempt at a small range is one cheap request. Later ones stream, to keep partial bodies.
-                if self._end is not None and num_bytes <= _SMALL_BYTES and not self._has_failed:
+                # An empty range cannot be streamed.
+                if self._end is not None and (num_bytes == 0 or (num_bytes <= _SMALL_BYTES and not self._has_failed)):
                     await self._fetch_whole(num_bytes)
                 else:
                     await self._fetch_stream(num_bytes)

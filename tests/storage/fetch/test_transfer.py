@@ -291,6 +291,14 @@ async def test_an_empty_range_is_a_question_like_any_other() -> None:
     assert len((await engine.fetch_object("empty")).data) == 0
 
 
+@pytest.mark.parametrize("size", [None, SIZE])
+async def test_an_empty_range_is_asked_for_again(size: int | None) -> None:
+    """It cannot be streamed, as other ranges are after a failure."""
+    store = await a_store(in_order([Fail(Throttled)], operation="head"))
+    found = await FetchEngine(store, retry=QUICK).fetch("k", 10, 10, object_size=size)
+    assert (len(found.data), len(store.calls)) == (0, 2)
+
+
 @pytest.mark.parametrize("large", [False, True])
 async def test_what_the_client_was_doing_when_a_deadline_cut_it_off_shows_no_secret(
     large: bool, canary: Canary
