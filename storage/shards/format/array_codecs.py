@@ -114,7 +114,7 @@ def _to_array(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             array = np.array(value)
         except (ValueError, TypeError, OverflowError) as error:
             raise value_error("the list is not a rectangular array of numbers", value, expected=dtype.name) from error
-        array = _cast_python_numbers(array, dtype)
+        array = _cast_python_numbers(_without_promotion(array, value, dtype), dtype)
     elif hasattr(value, "__array__"):
         if np.ma.isMaskedArray(value):
             raise value_error("a masked array would lose its mask", value)
@@ -136,6 +136,30 @@ def converts_safely(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     if source.kind in "iu" and target.kind == "f" and source.itemsize == 8:
         return False  # NumPy considers int64 to float64 safe, but integers above 2**53 change
     return bool(np.can_cast(source, target, "safe"))
+
+
+def _without_promotion(array: npt.NDArray[Any], value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Returns the integers of a list that NumPy has made floats, because of their range or of a float among them.
+
+    Raises:
+        SchemaError: An integer would change.
+    """
+    if array.dtype.kind != "f" or not array.size:
+        return array
+    limit = max_exact_integer(dtype) if dtype.kind == "f" else 2**53
+    if dtype.kind == "f" and not (np.abs(array) >= limit).any():
+        return array
+    numbers = np.array(value, object)
+    whole = [number for number in numbers.ravel().tolist() if isinstance(number, int) and not isinstance(number, bool)]
+    if dtype.kind == "f":
+        if any(abs(number) > limit for number in whole):
+            raise SchemaError("integers of the list are out of range", expected=dtype.name)
+        return array
+    if len(whole) < numbers.size:
+        return array  # refused, because floats are among them
+    if not np.iinfo(dtype).min <= min(whole) <= max(whole) <= np.iinfo(dtype).max:
+        raise SchemaError("integers of the list are out of range", expected=dtype.name)
+    return numbers.astype(dtype)
 
 
 def _cast_python_numbers(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
