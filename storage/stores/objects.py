@@ -8,7 +8,7 @@ from datetime import datetime
 
 from concurrent_loader.storage.errors import ConfigurationError, ObjectChanged
 
-__all__ = ["Buffer", "GetResult", "ObjectMeta", "check_etag", "check_key"]
+__all__ = ["Buffer", "GetResult", "ObjectMeta", "check_etag", "check_key", "quoted_etag"]
 
 # Contiguous bytes with the buffer protocol. (collections.abc.Buffer of PEP 688 needs Python 3.12.)
 Buffer = bytes | bytearray | memoryview
@@ -106,3 +106,8 @@ def check_etag(meta: ObjectMeta, if_match: str | None, *, url: str) -> None:
     """
     if if_match is not None and meta.etag is not None and meta.etag != if_match:
         raise ObjectChanged("the object has changed", url=url, key=meta.key, expected=if_match, got=meta.etag)
+
+
+def quoted_etag(etag: str | None) -> str | None:
+    """Returns an ETag as in a header: Azure lists it without quotes."""
+    return etag if not etag or etag.startswith(('"', 'W/"')) else f'"{etag}"'

@@ -114,6 +114,8 @@ def _check_ranges(table: ShardTable, ranges: SourceRanges, url: str | None) -> N
     for each in ranges.files:
         _check_key(each.key, "", url)
         _check_source_url(each.url, url)
+        if each.etag is not None and not (each.etag.isascii() and each.etag.isprintable()):  # it becomes a header
+            raise FormatError("the ETag of adopted data is invalid", url=url, key=each.key)
         if each.transform:
             try:
                 check_transform(each.transform)

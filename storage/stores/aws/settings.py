@@ -90,7 +90,9 @@ class AwsSettings:
             bucket: Name of the bucket.
             path_style: Option of the same name in `S3Options`.
         """
-        endpoint = (self.endpoint_url or f"https://s3.{self.region or DEFAULT_REGION}.amazonaws.com").rstrip("/")
+        region = self.region or DEFAULT_REGION
+        china = ".cn" if region.startswith("cn-") else ""
+        endpoint = (self.endpoint_url or f"https://s3.{region}.amazonaws.com{china}").rstrip("/")
         if path_style is None:
             # A bucket name with a dot matches no wildcard certificate.
             path_style = self.endpoint_url is not None or "." in bucket

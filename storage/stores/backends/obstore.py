@@ -25,7 +25,7 @@ from concurrent_loader.storage.stores.backends.obstore_redirects import (
 from concurrent_loader.storage.stores.body_stream import Pieces
 from concurrent_loader.storage.stores.error_mapping import NO_BUCKET
 from concurrent_loader.storage.stores.location import Location
-from concurrent_loader.storage.stores.objects import GetResult, ObjectMeta
+from concurrent_loader.storage.stores.objects import GetResult, ObjectMeta, quoted_etag
 from concurrent_loader.storage.stores.options import AzureOptions, CloudOptions, GoogleOptions, parse_options
 from concurrent_loader.storage.stores.store import Store
 
@@ -302,7 +302,7 @@ def _azure_config(options: AzureOptions) -> dict[str, Any]:
 def _meta(key: str, entry: Any) -> ObjectMeta:
     modified: datetime = entry["last_modified"]
     # obstore writes 1970 where the server said nothing.
-    return ObjectMeta(key, entry["size"], entry["e_tag"], modified if modified.timestamp() else None)
+    return ObjectMeta(key, entry["size"], quoted_etag(entry["e_tag"]), modified if modified.timestamp() else None)
 
 
 def _shortly_before(prefix: str) -> str | None:

@@ -69,6 +69,8 @@ def test_a_manifest_without_virtual_shards_keeps_its_version():
         ({"file": replace(FILE, key="../x")}, "a key is invalid"),
         ({"file": replace(FILE, transform="exec")}, "unknown transform"),
         ({"file": replace(FILE, url="s3://KEY:hunter2@bucket/x")}, "URL of adopted data is invalid"),
+        ({"file": replace(FILE, etag='"x"\r\nfoo: bar')}, "ETag of adopted data is invalid"),
+        ({"file": replace(FILE, etag='"中"')}, "ETag of adopted data is invalid"),
     ],
 )
 def test_what_cannot_be_is_refused(change, message):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from datetime import UTC, datetime
 
 import pytest
 
@@ -65,3 +66,12 @@ def _outcome_in_child():
     except BaseException:  # noqa: BLE001
         return 2
     return 3
+
+
+def test_an_etag_is_quoted_in_a_listing_as_in_a_header() -> None:
+    """Azure lists it without quotes, and the bytes of an object are asked for under the listed one."""
+    listed = {"last_modified": datetime(2026, 1, 1, tzinfo=UTC), "size": 3}
+    for etag in ("0x8DC", '"0x8DC"'):
+        assert obstore._meta("k", {**listed, "e_tag": etag}).etag == '"0x8DC"'
+    assert obstore._meta("k", {**listed, "e_tag": 'W/"x"'}).etag == 'W/"x"'
+    assert obstore._meta("k", {**listed, "e_tag": None}).etag is None

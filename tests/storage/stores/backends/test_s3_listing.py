@@ -291,6 +291,7 @@ async def test_a_prefix_that_is_no_unicode(scripted_server):
     [
         ((None, None), None, "https://bucket.s3.us-east-1.amazonaws.com"),
         ((None, "eu-west-1"), True, "https://s3.eu-west-1.amazonaws.com/bucket"),
+        ((None, "cn-north-1"), None, "https://bucket.s3.cn-north-1.amazonaws.com.cn"),
         (("http://host:9000/", "x"), None, "http://host:9000/bucket"),
         (("http://host:9000/base", "x"), False, "http://bucket.host:9000/base"),
     ],
