@@ -62,7 +62,8 @@ async def scan_objects(engine: FetchEngine, prefix: str, begin: Callable[[], V])
 
 async def _scan_once(engine: FetchEngine, prefix: str, visitor: V) -> V:
     clock = asyncio.get_running_loop().time
-    page_s = engine.policy.first_byte_s + engine.policy.stall_window_s
+    policy = engine.policy
+    page_s = policy.deadline_s if engine.store.lists_at_once else policy.first_byte_s + policy.stall_window_s
     seen = 0
     try:
         async with asyncio.timeout(page_s) as deadline:

@@ -318,16 +318,16 @@ class _Copy:
         meta = await self._target.call_with_retries(lambda: target.head(key), key)
         etag = self._etags.get(key)
         is_same = etag is not None and _MD5.fullmatch(etag) is not None and meta.etag == etag and meta.size == size
-        if not is_same and await self._digest(self._target, key) != self._needed.digests[key]:
+        if not is_same and await self._digest(self._target, key, size) != self._needed.digests[key]:
             return False
         self._num_server_side += 1
         return True
 
     async def _transfer(self, key: str, size: int) -> None:
         expected = self._needed.digests[key]
-        data = (await self._source.fetch_object(key)).data
+        data = await self._fetch(self._source, key, size)
         if (got := xxhash.xxh3_128_hexdigest(data)) != expected:
-            data = (await self._source.fetch_object(key)).data  # once more: the bytes may have changed on their way
+            data = await self._fetch(self._source, key, size)  # once more: the bytes may have changed on their way
             if (again := xxhash.xxh3_128_hexdigest(data)) != expected:
                 error = DigestMismatch(
                     "an object of the source is damaged, so nothing was committed; `concurrent-loader verify` lists "
@@ -338,8 +338,14 @@ class _Copy:
                 raise error
         await self._uploader.put_content_addressed(key, data)
 
-    async def _digest(self, engine: FetchEngine, key: str) -> str:
-        return xxhash.xxh3_128_hexdigest((await engine.fetch_object(key)).data)
+    async def _fetch(self, engine: FetchEngine, key: str, size: int) -> memoryview:
+        """Fetches an object. Where it comes in one piece, its time grows with its size only if that is known."""
+        if size and not engine.store.streams:
+            return memoryview((await engine.fetch(key, 0, size)).data)
+        return memoryview((await engine.fetch_object(key)).data)
+
+    async def _digest(self, engine: FetchEngine, key: str, size: int) -> str:
+        return xxhash.xxh3_128_hexdigest(await self._fetch(engine, key, size))
 
     def _report(self, num_bytes: int) -> None:
         self._done_bytes += num_bytes

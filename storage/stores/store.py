@@ -85,6 +85,11 @@ class Store(ABC):
         """Whether ``list(after=…)`` saves requests. If false, the store lists from the beginning."""
         return type(self)._list_after is not Store._list_after
 
+    @property
+    def lists_at_once(self) -> bool:
+        """Whether the first object of a listing comes only when all are known."""
+        return False
+
     def on_fresh_connections(self) -> Store:
         """Returns the same store with a new connection for each request, for retries after a connection failure.
 

@@ -25,6 +25,8 @@ from concurrent_loader.storage.listing import (
     save_listing,
 )
 from concurrent_loader.storage.scan_objects import list_metas
+from concurrent_loader.storage.shards.manifest.snapshots import list_snapshots
+from concurrent_loader.storage.shards.manifest.tags import read_tags
 from concurrent_loader.storage.shards.writing.records import Records
 from concurrent_loader.storage.stores import LocalStore, MemoryStore, ObjectMeta
 from concurrent_loader.storage.testing.faults.fault_store import Fail, FaultStore, Wait, in_order
@@ -189,7 +191,8 @@ class FarStore(MemoryStore):
         for number in range(20_000):
             if number % 1000 == 0:
                 await asyncio.sleep(1)
-            yield ObjectMeta(f"{prefix}a/{number:05}.jpg", 1, None)
+            name = f"{number:010}.clm" if prefix == "manifests/" else f"a/{number:05}.jpg"
+            yield ObjectMeta(f"{prefix}{name}", 1, None)
 
 
 def test_a_listing_may_take_longer_than_a_request() -> None:
@@ -199,6 +202,26 @@ def test_a_listing_may_take_longer_than_a_request() -> None:
         found = [len(await list_metas(engine, "shards/")), (await ImageFolder(store).scan()).num_samples]
         records = Records(engine, "run")
         await records.open()
-        return [*found, len(records.keys) - 1, len(await list_plans(engine))]
+        found += [len(records.keys) - 1, len(await list_plans(engine))]
+        return [*found, len(await list_snapshots(engine)), len(await read_tags(engine))]
 
-    assert run_in_virtual_time(listed_by_all()) == [20_000, 20_000, 20_000, 0]
+    assert run_in_virtual_time(listed_by_all()) == [20_000, 20_000, 20_000, 0, 19_999, 0]
+
+
+@pytest.mark.parametrize("seconds", [100, 1000])
+def test_a_store_that_lists_all_at_once_has_the_time_of_a_call(seconds: int) -> None:
+    class AtOnce(MemoryStore):
+        lists_at_once = True
+
+        async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta | StorageError]:
+            await asyncio.sleep(seconds)
+            yield ObjectMeta(f"{prefix}x", 1, None)
+
+    async def listed() -> int:
+        return len(await list_metas(FetchEngine(AtOnce("memory://x"), retry=RetryPolicy(max_attempts=2)), ""))
+
+    if seconds < RetryPolicy().deadline_s:
+        assert run_in_virtual_time(listed()) == 1
+    else:
+        with pytest.raises(DeadlineExceeded):
+            run_in_virtual_time(listed())

@@ -21,6 +21,7 @@ from concurrent_loader.storage.errors import (
 )
 from concurrent_loader.storage.fetch import FetchEngine, RetryPolicy
 from concurrent_loader.storage.fetch.upload import Uploader
+from concurrent_loader.storage.scan_objects import list_metas
 from concurrent_loader.storage.shards.manifest.manifest import Manifest, manifest_key
 from concurrent_loader.storage.shards.manifest.manifest_file import MAX_MANIFEST_BYTES, decode, encode
 from concurrent_loader.storage.shards.manifest.tags import read_tag
@@ -66,14 +67,9 @@ async def list_manifests(source: Store | FetchEngine) -> dict[int, ObjectMeta]:
 
     ``last_modified`` is the time of the commit by the store's clock, because a manifest is written once.
     """
-
-    async def list_once() -> dict[int, ObjectMeta]:
-        found = [(_KEY.match(meta.key), meta) async for meta in engine.store.list("manifests/")]
-        numbers = {int(match[1]): meta for match, meta in found if match is not None}
-        return {number: numbers[number] for number in sorted(numbers) if number > 0}
-
-    engine = _engine(source)
-    return await engine.call_with_retries(list_once, "manifests/")
+    found = [(_KEY.match(meta.key), meta) for meta in await list_metas(_engine(source), "manifests/")]
+    numbers = {int(match[1]): meta for match, meta in found if match is not None}
+    return {number: numbers[number] for number in sorted(numbers) if number > 0}
 
 
 async def latest_snapshot(source: Store | FetchEngine) -> int | None:
@@ -205,7 +201,9 @@ async def _file_of(engine: FetchEngine, snapshot: int) -> memoryview:
 
     try:
         if not engine.store.streams:  # the whole object would arrive before its size could be checked
-            check(await engine.call_with_retries(lambda: engine.store.head(key), key))
+            meta = await engine.call_with_retries(lambda: engine.store.head(key), key)
+            check(meta)
+            return (await engine.fetch(key, 0, meta.size)).data  # with time for its size
         return (await engine.fetch_object(key, accept=check)).data
     except NotFound as error:
         await check_not_purged(engine, snapshot)

@@ -14,6 +14,7 @@ import msgspec
 from concurrent_loader.storage.errors import AlreadyExists, ConfigurationError, FormatError, NotFound
 from concurrent_loader.storage.fetch import FetchEngine
 from concurrent_loader.storage.fetch.upload import Uploader
+from concurrent_loader.storage.scan_objects import list_metas
 from concurrent_loader.storage.shards.manifest.manifest_body import MAX_SNAPSHOT
 from concurrent_loader.storage.stores.objects import ObjectMeta
 
@@ -116,11 +117,6 @@ async def read_tag(engine: FetchEngine, name: str) -> int:
 
 async def read_tags(engine: FetchEngine) -> dict[str, int]:
     """Returns the snapshots' numbers by tag, sorted by tag. Other objects below ``tags/`` are ignored."""
-
-    async def list_names() -> list[str]:
-        names = [meta.key[len(TAGS) :] async for meta in engine.store.list(TAGS)]
-        return sorted(name[:-5] for name in names if name.endswith(".json") and _NAME.fullmatch(name[:-5]))
-
     limit = asyncio.Semaphore(_MAX_READS)
 
     async def read(name: str) -> int | None:
@@ -130,6 +126,7 @@ async def read_tags(engine: FetchEngine) -> dict[str, int]:
             except NotFound:
                 return None  # deleted after it was listed
 
-    names = await engine.call_with_retries(list_names, TAGS)
+    keys = [meta.key[len(TAGS) :] for meta in await list_metas(engine, TAGS)]
+    names = sorted(key[:-5] for key in keys if key.endswith(".json") and _NAME.fullmatch(key[:-5]))
     found = await asyncio.gather(*map(read, names))
     return {name: snapshot for name, snapshot in zip(names, found, strict=True) if snapshot is not None}

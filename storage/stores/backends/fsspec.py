@@ -40,7 +40,7 @@ from concurrent_loader.storage.stores.aws.settings import AwsSettings
 from concurrent_loader.storage.stores.backends.fsspec_s3 import s3fs_options
 from concurrent_loader.storage.stores.connection_errors import connection_error
 from concurrent_loader.storage.stores.error_mapping import NO_BUCKET, may_have_expired, refusal
-from concurrent_loader.storage.stores.objects import GetResult, ObjectMeta, check_etag
+from concurrent_loader.storage.stores.objects import GetResult, ObjectMeta, check_etag, quoted_etag
 from concurrent_loader.storage.stores.options import S3Options
 from concurrent_loader.storage.stores.store import Store
 
@@ -147,6 +147,11 @@ class FsspecStore(Store):
         except NotFound as error:
             if error.what == NO_BUCKET:
                 raise
+
+    @property
+    def lists_at_once(self) -> bool:
+        """Whether the first object of a listing comes only when all are known: fsspec's ``find`` is one call."""
+        return True
 
     async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
         for meta in await asyncio.wrap_future(self._submit(lambda: self._find(prefix))):
@@ -304,7 +309,7 @@ class FsspecStore(Store):
         etag = info.get("ETag") or info.get("etag") or info.get("md5Hash")
         if etag is None and modified is not None:
             etag = f'"{modified.timestamp():.6f}-{size}-{info.get("ino", 0)}"'
-        return ObjectMeta(key, int(size), etag, modified)
+        return ObjectMeta(key, int(size), quoted_etag(etag), modified)
 
     @contextlib.contextmanager
     def _translate_errors(self, key: str | None, *, writing: bool = False, exclusive: bool = False) -> Iterator[None]:
