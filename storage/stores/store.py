@@ -38,12 +38,10 @@ class Store(ABC):
     """Async store of objects by key, below one URL.
 
     Use a store from one event loop at a time. Clients are created lazily, in the process and event loop that first use
-    them. Any number of calls may run concurrently. A store pickles as its options (see `open_store`), never with a live
-    client.
+    them. Any number of calls may run concurrently. A store pickles as its options (see `open_store`), without a client.
 
-    Cancelling a call releases its connection. A cancelled put leaves the old object or the new one, never a part of
-    one. The server may still complete a cancelled put later, even after another put of the same key. After a
-    cancellation, write under a new key.
+    Cancelling a call releases its connection. A cancelled put leaves the old object or the new one, never a part. The
+    server may still complete it later, even after another put of the same key, so write under a new key then.
 
     A request that fails because credentials have expired is repeated once with new credentials, if the backend can get
     them. This is not counted as a retry. Errors and their causes never show secrets.
@@ -58,6 +56,8 @@ class Store(ABC):
         >>> asyncio.run(write_and_list(open_store("memory://store-example")))
         [('cat/0.txt', 5)]
     """
+
+    lists_at_once = False  # whether the first object of a listing comes only when all are known
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -84,11 +84,6 @@ class Store(ABC):
     def skips(self) -> bool:
         """Whether ``list(after=…)`` saves requests. If false, the store lists from the beginning."""
         return type(self)._list_after is not Store._list_after
-
-    @property
-    def lists_at_once(self) -> bool:
-        """Whether the first object of a listing comes only when all are known."""
-        return False
 
     def on_fresh_connections(self) -> Store:
         """Returns the same store with a new connection for each request, for retries after a connection failure.

@@ -155,7 +155,8 @@ def test_a_page_runs(page: str, at_least: int, place: Path) -> None:
     given = surroundings(place)
     given["url"] = str(place / "another")
     ready = str(place / ("ready" if page in WRITING else "photos"))
-    with ShardWriter(ready, columns={"image": "jpeg", "label": "int64"}) as writer:
+    classes = {"classes": {"label": ["cat", "dog"]}}
+    with ShardWriter(ready, columns={"image": "jpeg", "label": "int64"}, metadata=classes) as writer:
         for path, label, _ in given["my_samples"]:
             writer.write({"image": path.read_bytes(), "label": label})
     given["dataset"] = given["photos"] = given["drawings"] = ShardDataset(ready)

@@ -71,6 +71,8 @@ class FsspecStore(Store):
         options: For S3 the common names (see `S3Options`) are translated for s3fs; all else goes to fsspec as it is.
     """
 
+    lists_at_once = True  # fsspec's ``find`` is one call
+
     @hides_secrets
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self._given_url, self._given_options = check_url(url), hide(options or {})
@@ -147,11 +149,6 @@ class FsspecStore(Store):
         except NotFound as error:
             if error.what == NO_BUCKET:
                 raise
-
-    @property
-    def lists_at_once(self) -> bool:
-        """Whether the first object of a listing comes only when all are known: fsspec's ``find`` is one call."""
-        return True
 
     async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta]:
         for meta in await asyncio.wrap_future(self._submit(lambda: self._find(prefix))):
