@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -120,14 +120,18 @@ class ArrowColumns:
                 self._numbers[column] = None if numbers == list(range(len(numbers))) else np.array(numbers, np.int64)
         return merged
 
-    def number_classes_like(self, other: ArrowColumns) -> None:
+    def number_classes_like(self, other: ArrowColumns, columns: Collection[str]) -> None:
         """Numbers the classes as another file does.
+
+        Args:
+            other: Columns of the other file.
+            columns: Names of the columns that matter.
 
         Raises:
             FormatError: The files name their classes differently.
         """
         for column, names in self.classes.items():
-            if names != other.classes.get(column):
+            if column in columns and names != other.classes.get(column):
                 raise FormatError(
                     "the file numbers its classes differently from the first file: import it by itself, with --append",
                     column=column, expected=other.classes.get(column, [])[:5], got=names[:5],
@@ -321,8 +325,9 @@ def _files(array: Any) -> list[Any]:
 def _tensors(array: Any) -> list[Any]:
     if not array.null_count:
         return list(array.to_numpy_ndarray())
-    shape = tuple(array.type.shape)
-    return [None if value is None else np.reshape(value, shape) for value in array.storage.to_pylist()]
+    shape, dtype = tuple(array.type.shape), np.dtype(array.type.value_type.to_pandas_dtype())
+    found = [_rectangular(value, dtype) for value in array.storage.to_pylist()]
+    return [value.reshape(shape) if isinstance(value, np.ndarray) else value for value in found]
 
 
 def _fixed_lists(array: Any, shape: tuple[int, ...]) -> list[Any]:
@@ -352,10 +357,16 @@ def _nested(array: Any, dtype: np.dtype[Any]) -> list[Any]:
 def _rectangular(value: Any, dtype: np.dtype[Any]) -> Any:
     if value is None:
         return None
+    if _has_null(value):  # NumPy would make it NaN, or False
+        return Fault("the list is not a rectangular array of numbers without nulls")
     try:
         return np.array(value, dtype)
     except (ValueError, TypeError, OverflowError) as error:
         return Fault(f"the list is not a rectangular array of numbers without nulls: {error}")
+
+
+def _has_null(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and any(map(_has_null, value)))
 
 
 def _to_json(value: Any) -> Any:

@@ -104,9 +104,9 @@ class ArrowSource(FileImporter):
         opened = self._open(file)
         schema = self._schema(opened)
         columns = self._arrow
-        if not schema.equals(columns.schema):
+        if not schema.equals(columns.schema, check_metadata=True):  # which has the names of the classes
             columns = ArrowColumns(schema, self._nullable)
-            columns.number_classes_like(self._arrow)
+            columns.number_classes_like(self._arrow, self._columns)
         missing = [name for name in self._columns if name not in columns.names]
         if missing:
             raise FormatError("the file does not have the columns of the first file", expected=", ".join(missing))

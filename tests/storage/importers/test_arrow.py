@@ -200,6 +200,9 @@ def test_types_of_the_user_and_columns_left_out(tmp_path: Path, url: str, sample
         (pa.array([{"bytes": b"x"}] * 300 + [{"bytes": None, "path": "a.jpg"}], IMAGE), "only the path 'a.jpg'"),
         (pa.array([[[1], [2]]] * 300 + [[[1], [2, 3]]]), "rectangular"),
         (pa.array([[1]] * 300 + [[None]]), "without nulls"),
+        (pa.array([[1.0]] * 300 + [[None]]), "without nulls"),
+        (pa.array([[True]] * 300 + [[None]]), "without nulls"),
+        (pa.array([[[1.0], [2.0]]] * 300 + [[[1.0], [None]]]), "without nulls"),
         (pa.array([1] * 300 + [None]), "--column x=TYPE"),
     ],
 )
@@ -271,3 +274,25 @@ def test_a_file_in_a_bucket(tmp_path: Path, url: str, samples_of: Any, s3_bucket
     for source in (f"{s3_bucket.url}/in", f"{s3_bucket.url}/in/x.parquet"):
         ingest(ParquetFiles(source, storage_options=s3_bucket.storage_options), url, overwrite=True)
         assert [sample["blob"] for sample in samples_of(url)] == blobs
+
+
+@without_leaks
+def test_files_that_number_their_classes_differently_are_refused(tmp_path: Path, url: str, encoded: Any) -> None:
+    """Their names are in the metadata of the schema, which is otherwise the same."""
+    pq.write_table(labelled(["cat", "dog"], [0, 1], encoded), tmp_path / "a.parquet")
+    pq.write_table(labelled(["dog", "cat"], [0, 1], encoded), tmp_path / "b.parquet")
+    with pytest.raises(CorruptData, match="numbers its classes differently"):
+        ingest(ParquetFiles(tmp_path), url)
+    report = ingest(ParquetFiles(tmp_path, drop=["label", "tags"]), url)
+    assert report.num_samples == 4
+
+
+@without_leaks
+@pytest.mark.parametrize("kind", ["float32", "int8", "float64"])
+def test_tensors_beside_nulls(tmp_path: Path, url: str, samples_of: Any, kind: str) -> None:
+    flat = pa.array([[0, 1, 2, 3], None, [4, 5, 6, 7]], pa.list_(getattr(pa, kind)(), 4))
+    tensors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(getattr(pa, kind)(), (2, 2)), flat)
+    write(pa.table({"x": tensors}), tmp_path / "x.arrow", "arrow")
+    assert ingest(ArrowFiles(tmp_path), url).manifest.schema == {"x": f"{kind}[2,2]?"}
+    found = [sample["x"] for sample in samples_of(url)]
+    assert [None if each is None else each.tolist() for each in found] == [[[0, 1], [2, 3]], None, [[4, 5], [6, 7]]]
