@@ -67,18 +67,31 @@ class _Zstd(io.RawIOBase):
 
 
 class _Lzma(io.RawIOBase):
-    """An .xz stream with a limit on the decompressor's memory, which `lzma.LZMAFile` does not have."""
+    """An .xz file of any number of streams, with a limit on memory, which `lzma.LZMAFile` does not have."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__()
         self._file = file
-        self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_LZMA_BYTES)
+        self._decompressor = self._new()
 
     def read(self, size: int = -1, /) -> bytes:
-        while not self._decompressor.eof:
-            data = self._file.read(_BUFFER_BYTES) if self._decompressor.needs_input else b""
-            if not data and self._decompressor.needs_input:
+        while True:
+            data = b""
+            if self._decompressor.eof:
+                if not (data := self._next_stream()):
+                    return b""
+                self._decompressor = self._new()
+            elif self._decompressor.needs_input and not (data := self._file.read(_BUFFER_BYTES)):
                 raise EOFError("the compressed data end too early")
             if piece := self._decompressor.decompress(data, max_length=size):
                 return piece
-        return b""
+
+    def _new(self) -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_LZMA_BYTES)
+
+    def _next_stream(self) -> bytes:
+        """Returns the first bytes of the next stream; none at the end of the file. Zeros may lie between streams."""
+        data = self._decompressor.unused_data.lstrip(b"\0")
+        while not data and (more := self._file.read(_BUFFER_BYTES)):
+            data = more.lstrip(b"\0")
+        return data

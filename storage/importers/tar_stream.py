@@ -94,6 +94,10 @@ def read_members(file: BinaryIO) -> Generator[TarMember, None, None]:
                     yield _read_member(archive, member)
                 # Before the next header, tarfile skips the data of a member that was not read.
                 budget.left = _MAX_HEADER_BYTES + _BUFFER_BYTES + (0 if member.isreg() else member.size)
+            budget.left = None
+            while rest := cast("Any", archive).fileobj.read(_BUFFER_BYTES):
+                if rest.strip(b"\0"):
+                    raise FormatError("data follow the end of the archive: separate archives that were joined")
     except FormatError:
         raise
     except _FAULTS as error:

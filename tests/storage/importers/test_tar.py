@@ -214,3 +214,14 @@ def test_sources_that_are_none(tmp_path: Path, url: str) -> None:
     (tmp_path / "empty.tar").write_bytes(tar_of(texts(2)))
     with pytest.raises(ConfigurationError, match="no such field"):
         ingest(TarFiles(tmp_path, columns={"jpg": "jpeg"}), url)
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_joined_archives_are_not_read_as_their_first_one(compress: Any) -> None:
+    one, other = tar_of(texts(2)), tar_of(texts(2, start=2))
+    assert len(list(read_members(io.BytesIO(compress(one) + compress(bytes(50_000)))))) == 2
+    found = []
+    with pytest.raises(FormatError, match="data follow the end"):
+        for member in read_members(io.BytesIO(compress(one) + compress(other))):
+            found.append(member)
+    assert len(found) == 2

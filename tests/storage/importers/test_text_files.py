@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import bz2
 import gzip
 import json
+import lzma
 import pickle
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,9 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 
 DOCUMENTS = ["one", "é" * 100_000, "two\nlines", ""]
 LINES = "".join(json.dumps({"id": at, "text": text, "meta": {}}) + "\n" for at, text in enumerate(DOCUMENTS)).encode()
-COMPRESS: dict[str, Any] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+COMPRESS: dict[str, Any] = {
+    "": bytes, ".gz": gzip.compress, ".zst": zstandard.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
+}  # fmt: skip
 
 
 def texts(url: str, samples_of: Any, column: str = "text") -> list[Any]:
@@ -169,3 +173,18 @@ def test_files_are_parts(tmp_path: Path) -> None:
             await importer.close()
 
     assert [len(part._files.files) for part in asyncio.run(split())] == [2, 1]
+
+
+@pytest.mark.parametrize("end", [end for end in COMPRESS if end])
+@pytest.mark.parametrize("between", [b"", bytes(4), bytes(300_000)])
+def test_several_streams_are_one_file(tmp_path: Path, url: str, samples_of: Any, end: str, between: bytes) -> None:
+    """As `cat a.xz b.xz` makes them, and tools that compress with many threads."""
+    if between and end != ".xz":
+        return
+    streams = [COMPRESS[end](json.dumps({"text": text}).encode() + b"\n") for text in ("one", "two", "three")]
+    (tmp_path / f"x.jsonl{end}").write_bytes(between.join(streams) + between)
+    ingest(TextFiles(tmp_path), url)
+    assert texts(url, samples_of) == ["one", "two", "three"]
+    (tmp_path / f"x.jsonl{end}").write_bytes(between.join(streams)[:-5])
+    with pytest.raises(CorruptData):
+        ingest(TextFiles(tmp_path), url, overwrite=True)
