@@ -247,6 +247,10 @@ class CocoDataset:
         classes, numbers = merged_classes(onto, "labels", (each.name for each in categories))
         self._numbers = {each.id: number for each, number in zip(categories, numbers, strict=True)}
         before = onto.metadata.get("coco") if onto is not None else None
+        if isinstance(before, dict) and before.get("boxes", self._boxes) != self._boxes:
+            raise ConfigurationError(
+                "the dataset has boxes of another form (--boxes)", got=self._boxes, expected=before["boxes"]
+            )
         ids = dict(before.get("category_ids") or {}) if isinstance(before, dict) else {}
         ids |= {each.name: each.id for each in categories}
         return {"classes": {"labels": classes}, "coco": {"boxes": self._boxes, "category_ids": ids}}

@@ -235,3 +235,11 @@ def test_parts_written_in_any_order_make_the_same_dataset(
     assert report.skipped == whole.skipped
     assert len(report.skipped) == 2
     np.testing.assert_equal(samples_of(f"{url}-parts"), samples_of(url))
+
+
+def test_boxes_of_another_form_are_not_appended(tmp_path: Path, url: str, encoded: Any) -> None:
+    objects, _ = documents()
+    source = write(tmp_path, objects, encoded)
+    ingest(CocoDataset(source, images=tmp_path / "images"), url)
+    with pytest.raises(ConfigurationError, match="boxes of another form"):
+        ingest(CocoDataset(source, images=tmp_path / "images", boxes="xywh"), url, append=True, again=True)
