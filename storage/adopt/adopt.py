@@ -273,7 +273,9 @@ class _Adoption:
                 raise SchemaError("the source has no such column", column=name, expected=sorted(derived))
         for name, type_ in types.items():
             asked, known = self._format.retype(found[0], name, type_), derived[name]
-            derived[name] = replace(asked, field=known.field, classes=known.classes if "int" in asked.type else ())
+            derived[name] = asked = replace(asked, field=known.field)
+            if "int" in asked.type:
+                derived[name] = replace(asked, classes=known.classes, unit=known.unit)
         chosen = {name: derived[name] for name in (only if only is not None else derived)}
         schema = Schema(tuple(Column(name, column.type, column.encoding) for name, column in chosen.items()))
         if onto is not None and list(schema.to_dict().items()) != list(onto.schema.items()):
@@ -281,6 +283,8 @@ class _Adoption:
                 "the columns differ from those of the index to append to; choose them with --only and --column",
                 expected=onto.schema, got=schema.to_dict(),
             )  # fmt: skip
+        if onto is not None:
+            _check_classes(chosen, onto)
         if onto is not None and onto.places:
             raise SchemaError(
                 "columns of the index to append to were added, renamed or dropped; adopt the new objects into an index "
@@ -382,3 +386,15 @@ class _Adoption:
 
     def _upload(self, key: str, data: Any) -> None:
         self._loop.run(self._uploader.put_content_addressed(key, data))
+
+
+def _check_classes(columns: Mapping[str, ForeignColumn], onto: Manifest) -> None:
+    """Checks that labels keep their names: the names of the index, and perhaps more behind them."""
+    known = onto.metadata.get("classes")
+    for name, column in columns.items():
+        before = known.get(name) if isinstance(known, dict) else None
+        if column.classes and isinstance(before, list) and list(column.classes[: len(before)]) != before:
+            raise SchemaError(
+                "the source numbers its classes differently from the index: adopt it into an index of its own",
+                column=name, expected=before[:5], got=column.classes[:5],
+            )  # fmt: skip

@@ -55,12 +55,14 @@ class ForeignColumn:
             form of ``type``. Only payload columns may have an encoding.
         field: Name of the field that holds the value, where the source has a struct in place of a value.
         classes: Names of the classes of a column of labels, where label i is the i-th; they become metadata.
+        unit: Type of the times that a column of integers counts, such as ``"timestamp[us]"``; empty for other columns.
     """
 
     type: str
     encoding: str = ""
     field: str = ""
     classes: tuple[str, ...] = ()
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

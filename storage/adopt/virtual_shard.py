@@ -191,12 +191,27 @@ class VirtualShardBuilder:
         if len(place) <= _PIECE_BYTES:
             data = self._reader.read(place.start, place.end)
             column.decode(data)
+            self._check_type(column, data)
             return xxhash.xxh3_64_intdigest(data)
         # A larger value is not held in memory as a whole: the loader checks it when it decodes it.
         hashed = xxhash.xxh3_64()
         for start in range(place.start, place.end, _PIECE_BYTES):
-            hashed.update(self._reader.read(start, min(start + _PIECE_BYTES, place.end)))
+            data = self._reader.read(start, min(start + _PIECE_BYTES, place.end))
+            if start == place.start:
+                self._check_type(column, data)
+            hashed.update(data)
         return hashed.intdigest()
+
+    def _check_type(self, column: Column, data: bytes | memoryview) -> None:
+        """Checks that an image or other file begins as its column's type says; decoding would end the training."""
+        if column.dtype is None and not column.encoding:
+            try:
+                column.pieces(data)
+            except SchemaError as error:
+                raise FormatError(
+                    f"{error.what}; choose another type with --column {column.name}=TYPE, such as image or bytes",
+                    column=column.name, expected=column.type,
+                ) from error  # fmt: skip
 
 
 class _FileHash:

@@ -198,6 +198,9 @@ def _index_keys(by_key: Mapping[str, ObjectEntry]) -> list[str]:
     nested = sorted(key for key in by_key if key.endswith("/" + _INDEX))
     if not nested:
         raise FormatError("there is no index.json: name the folder that MDSWriter wrote", key=_INDEX)
+    # An index that merges those of the folders below it.
+    merged = [key[: -len(_INDEX)] for key in nested]
+    nested = [key for key in nested if not any(key.startswith(at) and key != at + _INDEX for at in merged)]
     splits = sorted(key for key in nested if _SPLITS & set(key.lower().split("/")[:-1]))
     if len(nested) > 1 and splits:
         raise FormatError(

@@ -144,14 +144,21 @@ class Parquet:
             SchemaError: A column of the file has a type that does not fit.
         """
         footer = _read_footer(reader)
-        fields = _fields(columns)
+        fields, features = _fields(columns), features_of(footer.schema)
         for name, column in columns.items():
             at = footer.schema.get_field_index(name)
             if at < 0:
                 raise FormatError(
                     "the file lacks a column, or has two of its name", column=name, got=footer.schema.names
                 )
-            payload_type(name, footer.schema.field(at).type, column)
+            kind = footer.schema.field(at).type
+            payload_type(name, kind, column)
+            classes = derive_type(name, kind, features.get(name)).classes if column.classes else ()
+            if classes and classes != column.classes:
+                raise FormatError(
+                    "the file numbers its classes differently from the first file: adopt it into an index of its own",
+                    column=name, expected=column.classes[:5], got=classes[:5],
+                )  # fmt: skip
         surplus = {name: None for name in footer.schema.names if name not in columns}
         for number in range(footer.num_row_groups):
             yield from _walk_group(footer, number, reader, columns, fields, surplus)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -71,7 +72,7 @@ def derive_type(name: str, kind: Any, feature: object) -> ForeignColumn:
     if types.is_floating(kind):
         return ForeignColumn(type=str(np.dtype(kind.to_pandas_dtype())))
     if _is_time(kind):
-        return ForeignColumn(type="int64")
+        return ForeignColumn(type="int64", unit=_unit(kind))
     if _is_text(kind) or types.is_decimal(kind):
         return ForeignColumn(type="str")
     dims, numbers = _dims(kind, facts)
@@ -110,11 +111,21 @@ def payload_type(name: str, kind: Any, column: ForeignColumn) -> str:
         if _is_text(kind) or _is_bytes(kind) or pa.types.is_decimal(kind):
             return ""
     elif _is_number(kind) or (wanted.type == "int64" and _is_time(kind)):
+        if column.unit and _unit(kind) != column.unit:
+            raise FormatError(
+                "a file counts its times in another unit than the first file: adopt it into an index of its own",
+                column=name, expected=column.unit, got=str(kind),
+            )  # fmt: skip
         return ""
     raise SchemaError(
         "a column of the Parquet file cannot be read as this type; choose another with --column NAME=TYPE",
         column=name, expected=wanted.type, got=str(kind),
     )  # fmt: skip
+
+
+def _unit(kind: Any) -> str:
+    """Returns a type of times without its time zone, which does not change the numbers."""
+    return str(kind).partition(", tz=")[0].rstrip("]")
 
 
 def image_type(heads: list[bytes]) -> str:
@@ -144,7 +155,9 @@ def index_values(values: Any, name: str, type_: str) -> list[Any]:
     if hasattr(values.type, "index_type"):
         values = values.dictionary_decode()
     if type_ == "json":
-        return [_json(value, name, row) for row, value in enumerate(values.to_pylist())]
+        with _python_values(name):
+            found = values.to_pylist()
+        return [_json(value, name, row) for row, value in enumerate(found)]
     refuse_nulls(values, name)
     column = Column(name, type_)
     if column.shape:
@@ -158,11 +171,23 @@ def index_values(values: Any, name: str, type_: str) -> list[Any]:
                 )  # fmt: skip
         return list(numbers.reshape(len(values), *column.shape))
     if type_ == "str":
-        return list(values.cast(pa.string()).to_pylist())
+        with _python_values(name):
+            return list(values.cast(pa.string()).to_pylist())
     if pa.types.is_temporal(values.type):
         width = pa.int32() if values.type.bit_width == 32 else pa.int64()
         values = values.view(width)
     return list(values.to_pylist())
+
+
+@contextmanager
+def _python_values(name: str) -> Iterator[None]:
+    """Names the column in errors of pyarrow: text that is not UTF-8, or a time finer than Python's."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise FormatError(f"a value cannot be read: {error}", column=name) from error
 
 
 def _json(value: object, name: str, row: int) -> object:
@@ -173,7 +198,8 @@ def _json(value: object, name: str, row: int) -> object:
         return {str(key): _json(each, name, row) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_json(each, name, row) for each in value]
-    convert = _TEXTS.get(type(value))
+    # pandas, if it is installed, gives pyarrow's times a class of its own.
+    convert = next((text for kind, text in _TEXTS.items() if isinstance(value, kind)), None)
     if convert is None:
         raise FormatError(
             "a value cannot be JSON; leave the column out with --only",

@@ -368,3 +368,11 @@ def _mutate_and_read(data: st.DataObject, from_golden: bool) -> None:
         changed[place : place + data.draw(st.integers(0, 8))] = piece
     files.files[key] = bytes(changed)
     assert sources.outcome(MDS, files) in ("index", "walk", "parse", "read")
+
+
+@pytest.mark.parametrize("at", ["en/", "train/", "a/b/"])
+def test_an_index_that_merges_those_below_it_is_the_only_one(sources: Any, at: str) -> None:
+    files = sources.folder("mds", "parts")
+    files.files["index.json"] = files.files.pop("merged.json")
+    files.files = {at + key: data for key, data in files.files.items()}
+    assert len(sources.read(MDS, files).samples) == 6

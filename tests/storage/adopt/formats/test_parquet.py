@@ -528,3 +528,55 @@ def test_a_dataset_of_hugging_face(tmp_path):
     assert report.manifest.metadata["classes"] == {"label": ["cat", "dog", "eel"]}
     with ShardDataset(tmp_path / "index") as dataset:
         assert [sample["image"] for sample in dataset[:]] == [row["image"]["bytes"] for row in rows]
+
+
+def with_names(labels: list[int], names: list[str]) -> pa.Table:
+    features = {"label": {"_type": "ClassLabel", "names": names}}
+    facts = json.dumps({"info": {"features": features}}).encode()
+    return pa.table({"label": pa.array(labels, pa.int64())}).replace_schema_metadata({b"huggingface": facts})
+
+
+def test_classes_keep_their_names(tmp_path):
+    source = folder(tmp_path / "source", with_names([0, 1], ["cat", "dog"]), with_names([0], ["dog", "cat"]))
+    with pytest.raises(FormatError, match=r"numbers its classes differently.*1\.parquet"):
+        adopt("parquet", source, tmp_path / "index")
+    (source / "1.parquet").unlink()
+    adopt("parquet", source, tmp_path / "index")
+    (source / "1.parquet").write_bytes(written(with_names([0], ["bird", "cat"])))
+    with pytest.raises(SchemaError, match="numbers its classes differently"):
+        adopt("parquet", source, tmp_path / "index", append=True, match="1*")
+    (source / "1.parquet").write_bytes(written(with_names([2], ["cat", "dog", "eel"])))
+    report = adopt("parquet", source, tmp_path / "index", append=True, match="1*")
+    assert report.manifest.metadata["classes"] == {"label": ["cat", "dog", "eel"]}
+
+
+def test_times_have_one_unit(tmp_path):
+    times = [pa.table({"t": pa.array([5], kind)}) for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC"))]
+    source = folder(tmp_path / "source", *times)
+    assert adopt("parquet", source, tmp_path / "index").num_samples == 2
+    for kind in (pa.timestamp("ns"), pa.date32(), pa.duration("us")):
+        folder(source, *times, pa.table({"t": pa.array([5], kind)}))
+        with pytest.raises(FormatError, match=r"another unit.*2\.parquet"):
+            adopt("parquet", source, tmp_path / "index", overwrite=True)
+
+
+def test_a_later_image_of_another_format_is_named(tmp_path):
+    """Training would end at it, and converting."""
+    source = folder(tmp_path / "source", pa.table({"image": [JPEG + b"x"] * 100 + [PNG]}))
+    with pytest.raises(FormatError, match=r"--column image=TYPE"):
+        adopt("parquet", source, tmp_path / "index")
+    assert adopt("parquet", source, tmp_path / "index", columns={"image": "image"}).num_samples == 101
+
+
+def test_nested_times_are_texts_or_an_error_of_ours(tmp_path):
+    kind = pa.struct([("at", pa.timestamp("ns"))])
+    source = folder(tmp_path / "source", pa.table({"x": pa.array([{"at": 1_000}], kind)}))
+    adopt("parquet", source, tmp_path / "index")
+    with ShardDataset(tmp_path / "index") as dataset:
+        assert dataset[0]["x"]["at"].startswith("1970-01-01T00:00:00.000001")
+
+
+def test_bytes_that_are_no_text_are_an_error_of_ours(tmp_path):
+    source = folder(tmp_path / "source", pa.table({"x": pa.array([b"a", b"\xff"], pa.binary())}))
+    with pytest.raises(FormatError, match=r"cannot be read.*0\.parquet"):
+        adopt("parquet", source, tmp_path / "index", columns={"x": "str"})
