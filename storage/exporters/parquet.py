@@ -89,6 +89,7 @@ class _ParquetWriter:
         self._arrow = arrow
         self._spec = spec
         self._schema = schema
+        self._json = [column for column in spec.columns if column.type == "json"]
         self._rows: list[Mapping[str, Any]] = []
         self._first_sample = 0  # of these rows
         self._row_bytes = 0
@@ -108,6 +109,8 @@ class _ParquetWriter:
 
     def write(self, sample: int, values: Mapping[str, Any], key: str | None) -> None:
         """Adds one row; writes a row group when it is large enough."""
+        if self._json:  # as text, whose size is known
+            values = {**values, **{column.name: _text(column, values[column.name]) for column in self._json}}
         num_bytes = sum(_size(column, values[column.name]) for column in self._spec.columns)
         if self._num_rows and (self._num_bytes + num_bytes > _ROW_GROUP_BYTES or self._num_rows >= _ROW_GROUP_ROWS):
             self._write_row_group()
@@ -161,11 +164,6 @@ class _ParquetWriter:
             ]
             fields = [arrow.array(values, arrow.binary()), arrow.array(names, arrow.string())]
             return arrow.StructArray.from_arrays(fields, fields=list(type_), mask=self._nulls(values))
-        if column.type == "json":
-            return arrow.array(
-                [None if value is None and column.optional else _json_text(value) for value in values],
-                type_,
-            )
         if not column.is_array:
             return arrow.array(values, type_)
         if column.shape is None:
@@ -212,6 +210,10 @@ def _feature(column: ExportColumn) -> dict[str, Any]:
     for length in reversed(column.shape):
         feature = {"feature": feature, "length": length, "_type": "List"}
     return feature
+
+
+def _text(column: ExportColumn, value: Any) -> str | None:
+    return None if value is None and column.optional else _json_text(value)
 
 
 def _size(column: ExportColumn, value: Any) -> int:

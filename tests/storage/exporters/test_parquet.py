@@ -70,6 +70,17 @@ def test_row_groups_are_bounded_by_bytes(dataset, samples, tmp_path, monkeypatch
     assert [row["image"]["path"] for row in file.read().to_pylist()] == [f"{number:06d}.jpg" for number in range(20)]
 
 
+def test_row_groups_of_json_are_bounded_by_bytes(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "_ROW_GROUP_BYTES", 2048)
+    monkeypatch.setattr(parquet, "_BATCH_BYTES", 1000)
+    values = [{"text": "x" * 300, "number": number} for number in range(40)]
+    write(tmp_path / "in", [{"facts": value} for value in values], {"facts": "json"}, None)
+    export(tmp_path / "in", tmp_path / "out", "parquet")
+    file = pq.ParquetFile(tmp_path / "out" / "train-00000-of-00001.parquet")
+    assert file.metadata.num_row_groups > 5
+    assert [json.loads(row["facts"]) for row in file.read().to_pylist()] == values
+
+
 @pytest.mark.parametrize(
     "name", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
 )
