@@ -326,7 +326,7 @@ def _tensors(array: Any) -> list[Any]:
     if not array.null_count:
         return list(array.to_numpy_ndarray())
     shape, dtype = tuple(array.type.shape), np.dtype(array.type.value_type.to_pandas_dtype())
-    found = [_rectangular(value, dtype) for value in array.storage.to_pylist()]
+    found = [_rectangular(value, dtype, has_nulls=True) for value in array.storage.to_pylist()]
     return [value.reshape(shape) if isinstance(value, np.ndarray) else value for value in found]
 
 
@@ -351,13 +351,17 @@ def _lists(array: Any, dtype: np.dtype[Any]) -> list[Any]:
 
 
 def _nested(array: Any, dtype: np.dtype[Any]) -> list[Any]:
-    return [_rectangular(value, dtype) for value in _each(array)]
+    inner, has_nulls = array, False
+    while _is_list(inner.type) and not has_nulls:
+        inner = inner.flatten()
+        has_nulls = inner.null_count > 0
+    return [_rectangular(value, dtype, has_nulls=has_nulls) for value in _each(array)]
 
 
-def _rectangular(value: Any, dtype: np.dtype[Any]) -> Any:
+def _rectangular(value: Any, dtype: np.dtype[Any], *, has_nulls: bool) -> Any:
     if value is None:
         return None
-    if _has_null(value):  # NumPy would make it NaN, or False
+    if has_nulls and _has_null(value):  # NumPy would make it NaN, or False
         return Fault("the list is not a rectangular array of numbers without nulls")
     try:
         return np.array(value, dtype)
