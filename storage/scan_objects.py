@@ -34,7 +34,7 @@ async def scan_objects(engine: FetchEngine, prefix: str, begin: Callable[[], V])
     """Passes the objects of a store to a visitor, in the order of their keys' bytes.
 
     Only the time for the next page is limited, not the whole listing. A failed listing starts again, with a new
-    visitor.
+    visitor, unless the policy's deadline has passed since the store sent something.
 
     Args:
         engine: Engine whose store is listed, under its retry policy.
@@ -47,20 +47,27 @@ async def scan_objects(engine: FetchEngine, prefix: str, begin: Callable[[], V])
     Raises:
         StorageError: It cannot be listed.
     """
-    attempts = 0
+    clock = asyncio.get_running_loop().time
+    attempts, heard_s = 0, clock()
+
+    def on_objects() -> None:
+        nonlocal heard_s
+        heard_s = clock()
 
     async def attempt() -> V:
         nonlocal attempts
         attempts += 1
-        return await _scan_once(engine, prefix, begin())
+        return await _scan_once(engine, prefix, begin(), on_objects)
 
     def delay_after(error: StorageError) -> float:
-        return engine.delay_after(error, engine.policy, key=None, attempts=attempts, failures=attempts, elapsed_s=0.0)
+        return engine.delay_after(
+            error, engine.policy, key=None, attempts=attempts, failures=attempts, elapsed_s=clock() - heard_s
+        )
 
     return await call_with_retries(attempt, delay_after, sleep=engine.sleep)
 
 
-async def _scan_once(engine: FetchEngine, prefix: str, visitor: V) -> V:
+async def _scan_once(engine: FetchEngine, prefix: str, visitor: V, on_objects: Callable[[], None]) -> V:
     clock = asyncio.get_running_loop().time
     policy = engine.policy
     page_s = policy.deadline_s if engine.store.lists_at_once else policy.first_byte_s + policy.stall_window_s
@@ -76,6 +83,7 @@ async def _scan_once(engine: FetchEngine, prefix: str, visitor: V) -> V:
                         seen += 1
                         if seen % _BEAT == 0:
                             deadline.reschedule(clock() + page_s)
+                            on_objects()
                         skipped = visitor.add(meta)
                         if skipped is not None and engine.store.skips:
                             after = skipped

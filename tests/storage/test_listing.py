@@ -225,3 +225,21 @@ def test_a_store_that_lists_all_at_once_has_the_time_of_a_call(seconds: int) -> 
     else:
         with pytest.raises(DeadlineExceeded):
             run_in_virtual_time(listed())
+
+
+def test_a_dead_store_is_given_up_at_the_deadline() -> None:
+    class Dead(MemoryStore):
+        async def _list(self, prefix: str) -> AsyncIterator[ObjectMeta | StorageError]:
+            await asyncio.get_running_loop().create_future()
+            yield ObjectMeta(f"{prefix}x", 1, None)
+
+    async def given_up_after_s() -> float:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        with pytest.raises(DeadlineExceeded):
+            await list_metas(FetchEngine(Dead("memory://dead")), "")
+        return clock() - began
+
+    policy = RetryPolicy()
+    page_s = policy.first_byte_s + policy.stall_window_s
+    assert policy.deadline_s - page_s < run_in_virtual_time(given_up_after_s()) < policy.deadline_s + page_s

@@ -198,9 +198,9 @@ def _index_keys(by_key: Mapping[str, ObjectEntry]) -> list[str]:
     nested = sorted(key for key in by_key if key.endswith("/" + _INDEX))
     if not nested:
         raise FormatError("there is no index.json: name the folder that MDSWriter wrote", key=_INDEX)
-    # An index that merges those of the folders below it.
-    merged = [key[: -len(_INDEX)] for key in nested]
-    nested = [key for key in nested if not any(key.startswith(at) and key != at + _INDEX for at in merged)]
+    # An index above others merges them.
+    known = set(nested)
+    nested = [key for key in nested if not any(f"{folder}/{_INDEX}" in known for folder in _folders_above(key))]
     splits = sorted(key for key in nested if _SPLITS & set(key.lower().split("/")[:-1]))
     if len(nested) > 1 and splits:
         raise FormatError(
@@ -208,6 +208,14 @@ def _index_keys(by_key: Mapping[str, ObjectEntry]) -> list[str]:
             got=", ".join(nested)[:200],
         )  # fmt: skip
     return nested
+
+
+def _folders_above(index: str) -> Iterator[str]:
+    """Yields the folders that the folder of an index lies in."""
+    folder = index[: -len(_INDEX) - 1]
+    while "/" in folder:
+        folder = folder.rpartition("/")[0]
+        yield folder
 
 
 def _source_object(shard: _Shard, index: str, by_key: Mapping[str, ObjectEntry]) -> SourceObject:
