@@ -18,6 +18,7 @@ from concurrent_loader.storage.cache.single_flight import SingleFlight
 from concurrent_loader.storage.errors import CorruptData, SchemaError, StorageError
 from concurrent_loader.storage.fetch.engine import FetchEngine
 from concurrent_loader.storage.map_concurrently import map_concurrently
+from concurrent_loader.storage.shards.format.foreign_codecs import BARE_ARRAY
 from concurrent_loader.storage.shards.format.index import ShardIndex
 from concurrent_loader.storage.shards.format.nulls import joined
 from concurrent_loader.storage.shards.format.schema import Column, ColumnKind, Schema
@@ -27,7 +28,6 @@ from concurrent_loader.storage.shards.manifest.manifest import BundleEntry, Mani
 __all__ = ["DatasetReader"]
 
 _ROW_HEADER_BYTES = 16  # of an array of any shape with one dimension; see `RaggedArrayCodec`
-_BARE = "raw/1d"  # encoding of an array without a header
 _MAX_INDEXES = 256  # parsed shard indexes kept for random access
 
 
@@ -273,11 +273,11 @@ def _num_items(column: Column, num_bytes: npt.NDArray[np.int64], *, exact: bool)
     """
     if column.dtype is None:
         return num_bytes
-    if exact and column.encoding not in ("", _BARE):
+    if exact and column.encoding not in ("", BARE_ARRAY):
         raise SchemaError(
             "the lengths of arrays in this encoding are not known without reading them: convert the dataset",
-            column=column.name, expected=_BARE, got=column.encoding,
+            column=column.name, expected=BARE_ARRAY, got=column.encoding,
         )  # fmt: skip
-    header_bytes = _ROW_HEADER_BYTES if column.shape is None and column.encoding != _BARE else 0
+    header_bytes = _ROW_HEADER_BYTES if column.shape is None and column.encoding != BARE_ARRAY else 0
     items: npt.NDArray[np.int64] = np.maximum(num_bytes - header_bytes, 0) // column.dtype.itemsize
     return items

@@ -25,6 +25,7 @@ from concurrent_loader.storage.adopt.formats.foreign_values import (
 from concurrent_loader.storage.adopt.protocol import ForeignColumn, FoundSample, ObjectReader
 from concurrent_loader.storage.errors import FormatError, SchemaError
 from concurrent_loader.storage.ranges import ByteRange
+from concurrent_loader.storage.shards.format.foreign_codecs import BARE_ARRAY
 from concurrent_loader.storage.shards.format.foreign_headers import MAX_HEADER_BYTES, ArrayHeader, read_header
 from concurrent_loader.storage.shards.format.schema import Column, ColumnKind
 
@@ -35,7 +36,6 @@ ReadValue = Callable[[ObjectReader, Range], Any]
 LaidOutSample = tuple[int, int, list[Range]]
 """Start and end of a sample, and the ranges of its values in the order of the source's columns."""
 
-_FLAT = "raw/1d"
 _MAX_NUMBER_CHARS = 4096
 _MAGIC_BYTES = 12
 
@@ -129,7 +129,7 @@ class SourceValue:
                 return self._derive_array(probes, key, column)
 
     def _derive_array(self, headers: Sequence[ArrayHeader], key: str, column: str) -> ForeignColumn:
-        encoding = self.header or _FLAT
+        encoding = self.header or BARE_ARRAY
         if not headers:
             return ForeignColumn(type=f"{self.type or 'uint8'}[...]", encoding=encoding)
         derived = array_types(headers, encoding, key=key, column=column)
@@ -149,7 +149,7 @@ class SourceValue:
             raise FormatError(f"{error.what}", column=column, expected=error.expected, got=type_[:80]) from error
         encoding = ""
         if canonical.endswith("[...]"):
-            encoding = _FLAT if self.kind is ValueKind.FLAT else self.header
+            encoding = BARE_ARRAY if self.kind is ValueKind.FLAT else self.header
         target = ForeignColumn(type=canonical, encoding=encoding)
         self.reader(column, target)
         return target
@@ -173,7 +173,7 @@ class SourceValue:
         if target.dtype is None or target.shape is not None:
             return None
         dtype = target.dtype.name
-        if self.kind is ValueKind.FLAT and (encoding, dtype) == (_FLAT, self.type):
+        if self.kind is ValueKind.FLAT and (encoding, dtype) == (BARE_ARRAY, self.type):
             return lambda reader, value: _ranged(value, self._header(reader, value), dtype, None, whole=True)
         if self.kind is ValueKind.ARRAY and encoding == self.header and self.type in ("", dtype):
             return lambda reader, value: _ranged(value, self._header(reader, value), dtype, None, whole=True)

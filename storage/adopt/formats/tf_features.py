@@ -24,6 +24,7 @@ from concurrent_loader.storage.adopt.protocol import ForeignColumn
 from concurrent_loader.storage.errors import FormatError, SchemaError
 from concurrent_loader.storage.images import COLUMN_FORMATS
 from concurrent_loader.storage.ranges import ByteRange
+from concurrent_loader.storage.shards.format.foreign_codecs import BARE_ARRAY
 from concurrent_loader.storage.shards.format.protobuf_lists import decode_floats, decode_ints, split_bytes
 from concurrent_loader.storage.shards.format.schema import Column, ColumnKind
 
@@ -127,14 +128,14 @@ def retype(column: str, type_: str) -> ForeignColumn:
     encoding = ""
     if parsed.dtype is not None and parsed.shape is None:
         encodings = {_DTYPES[kind]: _ENCODINGS[kind] for kind in _DTYPES}
-        encoding = encodings.get(parsed.dtype.name, "raw/1d")
+        encoding = encodings.get(parsed.dtype.name, BARE_ARRAY)
     return ForeignColumn(type=parsed.type, encoding=encoding)
 
 
 def feature_reader(column: ForeignColumn) -> ReadFeature:
     """Returns the function that reads a feature for a column; it raises `FormatError` if the feature does not fit."""
     target = parsed_column(column.type)
-    if column.encoding == "raw/1d":
+    if column.encoding == BARE_ARRAY:
         assert target.dtype is not None
         itemsize = target.dtype.itemsize
         return lambda record, feature, base: _raw_array(_single(record, feature), base, itemsize)

@@ -24,7 +24,10 @@ from concurrent_loader.storage.shards.format.protobuf_lists import decode_floats
 from concurrent_loader.storage.shards.format.value_codecs import Codec
 from concurrent_loader.storage.stores.objects import Buffer
 
-__all__ = ["foreign_codec", "split_list"]
+__all__ = ["BARE_ARRAY", "foreign_codec", "split_list"]
+
+BARE_ARRAY = "raw/1d"
+"""Encoding of the elements of a one-dimensional array without any header."""
 
 _U32 = struct.Struct("<I")
 _MAX_ARRAY_BYTES = (1 << 63) - 1
@@ -130,7 +133,7 @@ def _header_codec(encoding: str) -> Callable[[np.dtype[Any]], Codec]:
 
 _CODECS: Mapping[str, Callable[[np.dtype[Any]], Codec]] = MappingProxyType(
     {
-        "raw/1d": _FlatCodec,
+        BARE_ARRAY: _FlatCodec,
         **{name: _header_codec(name) for name in HEADERS if name != "pil"},
         "pil": lambda dtype: _PilCodec("pil", dtype),
         "tfrecord/floats": _FloatListCodec,
